@@ -23,14 +23,14 @@ _AGENTS: Final[Mapping[str, Mapping[str, object]]] = {
     "defaults at 99 Hz": {"samples_per_second": 99},
 }
 _SETTLE_S: Final = 15.0
-"""Until the symbols of running programs have been read."""
+"""From each agent's first request, until the symbols of running programs have been read."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
     """CPU time of each agent's process, the bytes it sends after gzip, and its memory."""
     seconds = 15 if quick else 60
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mixed_load(seconds + LOAD_START_S + _SETTLE_S + 60))
+        stack.enter_context(mixed_load(seconds + LOAD_START_S + _SETTLE_S + 120))
         time.sleep(LOAD_START_S)
         receivers = {name: Receiver() for name in _AGENTS}
         runs = {}
@@ -39,6 +39,10 @@ def rows(quick: bool) -> Iterator[Row]:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             runs[name] = AgentRun(directory, receivers[name].endpoint, **settings)
             stack.callback(runs[name].process.kill)
+        while not all(receiver.requests for receiver in receivers.values()):
+            if any(run.process.poll() is not None for run in runs.values()):
+                raise RuntimeError("an agent ended before its first request")
+            time.sleep(0.1)
         time.sleep(_SETTLE_S)
         began = {name: cpu_seconds(run.process.pid) for name, run in runs.items()}
         sent = {name: len(receiver.requests) for name, receiver in receivers.items()}

@@ -65,6 +65,12 @@ def test_a_comparison_of_two_empty_intervals_offers_the_whole_time(page):
     assert page.evaluate("location.hash") in ("", "#")
 
 
+def test_two_intervals_outside_of_the_recording_are_one_reason(page):
+    go(page, "baseline=0-500&range=600-900")
+    reason = "No samples of on_cpu pass: time outside of the recording."
+    assert page.evaluate(REASON) == reason
+
+
 def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
     ids = page.evaluate(IDS)
     both = f"hide-{ids['vfs_read']}.focus-{ids['ext4_read']}"

@@ -13,8 +13,8 @@ function restrictions(profile, state, strip) {
   if (process) add(`process ${process}`, "All processes", { process: "", thread: "" });
   if (thread) add(thread.startsWith("pid ") ? thread : `thread ${thread}`, "All threads", { thread: "" });
   if (cpu !== "") add(`CPU ${cpu}`, "All CPUs", { cpu: "" });
-  const times = [baseline, range].filter(Boolean).map((one) => `time ${strip.describe(one)}`);
-  if (times.length) add(times.join(" or "), "Whole time", { range: null, baseline: null });
+  const times = new Set([baseline, range].filter(Boolean).map((one) => `time ${strip.describe(one)}`));
+  if (times.size) add([...times].join(" or "), "Whole time", { range: null, baseline: null });
   for (const one of transforms.filter(drops)) {
     const text = describe(profile, one);
     add(text, `Undo: ${text}`, { transforms: transforms.filter((other) => other !== one), zoom: [] });
