@@ -29,6 +29,12 @@ NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 """Number of samples with a span that a test waits for."""
 LATEST_S = 120
+PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
+"""Variable with the directory of built programs, for machines without a compiler."""
+_A64_DIALECTS = {
+    "-mtls-dialect=gnu": "-mtls-dialect=trad",
+    "-mtls-dialect=gnu2": "-mtls-dialect=desc",
+}
 _LINE = struct.Struct("<5Q16s8s")
 
 
@@ -60,6 +66,8 @@ MODELS = {
 }
 
 
+GUEST_MODELS = ("local_exec", "descriptor", "opened_general_dynamic")
+"""Models that are tested in virtual machines."""
 MUSL_MODELS = (
     "local_exec",
     "local_exec_fixed",
@@ -79,25 +87,36 @@ MUSL_MODELS = (
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
     """Compile a program; returns its path, and the paths of the libraries that it opens."""
+    if PREBUILT in os.environ:
+        return find_files(Path(os.environ[PREBUILT], name), name)
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
-    model = MODELS[name]
-    program, library = directory / "program", directory / "libcontext.so"
+    program, opened = find_files(directory, name)
+    model, library = MODELS[name], directory / "libcontext.so"
     words = [compiler, "-O2", "-g0", "-o", program, SOURCES / source]
     if model.library is None:
         words.append(SOURCES / "variable.c")
     else:
-        command = [compiler, "-O2", "-shared", "-fPIC", *model.library]
+        dialects = _A64_DIALECTS if compiler.startswith("aarch64") else {}
+        options = [dialects.get(option, option) for option in model.library]
+        command = [compiler, "-O2", "-shared", "-fPIC", *options]
         compile_with([*command, "-o", library, SOURCES / "variable.c"])
         if model.is_late:
             words.append(f"-DLATE_MS={late_ms}")
         else:
             words += [library, f"-Wl,-rpath,{directory}"]
     compile_with([*words, *model.program, "-pthread", "-ldl"])
-    others = [directory / f"libother{number}.so" for number in range(model.modules)]
-    for other in others:
+    for other in opened[:-1]:
         compile_with([*command, "-o", other, SOURCES / "other.c"])
-    return program, [*others, library] if model.is_late else []
+    return program, opened
+
+
+def find_files(directory, name):
+    """Paths of a program, and of the libraries that it opens."""
+    model = MODELS[name]
+    opened = [directory / f"libother{number}.so" for number in range(model.modules)]
+    opened += [directory / "libcontext.so"] if model.is_late else []
+    return directory / "program", opened
 
 
 def compile_with(words):

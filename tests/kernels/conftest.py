@@ -19,6 +19,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             promise = (item.function.__doc__ or item.name).splitlines()[0].rstrip(".")
             item.user_properties.append(("feature", promise))
     if GUEST:
+        if (
+            "MATRIX_PROGRAMS" not in os.environ
+        ):  # a guest of the host's kind: tests/live has the same
+            items[:] = [item for item in items if not item.get_closest_marker("built_programs")]
         for item in items:
             if item.get_closest_marker("one_boot") and not GUEST.endswith(" kaslr"):
                 item.add_marker(pytest.mark.skip(reason="depends on nothing that this boot varies"))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from harness import spin_module
+from harness import programs, spin_module
 from harness.errors import MatrixError
 from harness.kernels import (
     KERNELS,
@@ -52,6 +52,7 @@ PARTS = {
     "test_dump": "dumps of threads",
     "test_events": "perf events",
     "test_agent": "agent to a receiver",
+    "test_record": "records of known callers",
 }
 """Names in the page of platforms, by test file."""
 TRIES = 2
@@ -112,12 +113,14 @@ class Session:
         check_collection()
 
     def get_files(self, name: str) -> KernelFiles:
-        """Files of a kernel, with the test module built for it; raises MatrixError."""
+        """Files of a kernel, with what it needs built for it; raises MatrixError."""
         if name not in self._ready:
             kernel = get_kernel(name)
             install_tools([kernel.machine])
             self._ready[name] = kernel.get()
             spin_module.build(self._ready[name])
+            if kernel.machine is not X86_64:
+                programs.build(self._ready[name])
         return self._ready[name]
 
     def boot(

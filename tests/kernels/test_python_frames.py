@@ -1,18 +1,23 @@
 """Python frames on this kernel."""
 
 import os
+import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from guest.sampled import drain_until, finish, sampler
 
 from otel_kprofiler.interpreters import open_own
 from otel_kprofiler.model import PYTHON_SIDE, parse_python_stack
+from tests.interpreters import Python
+from tests.truth.python.measure import measure, running
 
 pytestmark = pytest.mark.kernel
 
 ENOUGH = 100
+TRUTH_SAMPLES = 500
 
 
 def leaf() -> list[str]:
@@ -92,3 +97,14 @@ def test_python_frames_match_the_running_code(stacks):
         __file__, threading.__file__,
     }  # fmt: skip
     assert result.count([]) <= 0.02 * len(result) + 3, counts
+
+
+@pytest.mark.built_programs
+def test_python_frames_match_generated_programs():
+    """Python frames of random programs are those of the instant of the sample."""
+    built = Path(os.environ["MATRIX_PROGRAMS"], "marked.bpf.o")
+    with running(Python(Path(sys.executable), "")) as target:
+        (report,) = measure(built, [target], TRUTH_SAMPLES, timeout_s=180)
+    assert not report.wrong, report.examples
+    assert report.total >= TRUTH_SAMPLES
+    assert report.absent + report.unknown <= 0.05 * report.total, report.describe()

@@ -4,7 +4,7 @@ import pytest
 
 from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
-from tests.thread_contexts import Program, Reader, compare, find_overlong_waits
+from tests.thread_contexts import GUEST_MODELS, Program, Reader, compare, find_overlong_waits
 
 pytestmark = pytest.mark.kernel
 
@@ -12,7 +12,7 @@ THREADS = 4
 ENOUGH = 200
 
 
-@pytest.mark.parametrize("model", ["local_exec", "descriptor", "opened_general_dynamic"])
+@pytest.mark.parametrize("model", GUEST_MODELS)
 def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, model):
     """Samples have the span that their thread publishes, for all TLS models."""
     with Reader(b"program") as reader, Program(tmp_path, model, THREADS) as program:

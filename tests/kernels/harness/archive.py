@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ _FRESH_S = 3600
 """Age of lists that need no update."""
 
 
-def call(command: Sequence[str], **options: str | Path) -> str:
+def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> str:
     """Returns a command's output; raises MatrixError with all of it if the command fails."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options

@@ -155,8 +155,11 @@ _ARM64_TESTS = (
     "test_symbols.py",
     "test_unwinding.py",
     "test_python_frames.py",
+    "test_thread_contexts.py",
     "test_waits.py",
     "test_spin.py",
+    "test_events.py",
+    "test_record.py",
     "test_agent.py",
 )
 

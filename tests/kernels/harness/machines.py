@@ -12,8 +12,8 @@ import hashlib
 import shutil
 import sys
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.archive import Archive, call
@@ -42,6 +42,7 @@ class Machine:
         compiler: the C compiler for kernel modules.
         compiler_package: the package with the compiler.
         make: options for ``make`` of a kernel module.
+        variants: the compiler's options for each build of a program.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Machine:
     compiler: str
     compiler_package: str
     make: tuple[str, ...] = ()
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"chains": ()})
 
 
 X86_64 = Machine(
@@ -66,13 +68,21 @@ X86_64 = Machine(
 AARCH64 = Machine(
     "aarch64",
     "arm64",
-    # The architected algorithm of signatures takes most of the time in emulation.
-    ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on"),
+    # The architected algorithm of signatures takes most of the time in emulation. Without 52-bit
+    # addresses, which few processors have, signatures start at bit 47 or 48.
+    ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on,lpa2=off"),
     "qemu-system-arm",
     "ttyAMA0",
     "aarch64-linux-gnu-gcc-12",
     "gcc-12-aarch64-linux-gnu",
     ("ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"),
+    # Debian 12 signs no return addresses, later releases do; only ARMv8.3 has an instruction that
+    # checks one and returns.
+    {
+        "chains": (),
+        "chains-signed": ("-mbranch-protection=standard",),
+        "chains-signed-8.3": ("-mbranch-protection=pac-ret+leaf", "-march=armv8.3-a"),
+    },
 )
 
 

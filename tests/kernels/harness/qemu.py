@@ -171,6 +171,10 @@ def _job(
         "MATRIX_CHECKOUT": str(CHECKOUT),
         "MATRIX_PYTHON": "/usr/bin/python3" if kernel.root else sys.executable,
     }
+    programs = kernel.work / "programs"
+    if programs.exists():
+        variables["MATRIX_PROGRAMS"] = str(programs)
+        variables["KPROFILER_CONTEXT_PROGRAMS"] = str(programs / "contexts")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     script = ["/bin/sh", str(GUEST_SCRIPT), f"--junitxml={RUN_DIR}/junit.xml", *arguments]
     return exports + "exec " + shlex.join(script) + "\n"

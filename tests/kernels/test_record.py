@@ -1,0 +1,135 @@
+"""`record` and `doctor` on this kernel, with programs whose callers are known."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from otel_kprofiler.formats import stack_entries
+from otel_kprofiler.model import KERNEL_SIDE, USER_SIDE
+from otel_kprofiler.otlp import read_profiles
+
+pytestmark = [pytest.mark.kernel, pytest.mark.built_programs]
+
+PROGRAMS = Path(os.environ.get("MATRIX_PROGRAMS", "/nonexistent"))
+COMMAND = [sys.executable, "-m", "otel_kprofiler"]
+CALLERS = {
+    "serve": {"main"},
+    "variable_frame": {"serve"},
+    "large_frame": {"variable_frame"},
+    "leaf": {"large_frame"},
+    "sorts": {"serve"},
+    "reads_clock": {"serve"},
+    "asks": {"serve"},
+    "waits": {"serve"},
+    "in_handler": {"handle"},
+}
+"""Callers of the functions of chains.c that neither the C library nor the kernel calls."""
+GO_CALLERS = {
+    "main.fib": {"main.fib", "main.work"},
+    "main.deep": {"main.deep", "main.channels.func1"},
+    "main.tree": {"main.tree", "main.work"},
+    "main.closes": {"main.work"},
+    "main.work": {"main.main", "main.main.func1"},
+}
+ENOUGH = 50
+TRUNCATED = "[truncated]"
+SYSCALLS = {"x86_64": "x64", "aarch64": "arm64"}[os.uname().machine]
+GO_ROOTS = {"runtime.main", "main.main.func1", "main.channels.func1"}
+
+
+class Seen(NamedTuple):
+    """A recorded stack: names of user and kernel frames, outermost first."""
+
+    kind: str
+    user: tuple[str, ...]
+    kernel: tuple[str, ...]
+    is_pending: bool  # the table of a file was not read yet: on a busy host that takes seconds
+
+
+def record(directory, program):
+    """Record a program, on and off the CPU; returns its stacks with their numbers of samples."""
+    file = directory / "record.otlp"
+    command = [*COMMAND, "record", "-d", "15s", "-F", "199", "--off-cpu", "-o", file, "--", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)  # noqa: T201 - shown if the test fails
+    result = Counter()
+    for profile in itertools.chain.from_iterable(w.profiles for w in read_profiles(str(file))):
+        for sample in itertools.chain.from_iterable(group.samples for group in profile.resources):
+            if sample.thread_name == program.name[:15]:
+                result[see(profile.kind.name, sample.stack)] += len(sample.timestamps_unix_ns)
+    return result
+
+
+def see(kind, stack):
+    entries = stack_entries(stack)
+    names = {
+        side: tuple(entry.name for entry in entries if entry.side is side)
+        for side in (USER_SIDE, KERNEL_SIDE)
+    }
+    is_pending = any("was not loaded yet" in entry.reason for entry in entries)
+    return Seen(kind, names[USER_SIDE], names[KERNEL_SIDE], is_pending)
+
+
+def find_wrong(stacks, callers):
+    """Returns the pairs of a caller and a function that no execution of the program has."""
+    return {
+        (caller, frame)
+        for seen in stacks
+        for caller, frame in itertools.pairwise(seen.user)
+        if caller not in (*callers.get(frame, (caller,)), TRUNCATED)
+    }
+
+
+def share(stacks, condition):
+    """Share of samples on the CPU whose user stack meets a condition, of those with all tables."""
+    counts = Counter()
+    for seen, count in stacks.items():
+        if seen.kind == "on_cpu" and seen.user and not seen.is_pending:
+            counts[bool(condition(seen.user))] += count
+    assert counts.total() >= ENOUGH, counts
+    return counts[True] / counts.total()
+
+
+def find_variants():
+    return sorted(path.name for path in PROGRAMS.glob("chains*")) or ["chains"]
+
+
+def test_doctor_finds_what_profiling_needs():
+    """`doctor` finds everything that profiling needs, as root."""
+    done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("variant", find_variants())
+def test_recorded_stacks_have_no_wrong_caller(tmp_path, variant):
+    """`record` shows signals, system calls, waits and leaves with complete stacks, none wrong."""
+    stacks = record(tmp_path, PROGRAMS / variant)
+    assert not find_wrong(stacks, CALLERS)
+    assert share(stacks, lambda user: user[0] == "_start") >= 0.97, stacks
+    assert {frame for seen in stacks for frame in seen.user} >= {*CALLERS, "handle", "compare"}
+    kernel = Counter()
+    for seen, count in stacks.items():
+        kernel.update({(seen.kind, seen.user[-1:], name): count for name in seen.kernel})
+    assert kernel["on_cpu", ("syscall",), f"__{SYSCALLS}_sys_getppid"]
+    assert kernel["off_cpu", ("clock_nanosleep",), f"__{SYSCALLS}_sys_clock_nanosleep"]
+
+
+@pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
+def test_recorded_stacks_of_go_have_no_wrong_caller(tmp_path):
+    """Stacks of a static Go program, by its own tables, reach the goroutine's start."""
+    stacks = record(tmp_path, PROGRAMS / "go")
+    assert not find_wrong(stacks, GO_CALLERS)
+    own = {seen: count for seen, count in stacks.items() if "main.work" in seen.user}
+    assert share(own, lambda user: user[0] in GO_ROOTS) >= 0.95, own
+    assert {frame for seen in stacks for frame in seen.user} >= {
+        "main.fib",
+        "main.deep",
+        "main.work",
+    }
