@@ -57,7 +57,7 @@ class ForkAware:
 
 
 class ForkGate:
-    """Keeps work and forks apart: a thread's descriptors and views would stay in the child."""
+    """Prevents forks during work: the child would keep descriptors and views that threads use."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -226,7 +226,7 @@ class Reader:
 def find_lines(lines, time_ns):
     """The context that a thread began before a time, and the one before it, with their times.
 
-    Both may be right while the second replaces the first.
+    Either may be right while the thread changes from one to the other.
     """
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""Maximum distance in bytes from the start of a symbol to code that it names without more proof.
+"""Maximum distance in bytes from the start of a symbol to code that it names unconditionally.
 
 The largest function of Linux itself is about 20 KiB. Code further away may be in a hole that no
 symbol ends, such as between the sections of vmlinux or after the last BPF program.
@@ -103,7 +103,8 @@ class SymbolTable:
 
     Args:
         entries: the symbols.
-        max_function: size in bytes above which a symbol needs proof.
+        max_function: distance in bytes from its start up to which a symbol names code even if no
+            other symbol follows in its section.
     """
 
     __slots__ = (

@@ -47,8 +47,8 @@ class LineTable(NamedTuple):
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: the first line, then the line after each entry with a number; both as if entries
-            without a number had no new line.
+        lines: the first line, then the line after each entry with a number. Line
+            changes by entries without a number are left out.
     """
 
     heads: bytes

@@ -43,8 +43,8 @@ class UserSymbolSettings:
     Attributes:
         detail: none; function names; or also source lines and inlined functions.
         max_bytes: memory for symbols. Up to three quarters of it may be held while reading files,
-            for which large tables are evicted. A process that converts DWARF may use eight times as
-            much, but at most half of the memory that the cgroup has left.
+            for which large tables are evicted. A process that converts DWARF may use eight times
+            this limit, but at most half of the memory that the cgroup has left.
         cpu_share: CPU time for reading symbols, in seconds per second.
         may_block: whether naming an address may take seconds, as with source lines of split DWARF;
             if False, such files have only function names.
