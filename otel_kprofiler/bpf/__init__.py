@@ -10,6 +10,7 @@ from otel_kprofiler.bpf.btf import (
 from otel_kprofiler.bpf.btf import (
     KernelTypes,
     ProgramBtf,
+    list_tracepoints,
     parse_program_btf,
 )
 from otel_kprofiler.bpf.call import bpf_call
@@ -111,6 +112,16 @@ from otel_kprofiler.bpf.thread_contexts import (
     find_thread_pointer,
     split_named,
 )
+from otel_kprofiler.bpf.tracepoints import (
+    MAX_ARGUMENTS,
+    TRACEPOINT,
+    TRACEPOINT_PROGRAM,
+    TracedCpus,
+    TracepointConstants,
+    TracepointValue,
+    attach_tracepoint,
+    count_recursions,
+)
 from otel_kprofiler.bpf.unwind import (
     DEFAULT_MAX_WORK,
     KEEP_MAPPINGS,
@@ -166,6 +177,7 @@ __all__ = [
     "KEEP_IDLE",
     "KEEP_MAPPINGS",
     "KERNEL_STACKS",
+    "MAX_ARGUMENTS",
     "MAX_CGROUP_LEVEL",
     "MAX_CONTEXT_PROCESSES",
     "MAX_INTERRUPT_RANGES",
@@ -192,6 +204,8 @@ __all__ = [
     "SPAN_LINKS",
     "START_TIME",
     "THREAD_CONTEXTS",
+    "TRACEPOINT",
+    "TRACEPOINT_PROGRAM",
     "TRACE_LABEL",
     "USER_STACKS",
     "VALUES_BY_POINTER",
@@ -239,6 +253,9 @@ __all__ = [
     "TaskOffsets",
     "ThreadContexts",
     "ThreadTable",
+    "TracedCpus",
+    "TracepointConstants",
+    "TracepointValue",
     "WaitConfig",
     "WaitCounts",
     "WaitEnd",
@@ -248,7 +265,9 @@ __all__ = [
     "WaitRecords",
     "WaitSettings",
     "WaitThread",
+    "attach_tracepoint",
     "bpf_call",
+    "count_recursions",
     "create_inner_map",
     "delete_from_map",
     "find_event_offsets",
@@ -260,6 +279,7 @@ __all__ = [
     "get_loader",
     "iterate",
     "link_iterator",
+    "list_tracepoints",
     "number_kinds",
     "open_iterator",
     "pack_memory_layout",

@@ -17,9 +17,12 @@ _MAGIC: Final = 0xEB9F
 _HEADER: Final = struct.Struct("=HBBIIIII")
 _TYPE: Final = struct.Struct("=III")  # name_off, info, size or type
 _MEMBER: Final = struct.Struct("=III")  # name_off, type, offset in bits
+_KIND_PTR: Final = 2
 _KIND_STRUCT: Final = 4
 _KIND_UNION: Final = 5
+_KIND_TYPEDEF: Final = 8
 _KIND_FUNC: Final = 12
+_KIND_FUNC_PROTO: Final = 13
 # Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
 # Bytes after a type's three words, by kind: fixed part, and per member.
@@ -28,6 +31,7 @@ _TAILS: Final = {
     17: (4, 0), 19: (0, 12),
 }  # fmt: skip
 _MAX_DEPTH: Final = 8
+_TRACEPOINT: Final = b"btf_trace_"
 
 
 class KernelTypes:
@@ -64,7 +68,38 @@ class KernelTypes:
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 
+    def arguments(self, tracepoint: str) -> tuple[str, ...] | None:
+        """Returns the types of a tracepoint's arguments; None if the kernel has no such tracepoint.
+
+        A type is the name of a typedef, of a struct (also if the argument points to it) or of an
+        integer; empty for others.
+        """
+        at = self._find(_TRACEPOINT.decode() + tracepoint, _KIND_TYPEDEF)
+        for kind in (_KIND_PTR, _KIND_FUNC_PROTO):
+            at = None if at is None else self._place(_TYPE.unpack_from(self._types, at)[2])
+            at = None if at is None or self._kind(at) != kind else at
+        if at is None:
+            return None
+        count = _TYPE.unpack_from(self._types, at)[1] & 0xFFFF
+        first = at + _TYPE.size
+        # The first argument is the data of the function that is called.
+        kinds = [struct.unpack_from("=I", self._types, first + 8 * i + 4)[0] for i in range(count)]
+        return tuple(map(self._argument, kinds[1:]))
+
+    def _argument(self, number: int) -> str:
+        for _ in range(_MAX_DEPTH):
+            at = self._place(number)
+            if at is None:
+                return ""
+            name, _, number = _TYPE.unpack_from(self._types, at)
+            if name:
+                return self._text[name : self._text.find(b"\0", name)].decode("utf-8", "replace")
+        return ""
+
     def _struct(self, name: str) -> int | None:
+        return self._find(name, _KIND_STRUCT)
+
+    def _find(self, name: str, kind: int) -> int | None:
         number = self._name(name)
         if number is None:
             return None
@@ -72,8 +107,8 @@ class KernelTypes:
         at = self._types.find(needle)
         while at >= 0:
             index = bisect_left(self._places, at)
-            is_struct = index < len(self._places) and self._places[index] == at
-            if is_struct and self._kind(at) == _KIND_STRUCT:
+            is_type = index < len(self._places) and self._places[index] == at
+            if is_type and self._kind(at) == kind:
                 return at
             at = self._types.find(needle, at + 1)
         return None
@@ -109,12 +144,16 @@ class KernelTypes:
                 return int(offset) + offset_inside
         return None
 
+    def _place(self, number: int) -> int | None:
+        """Returns the location of the type of a number."""
+        return self._places[number - 1] if 0 < number <= len(self._places) else None
+
     def _resolve(self, number: int) -> int | None:
         """Returns the location of the struct or union that a type aliases."""
         for _ in range(_MAX_DEPTH):
-            if not 0 < number <= len(self._places):
+            at = self._place(number)
+            if at is None:
                 return None
-            at = self._places[number - 1]
             kind = self._kind(at)
             if kind in (_KIND_STRUCT, _KIND_UNION):
                 return at
@@ -122,6 +161,12 @@ class KernelTypes:
                 return None
             number = _TYPE.unpack_from(self._types, at)[2]
         return None
+
+
+def list_tracepoints(btf: bytes) -> set[str]:
+    """Returns the names of the tracepoints in the BTF of a kernel, or of a module."""
+    parts = btf.split(b"\0" + _TRACEPOINT)[1:]
+    return {part.partition(b"\0")[0].decode("ascii", "replace") for part in parts}
 
 
 class ProgramBtf(NamedTuple):

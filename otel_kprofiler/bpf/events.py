@@ -9,7 +9,7 @@ from otel_kprofiler.bpf.btf import KernelTypes
 
 EVENT_LAYOUT: Final = ".rodata.events"
 """Section of the constant ``event_layout``."""
-_LAYOUT: Final = struct.Struct("=3Q")
+_LAYOUT: Final = struct.Struct("=4Q")
 
 
 class EventOffsets(NamedTuple):
@@ -18,9 +18,9 @@ class EventOffsets(NamedTuple):
     in_context: int
     attributes: int
 
-    def pack(self, cpus: int) -> bytes:
+    def pack(self, cpus: int, *, tracepoints: bool = False) -> bytes:
         """Packs the struct, for a number of lines of each event."""
-        return _LAYOUT.pack(*self, cpus)
+        return _LAYOUT.pack(*self, cpus, tracepoints)
 
 
 def find_event_offsets(types: KernelTypes) -> EventOffsets | None:

@@ -90,7 +90,8 @@ _COUNTERS: Final = 6
 _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
-_LAST_RUN_BYTES: Final = 16
+_SCRATCH_STATE_BYTES: Final = 24
+"""Last run, and whether the memory is taken."""
 
 
 class ProgramConfig(NamedTuple):
@@ -138,7 +139,7 @@ MAPS: Final = {
     "roots": MapShape(1, 4, 1),
     "comms": MapShape(1, COMM_BYTES, 1),
     "cgroups": MapShape(1, 8, 1),
-    "scratch": MapShape(6, 4, _RECORD_BYTES + _LAST_RUN_BYTES),
+    "scratch": MapShape(6, 4, _RECORD_BYTES + _SCRATCH_STATE_BYTES),
     "ring": MapShape(27, 0, 0),
 }
 """Names of all maps of the program."""

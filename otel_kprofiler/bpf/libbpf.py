@@ -87,9 +87,12 @@ class _LibbpfObject:
     def load(self) -> None:
         """Size and fill the maps, load the programs, and collect the descriptors."""
         library, spec = self._library, self._spec
-        for name, entries in spec.map_entries.items():
-            if library.bpf_map__set_max_entries(self._find_map(name), entries):
-                raise self._failure(f"sizing map {name} of", ctypes.get_errno())
+        if spec.maps_of is None:
+            for name, entries in spec.map_entries.items():
+                if library.bpf_map__set_max_entries(self._find_map(name), entries):
+                    raise self._failure(f"sizing map {name} of", ctypes.get_errno())
+        else:
+            self._share_maps(spec.maps_of)
         for name, data in spec.constants.items():
             if library.bpf_map__set_initial_value(self._find_map(name), data, len(data)):
                 raise self._failure(f"setting {name} of", ctypes.get_errno())
@@ -124,6 +127,15 @@ class _LibbpfObject:
         program = None
         while program := self._library.bpf_object__next_program(self._object, program):
             yield program
+
+    def _share_maps(self, other: LoadedObject) -> None:
+        library, bpf_map = self._library, None
+        while bpf_map := library.bpf_object__next_map(self._object, bpf_map):
+            if library.bpf_map__is_internal(bpf_map):  # constants
+                continue
+            name = library.bpf_map__name(bpf_map).decode()
+            if library.bpf_map__reuse_fd(bpf_map, other.map_fd(name)):
+                raise self._failure(f"sharing map {name} of", ctypes.get_errno())
 
     def _request_log(self, program: int) -> ctypes.Array[ctypes.c_char]:
         buffer = ctypes.create_string_buffer(_VERIFIER_LOG_BYTES)
@@ -220,6 +232,10 @@ def _open_library() -> Any:
         ("bpf_map__set_max_entries", integer, [pointer, ctypes.c_uint32]),
         ("bpf_map__set_initial_value", integer, [pointer, text, ctypes.c_size_t]),
         ("bpf_map__fd", integer, [pointer]),
+        ("bpf_map__is_internal", ctypes.c_bool, [pointer]),
+        ("bpf_map__name", text, [pointer]),
+        ("bpf_map__reuse_fd", integer, [pointer, integer]),
+        ("bpf_object__next_map", pointer, [pointer, pointer]),
         ("bpf_object__load", integer, [pointer]),
         ("bpf_object__find_program_by_name", pointer, [pointer, text]),
         ("bpf_object__next_program", pointer, [pointer, pointer]),

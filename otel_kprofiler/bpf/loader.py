@@ -42,6 +42,8 @@ class ObjectSpec(NamedTuple):
         log_level: level of the verifier's log: 0 only if it rejects a program, 1 each
             instruction's state, 2 all branches. Loaders log it at level INFO.
         constants: contents of sections of constants, by name; only libbpf sets them.
+        maps_of: an object loaded from the same file, whose maps are used; ``map_entries`` is
+            ignored. Only libbpf supports this.
     """
 
     source: Path
@@ -50,6 +52,7 @@ class ObjectSpec(NamedTuple):
     map_entries: Mapping[str, int]
     log_level: int = 0
     constants: Mapping[str, bytes] = MappingProxyType({})
+    maps_of: LoadedObject | None = None
 
 
 class LoadedObject(Protocol):

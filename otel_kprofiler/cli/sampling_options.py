@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 import click
 
+from otel_kprofiler.bpf import VMLINUX_BTF, list_tracepoints
 from otel_kprofiler.cli.target_filters import Targets, find_namespace, find_targets
 from otel_kprofiler.cli.types import CpuListType
-from otel_kprofiler.host import CPU_CLOCK, Access, EventSpec, list_events, parse_event
+from otel_kprofiler.host import CPU_CLOCK, VALUES, Access, AnyEventSpec, list_events, parse_event
 from otel_kprofiler.model import PYTHON_FRAMES
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
 from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
@@ -49,7 +50,18 @@ def _describe_events() -> str:
             reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
     for reason, names in reasons.items():
         lines.append(f"\n{', '.join(names)}: {reason}")
+    lines += ["", *_describe_tracepoints()]
     return "\n".join(lines)
+
+
+def _describe_tracepoints() -> Iterator[str]:
+    try:
+        number = f"{len(list_tracepoints(Access().read_bytes(VMLINUX_BTF))):,} "
+    except OSError:
+        number = ""
+    yield f"{number}tracepoints of the kernel, such as sched:sched_process_fork or, for a system"
+    yield "call, sys_enter:openat; the subsystem may be left out. An event counts 1, or its bytes:"
+    yield ", ".join(VALUES)
 
 
 COMM_OPTION: Final = click.option(
@@ -76,14 +88,14 @@ _OPTIONS: Final = (
     click.option(
         "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
         help="Sample at this event instead of the clock: page-faults, context-switches, "
-        "cpu-migrations, cycles and so on; repeatable. EVENT:period=N takes every Nth event, "
-        "EVENT:freq=N about N samples per second on each CPU. `-e help` lists all events, and why "
-        "this host lacks some.",
+        "cpu-migrations, cycles and so on, or a tracepoint such as block_rq_issue or "
+        "sys_enter:openat; repeatable. EVENT:period=N takes every Nth event, EVENT:freq=N about N "
+        "samples per second on each CPU. `-e help` lists all events, and why this host lacks some.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
         help="Take every Nth event of each -e without a setting of its own; 1 takes all. Default: "
-        "as many as --rate allows.",
+        "as many as --rate allows, and all events of tracepoints.",
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
@@ -185,7 +197,7 @@ class Sampling:
             raise click.UsageError("--no-on-cpu needs --off-cpu or -e")
 
     @property
-    def specs(self) -> tuple[EventSpec, ...]:
+    def specs(self) -> tuple[AnyEventSpec, ...]:
         """Returns the events of ``-e``, with their periods and rates."""
         rates = self.rate or EVENT_RATE, self.period or 0, self.clock_rate
         return tuple(parse_event(text, *rates) for text in self.events)

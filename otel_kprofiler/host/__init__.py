@@ -44,11 +44,13 @@ from otel_kprofiler.host.event_per_cpu import EventPerCpu
 from otel_kprofiler.host.event_specs import (
     CPU_CLOCK,
     MAX_EVENTS,
+    AnyEventSpec,
     EventSpec,
     EventState,
     find_event_error,
     list_events,
     parse_event,
+    suggest_events,
 )
 from otel_kprofiler.host.fair_queue import FairQueue, Turn, find_user
 from otel_kprofiler.host.file_places import FilePlaces
@@ -129,6 +131,7 @@ from otel_kprofiler.host.refused_files import RefusedFiles, identify_content
 from otel_kprofiler.host.special_files import open_special
 from otel_kprofiler.host.throttling import find_throttling, get_tick_rate
 from otel_kprofiler.host.timer_slack import coarse_timers
+from otel_kprofiler.host.tracepoint_specs import VALUES, TracepointSpec, ValueSource
 from otel_kprofiler.host.uevents import Uevents
 from otel_kprofiler.host.writing import AppendedFile, NewFile, PrivateDirectory
 
@@ -151,7 +154,9 @@ __all__ = [
     "SAMPLING",
     "TICK_NS",
     "TIME_ENABLED",
+    "VALUES",
     "Access",
+    "AnyEventSpec",
     "AppendedFile",
     "CacheDirectory",
     "Cgroup",
@@ -189,8 +194,10 @@ __all__ = [
     "ReferableFiles",
     "RefusedFiles",
     "SymbolsVisibility",
+    "TracepointSpec",
     "Turn",
     "Uevents",
+    "ValueSource",
     "attach_program",
     "check_imports_without_capabilities",
     "child_command",
@@ -258,5 +265,6 @@ __all__ = [
     "run_unprivileged",
     "set_period",
     "signal_pidfd",
+    "suggest_events",
     "walk_cgroups",
 ]

@@ -1,7 +1,7 @@
-"""Perf events by name: which exist, and why one cannot be opened.
+"""Events by name: which exist, and why one cannot be opened.
 
-Names are those of ``perf list``; numbers are those of ``enum perf_sw_ids`` and ``enum perf_hw_id``
-in include/uapi/linux/perf_event.h.
+Names of perf events are those of ``perf list``; numbers are those of ``enum perf_sw_ids`` and
+``enum perf_hw_id`` in include/uapi/linux/perf_event.h.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import errno
 import os
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host.access import HostFiles
@@ -25,6 +25,7 @@ from otel_kprofiler.host.perf import (
 )
 from otel_kprofiler.host.privilege_errors import get_privilege_error
 from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE
+from otel_kprofiler.host.tracepoint_specs import TracepointSpec, parse_tracepoint
 from otel_kprofiler.model import ProfileKind
 
 CPU_CLOCK: Final = "cpu-clock"
@@ -109,8 +110,16 @@ class EventState(NamedTuple):
     problem: HostError | None
 
 
-def parse_event(text: str, rate: int, period: int = 0, clock_rate: int | None = None) -> EventSpec:
-    """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``.
+AnyEventSpec: TypeAlias = EventSpec | TracepointSpec
+"""An event to sample."""
+
+
+def parse_event(
+    text: str, rate: int, period: int = 0, clock_rate: int | None = None
+) -> AnyEventSpec:
+    """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``, or a tracepoint.
+
+    Any name that could be a tracepoint's is accepted; see :func:`parse_tracepoint`.
 
     Args:
         text: the event.
@@ -125,7 +134,9 @@ def parse_event(text: str, rate: int, period: int = 0, clock_rate: int | None = 
     name, _, setting = text.strip().partition(":")
     name = _ALIASES.get(name, name)
     if name not in _NAMES:
-        near = difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
+        if tracepoint := parse_tracepoint(text, period):
+            return tracepoint
+        near = suggest_events(name)
         raise ValueError(
             f"no event is called {name!r}"
             + (f"; did you mean {' or '.join(near)}?" if near else "")
@@ -145,6 +156,11 @@ def parse_event(text: str, rate: int, period: int = 0, clock_rate: int | None = 
             raise ValueError(f"{text}: {CPU_CLOCK} has a rate only: {CPU_CLOCK}:freq=N")
         period, rate = (int(number), 0) if key == "period" else (0, int(number))
     return EventSpec(name, period, 0 if period else rate)
+
+
+def suggest_events(name: str) -> list[str]:
+    """Returns events that have similar names, tracepoints apart."""
+    return difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
 
 
 def list_events(files: HostFiles) -> Iterator[EventState]:

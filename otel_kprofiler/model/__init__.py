@@ -87,6 +87,7 @@ from otel_kprofiler.model.stack import (
     Unresolved,
 )
 from otel_kprofiler.model.thread_state import ProcessState, ThreadState
+from otel_kprofiler.model.tracepoint_stack import TracepointStacks
 from otel_kprofiler.model.user_file import (
     MAX_FILES,
     VDSO_NAME,
@@ -225,6 +226,7 @@ __all__ = [
     "StackStatus",
     "StreamTotals",
     "ThreadState",
+    "TracepointStacks",
     "UnnamedFrames",
     "Unresolved",
     "UserStack",

@@ -24,6 +24,7 @@ from otel_kprofiler.model import (
     SpanLink,
     Stack,
     StreamTotals,
+    TracepointStacks,
     Wait,
     WaitStacks,
     WaitState,
@@ -253,13 +254,15 @@ class WindowBuilder:
             resource: resource for kind_counts in counts.values() for resource in kind_counts.waits
         }
         resources |= renew(resources.keys()) if renew else {}
-        ends = WaitStacks(self._scheduler_rvas)
+        wait_ends = WaitStacks(self._scheduler_rvas)
+        event_ends = TracepointStacks()
         profiles = []
         for kind in self._all_kinds:
             if kind.name not in counts and kind not in self._kinds:
                 continue
             counted = counts.get(kind.name, WindowCounts())
             sampled = self._kinds.get(kind, {})
+            ends = wait_ends if kind in KINDS else event_ends
             groups = [
                 ResourceSamples(
                     resources[resource],
@@ -310,12 +313,17 @@ class WindowBuilder:
         return {stack: resolve(sample) for stack, sample in self._unfinished.items()}
 
     def _samples(
-        self, group: _Group, again: dict[Stack, Stack], interval: Interval, ends: WaitStacks
+        self,
+        group: _Group,
+        again: dict[Stack, Stack],
+        interval: Interval,
+        ends: WaitStacks | TracepointStacks,
     ) -> list[WindowSample]:
         samples, new = [], tuple.__new__
         boot_ns = chain.from_iterable([series[::2] for series in group.values()])
         times_unix_ns = iter(interval.to_unix_ns(list(boot_ns)))
         names: dict[bytes, str] = {}
+        cuts_all = isinstance(ends, TracepointStacks)
         waits: dict[tuple[Stack, _WaitKey], WindowWait] = {}
         for (stack, tid, comm, cpu, link, labels, key), series in group.items():
             if self._pause:
@@ -334,7 +342,8 @@ class WindowBuilder:
                 if wait is None:
                     cause_stack = resolved if self._find_causes else None
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
-                resolved = ends.cut(resolved)  # the cause is in the truncated part
+            if key or cuts_all:
+                resolved = ends.cut(resolved)  # the cause of a wait is in the truncated part
             of_span, its_labels = self._decode(link, labels)
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
             samples.append(new(WindowSample, fields))  # in a third of the time of WindowSample()

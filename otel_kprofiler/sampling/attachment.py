@@ -15,6 +15,8 @@ from otel_kprofiler.bpf import (
     RECORD_OVERHEAD,
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
+    TRACEPOINT,
+    TRACEPOINT_PROGRAM,
     VMLINUX_BTF,
     CpuLines,
     EventOffsets,
@@ -48,8 +50,7 @@ from otel_kprofiler.host import (
     read_release,
 )
 from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
-from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents
-from otel_kprofiler.sampling.host_events import HostEvents, make_events, plan_events
+from otel_kprofiler.sampling.host_events import choose_events, plan_events
 from otel_kprofiler.sampling.program_config import pack_config
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
@@ -69,6 +70,11 @@ from otel_kprofiler.sampling.thread_contexts import (
     context_map_entries,
     open_contexts,
     plan_contexts,
+)
+from otel_kprofiler.sampling.tracepoints import (
+    TracepointPlan,
+    open_tracepoints,
+    plan_tracepoints,
 )
 from otel_kprofiler.sampling.unwinder import (
     BY_TABLES,
@@ -119,6 +125,7 @@ class Attachment:
         contexts: processes whose thread contexts are read.
         reads_contexts: whether thread contexts can be read on this host.
         waits: programs that follow off-CPU threads; None unless off-CPU sampling is configured.
+        tracepoints: programs at raw tracepoints; None unless some are configured.
     """
 
     def __init__(
@@ -144,7 +151,8 @@ class Attachment:
                 check_cgroups(files, loader.name)
             plans = _plan(config, files, loader.name)
             entries |= wait_map_entries(plans.waits, files, possible)
-            program, choice = _load(
+            entries |= {"traced_cpus": possible if plans.tracepoints else 1}
+            program, choice, spec = _load(
                 config, files, loader, cpus=possible, entries=entries, plans=plans
             )
             self._program = program
@@ -182,7 +190,24 @@ class Attachment:
             undo.callback(flag.close)
             self.waiter = RecordWaiter(self.ring, ring_fd, self.lines, flag)
             undo.callback(self.waiter.close)
-            self.events = _events(config, files, program, choice.name, self.lines.runs)
+            self.tracepoints = undo.enter_context(
+                open_tracepoints(
+                    plans.tracepoints,
+                    program,
+                    lambda plan: _load_spec(
+                        _add_tracepoint(spec._replace(programs=(), maps_of=program), plan, choice),
+                        files,
+                        loader,
+                    ),
+                    files=files,
+                    possible=possible,
+                    cpus=config.pin_cpu_ids,
+                )
+            )
+            program_fd = program.program_fd(choice.name) if config.needs_perf_events else -1
+            self.events = choose_events(
+                config, files, program_fd, self.lines.runs, self.tracepoints
+            )
             undo.callback(self.events.close)
             waits = wait_programs(config, choice.name)
             self.waits = undo.enter_context(
@@ -276,7 +301,7 @@ class _Plans(NamedTuple):
     """Plans for unwinding, Python frames (``problem``: why not), waits, and task identity.
 
     ``thread_pointer`` is the offset of the thread pointer in a task, for reading thread contexts; 0
-    if they are not read. ``events``: for events other than cpu-clock.
+    if they are not read. ``events``: for events other than cpu-clock, ``tracepoints`` among them.
     """
 
     unwinding: UnwindPlan | None
@@ -286,6 +311,7 @@ class _Plans(NamedTuple):
     task: TaskOffsets | None
     thread_pointer: int
     events: EventOffsets | None
+    tracepoints: list[TracepointPlan]
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
@@ -298,6 +324,7 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         _find_task_offsets(read_types),
         plan_contexts(read_types),
         plan_events(config, read_types, loader),
+        plan_tracepoints(config, read_types, files),
     )
 
 
@@ -309,7 +336,7 @@ def _load(
     cpus: int,
     entries: Mapping[str, int],
     plans: _Plans,
-) -> tuple[LoadedObject, _Choice]:
+) -> tuple[LoadedObject, _Choice, ObjectSpec]:
     """Load the first program that this kernel accepts, the most capable first."""
     choices = [
         _Choice(name + PYTHON_SUFFIX if offsets else name, plan, offsets)
@@ -317,40 +344,34 @@ def _load(
         for offsets in ((plans.python, None) if plans.python else (None,))
         for name in (BY_TABLES if plan else (FRAME_POINTERS,))
     ]
-    load = functools.partial(
-        _load_program,
-        config=config,
-        files=files,
-        loader=loader,
-        cpus=cpus,
-        entries=entries,
-        plans=plans,
+    make_spec = functools.partial(
+        _make_spec, config=config, cpus=cpus, entries=entries, plans=plans
     )
     for choice in choices[:-1]:
+        spec = make_spec(choice)
         try:
-            loaded = load(choice)
+            loaded = _load_spec(spec, files, loader)
         except SamplerError as error:  # the kernel lacks a helper, or its verifier differs
             _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
             continue
         break
     else:
         choice = choices[-1]
-        loaded = load(choice)
+        spec = make_spec(choice)
+        loaded = _load_spec(spec, files, loader)
     if plans.unwinding and not choice.unwinding:
         say_frame_pointers("this kernel does not accept the unwinder")
-    return loaded, choice
+    return loaded, choice, spec
 
 
-def _load_program(
+def _make_spec(
     choice: _Choice,
     *,
     config: SamplerConfig,
-    files: HostFiles,
-    loader: Loader,
     cpus: int,
     entries: Mapping[str, int],
     plans: _Plans,
-) -> LoadedObject:
+) -> ObjectSpec:
     python_ring = python_ring_bytes(config) if choice.python else 0
     sizes = {
         **entries,
@@ -358,7 +379,7 @@ def _load_program(
         **map_entries(choice.unwinding, cpus),
         **python_map_entries(cpus, python_ring),
     }
-    programs: tuple[str, ...] = (choice.name,) if config.on_cpu or config.events else ()
+    programs: tuple[str, ...] = (choice.name,) if config.needs_perf_events else ()
     programs += wait_programs(config, choice.name)
     if choice.unwinding and choice.unwinding.lists_files:
         programs += (LIST_FILES,)
@@ -368,9 +389,26 @@ def _load_program(
         programs,
         sizes,
         config.verifier_log_level,
-        wait_constants(plans.waits, entries)
-        | ({EVENT_LAYOUT: plans.events.pack(cpus)} if plans.events else {}),
+        wait_constants(plans.waits, entries) | _event_constants(plans, cpus),
     )
+    return _add_tracepoint(spec, plans.tracepoints[0], choice) if plans.tracepoints else spec
+
+
+def _event_constants(plans: _Plans, cpus: int) -> dict[str, bytes]:
+    if plans.events is None:
+        return {}
+    return {EVENT_LAYOUT: plans.events.pack(cpus, tracepoints=bool(plans.tracepoints))}
+
+
+def _add_tracepoint(spec: ObjectSpec, plan: TracepointPlan, choice: _Choice) -> ObjectSpec:
+    """Adds the program of a tracepoint, which collects stacks like the chosen program."""
+    return spec._replace(
+        programs=(*spec.programs, TRACEPOINT_PROGRAM),
+        constants={**spec.constants, TRACEPOINT: plan.pack(choice.name)},
+    )
+
+
+def _load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObject:
     try:
         return loader.load(spec)
     except OSError as error:
@@ -378,7 +416,7 @@ def _load_program(
             raise get_privilege_error("loading the BPF program", files) from error
         if error.errno == errno.ENOMEM:
             raise HostError(
-                f"no memory for a ring of {entries['ring']} bytes",
+                f"no memory for a ring of {spec.map_entries['ring']} bytes",
                 hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
             ) from error
         raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
@@ -392,22 +430,3 @@ def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | N
         return find_task_offsets(read_types())
     except (OSError, ValueError):  # no BTF: only /proc distinguishes processes
         return None
-
-
-def _events(
-    config: SamplerConfig,
-    files: HostFiles,
-    program: LoadedObject,
-    name: str,
-    runs: Callable[..., int],
-) -> Events:
-    if not config.on_cpu and not config.events:
-        return NoEvents()
-    program_fd = program.program_fd(name)
-    if config.child_pid is not None:
-        return ChildEvents(files, program_fd, config.period_ns, config.child_pid)
-    clock = None
-    if config.on_cpu:
-        clock = CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)
-    others = make_events(config.events, files, program_fd, config.pin_cpu_ids, runs)
-    return HostEvents(clock, others)

@@ -48,7 +48,11 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
         again = attached.lines.copy(), waits.copy() if waits else b""
         if again == lines and attached.lines.parse(lines[0])[1]:  # at rest
             break
-    return attached.lines.parse(lines[0])[0], parse_wait_counts(lines[1]), position
+    counts = attached.lines.parse(lines[0])[0]
+    missed = attached.tracepoints.missed if attached.tracepoints else {}
+    for number, count in missed.items():
+        counts[number] = counts[number]._replace(missed=counts[number].missed + count)
+    return counts, parse_wait_counts(lines[1]), position
 
 
 def _count_truncated(

@@ -156,9 +156,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
 
     def check(self, cpus: Iterable[int]) -> None:
         """Raise ``HostError`` if none of these CPUs is online; empty means all."""
-        wanted = frozenset(cpus)
-        if wanted and not wanted & read_online_cpus(self._files):
-            raise _none_online(wanted)
+        check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
         """Restrict sampling to these CPUs, without interrupting those already sampled."""
@@ -338,6 +336,13 @@ def _open_attached(
         os.close(fd)
         raise
     return fd
+
+
+def check_online(cpus: Iterable[int], files: HostFiles) -> None:
+    """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+    wanted = frozenset(cpus)
+    if wanted and not wanted & read_online_cpus(files):
+        raise _none_online(wanted)
 
 
 def _none_online(wanted: Iterable[int]) -> HostError:

@@ -1,15 +1,36 @@
-"""All perf events that trigger the program on the CPUs of this host."""
+"""All perf events and tracepoints that trigger programs on the CPUs of this host."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from otel_kprofiler.bpf import EventOffsets, KernelTypes, find_event_offsets
 from otel_kprofiler.errors import HostError, KernelFeatureError
-from otel_kprofiler.host import EventSpec, HostFiles
-from otel_kprofiler.sampling.events import CpuEvents, PerCpuEvents
+from otel_kprofiler.host import AnyEventSpec, EventSpec, HostFiles
+from otel_kprofiler.sampling.events import ChildEvents, CpuEvents, Events, NoEvents, PerCpuEvents
 from otel_kprofiler.sampling.sampler import SamplerConfig
+
+
+class EventSet(Events, Protocol):
+    """An event, or several, on the CPUs of this host; see :class:`HostEvents`."""
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """Returns the CPUs being sampled."""
+
+    def pause(self) -> None:
+        """Stop sampling until :meth:`resume`."""
+
+    def resume(self) -> None:
+        """Resume sampling after :meth:`pause`."""
+
+    def check(self, cpus: Iterable[int]) -> None:
+        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+
+    def select(self, cpus: Iterable[int]) -> None:
+        """Restrict sampling to these CPUs, without interrupting those already sampled."""
 
 
 class HostEvents:
@@ -20,9 +41,9 @@ class HostEvents:
         others: sets of events of other kinds.
     """
 
-    def __init__(self, clock: CpuEvents | None, others: Sequence[PerCpuEvents]) -> None:
+    def __init__(self, clock: CpuEvents | None, others: Sequence[EventSet]) -> None:
         self._clock = clock
-        self._sets: list[PerCpuEvents] = [*([clock] if clock else []), *others]
+        self._sets: list[EventSet] = [*([clock] if clock else []), *others]
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -113,19 +134,48 @@ def plan_events(
     return offsets
 
 
+def choose_events(
+    config: SamplerConfig,
+    files: HostFiles,
+    program_fd: int,
+    runs: Callable[..., int],
+    tracepoints: EventSet | None,
+) -> Events:
+    """Returns the configured events, not open yet.
+
+    Args:
+        config: what to sample.
+        files: reads files of the host.
+        program_fd: the program that perf events run.
+        runs: returns how often the program has run on a CPU, for the clock or an event's number.
+        tracepoints: all tracepoints, if some are configured.
+    """
+    if not config.on_cpu and not config.events:
+        return NoEvents()
+    if config.child_pid is not None:
+        return ChildEvents(files, program_fd, config.period_ns, config.child_pid)
+    clock = None
+    if config.on_cpu:
+        clock = CpuEvents(files, program_fd, config.period_ns, config.pin_cpu_ids, runs)
+    others: list[EventSet] = [
+        *make_events(config.events, files, program_fd, config.pin_cpu_ids, runs)
+    ]
+    return HostEvents(clock, [*others, *([tracepoints] if tracepoints else [])])
+
+
 def make_events(
-    specs: Sequence[EventSpec],
+    specs: Sequence[AnyEventSpec],
     files: HostFiles,
     program_fd: int,
     cpus: Iterable[int],
     runs: Callable[[int, int], int],
 ) -> list[PerCpuEvents]:
-    """Returns the sets of events of other kinds than on-CPU samples, not open yet.
+    """Returns the perf events of other kinds than on-CPU samples, not open yet.
 
     The program knows each by its number from 1, in its attributes.
 
     Args:
-        specs: the events.
+        specs: the events; tracepoints among them are left out.
         files: reads files of the host.
         program_fd: the program to run.
         cpus: restrict to these CPUs; empty means all.
@@ -141,4 +191,5 @@ def make_events(
             name=spec.name,
         )
         for number, spec in enumerate(specs, 1)
+        if isinstance(spec, EventSpec)
     ]

@@ -13,7 +13,7 @@ from otel_kprofiler.bpf import (
     SpanLayout,
     SpanPath,
 )
-from otel_kprofiler.host import MAX_EVENTS, EventSpec
+from otel_kprofiler.host import MAX_EVENTS, AnyEventSpec, EventSpec
 from otel_kprofiler.model import (
     KINDS,
     MAX_FRAMES,
@@ -84,8 +84,8 @@ class SamplerConfig:
             level INFO.
         on_cpu: take on-CPU samples.
         off_cpu: how waits are sampled; None to not follow waits.
-        events: other perf events to sample, at most 16, with distinct names; each is a separate
-            kind. Needs libbpf and BTF.
+        events: other perf events, and tracepoints, to sample, at most 16, with distinct names; each
+            is a separate kind. Needs libbpf and BTF.
     """
 
     samples_per_second: int = 19
@@ -117,7 +117,7 @@ class SamplerConfig:
     verifier_log_level: int = 0
     on_cpu: bool = True
     off_cpu: OffCpuConfig | None = None
-    events: tuple[EventSpec, ...] = ()
+    events: tuple[AnyEventSpec, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -143,7 +143,7 @@ class SamplerConfig:
             )
         if len(self.events) > MAX_EVENTS:
             raise ValueError(f"{len(self.events)} events, at most {MAX_EVENTS} are possible")
-        if len({event.name for event in self.events}) < len(self.events):
+        if len({event.kind.name for event in self.events}) < len(self.events):
             raise ValueError("two events have the same name")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
             raise ValueError(f"there are more than {MAX_INTERRUPT_RANGES} interrupt ranges")
@@ -152,6 +152,11 @@ class SamplerConfig:
     def period_ns(self) -> int:
         """Returns the sampling period on each CPU in nanoseconds."""
         return _NS_PER_S // self.samples_per_second
+
+    @property
+    def needs_perf_events(self) -> bool:
+        """Returns whether samples are taken at perf events, the clock among them."""
+        return self.on_cpu or any(isinstance(event, EventSpec) for event in self.events)
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:

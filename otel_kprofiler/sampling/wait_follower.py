@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import time
@@ -24,7 +23,7 @@ from otel_kprofiler.bpf import (
     WaitRecords,
     WaitSettings,
     WaitThread,
-    bpf_call,
+    attach_tracepoint,
     find_wait_offsets,
     link_iterator,
     open_iterator,
@@ -44,9 +43,6 @@ _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
 """Maximum average rate of reported wait starts per CPU; most waits turn out to be short."""
-
-# include/uapi/linux/bpf.h
-_RAW_TRACEPOINT_OPEN: Final = 17
 _LASTING_SHARE: Final = 0.5
 """Samples of ongoing waits, as a fraction of the samples of ended waits."""
 _LOADAVG: Final = "/proc/loadavg"
@@ -278,8 +274,11 @@ class WaitFollower:
         return self._wanted.samples_per_second * self._cpus
 
     def _link(self, name: str) -> None:
-        attach = link_iterator if name == _WAITING else _attach
-        self._links[name] = attach(self._program.program_fd(name))
+        program_fd = self._program.program_fd(name)
+        is_iterator = name == _WAITING
+        self._links[name] = (
+            link_iterator(program_fd) if is_iterator else attach_tracepoint("", program_fd)
+        )
 
     def _look_at_waiting(self, now_ns: int) -> None:
         """Let runnable threads report when they became runnable, and long waits their start."""
@@ -353,9 +352,3 @@ def open_waits(
         raise get_privilege_error("attaching the BPF programs for off-CPU time", files) from error
     with contextlib.closing(follower):
         yield follower
-
-
-def _attach(program_fd: int) -> int:
-    """Attach a program to its tracepoint; returns a descriptor, which detaches it when closed."""
-    # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name (of raw tracepoints only), program
-    return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(0, program_fd))

@@ -1,18 +1,24 @@
-"""Samples at page faults and context switches on this kernel: as many as the program makes."""
+"""Samples at events and tracepoints on this kernel: as many as the program makes."""
 
+import mmap
 import subprocess
 import sys
 
 import pytest
 
-from otel_kprofiler.host import EventSpec
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.host import EventSpec, parse_event
+from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 
 pytestmark = pytest.mark.kernel
 
-PAGES, SLEEPS = 3000, 200
+PAGES, SLEEPS, OPENS, PACKETS, PACKET = 3000, 200, 500, 50, 300
 LOAD = f"""
-import mmap, time
+import mmap, os, socket, time
+for _ in range({OPENS}):
+    os.close(os.open("/dev/null", os.O_RDONLY))
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    for _ in range({PACKETS}):
+        sender.sendto(bytes({PACKET}), ("127.0.0.1", 9))
 memory = mmap.mmap(-1, {PAGES} * mmap.PAGESIZE)
 memory.madvise(mmap.MADV_NOHUGEPAGE)
 for page in range({PAGES}):
@@ -29,7 +35,30 @@ def test_event_values_sum_to_the_programs_events():
         EventSpec("context-switches", 1),
         EventSpec("minor-faults", 0, 99),
     )
-    sampler = EbpfSampler(SamplerConfig(stacks="both", events=events))
+    process, samples, counts = sample_load(SamplerConfig(stacks="both", events=events))
+    sums = sum_values(process, samples, counts)
+    assert counts.keys() == {"on_cpu", "page_faults", "context_switches", "minor_faults"}
+    assert PAGES <= sums["page_faults"] <= 2 * PAGES
+    assert SLEEPS <= sums["context_switches"] <= 20 * SLEEPS
+    # With a rate, those after the last sample are in the sample of another program.
+    assert 0 < sums["minor_faults"] <= 2 * PAGES
+
+
+def test_tracepoints_have_the_values_of_this_kernel():
+    """The events of two have values; of the system calls, only one is counted."""
+    names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
+    events = tuple(parse_event(name, 99) for name in names)
+    config = SamplerConfig(stacks="both", events=events, off_cpu=OffCpuConfig())
+    process, samples, counts = sample_load(config)
+    sums = sum_values(process, samples, counts)
+    assert PAGES <= sums["mm_page_alloc"] / mmap.PAGESIZE <= 2 * PAGES
+    assert OPENS <= sums["sys_enter_openat"] <= OPENS + 200
+    assert PACKETS * PACKET <= sums["kfree_skb"] <= PACKETS * (PACKET + 100)
+
+
+def sample_load(config):
+    """Returns the process of the load, the samples and their counts."""
+    sampler = EbpfSampler(config)
     sampler.start()
     try:
         process = subprocess.Popen([sys.executable, "-S", "-c", LOAD])
@@ -42,14 +71,15 @@ def test_event_values_sum_to_the_programs_events():
         counts = sampler.counts()
     finally:
         sampler.close()
+    return process, samples, counts
+
+
+def sum_values(process, samples, counts):
+    """Returns the sum of values of the process by kind; checks the account."""
     sums = dict.fromkeys(counts, 0)
     for sample in samples:
         sums[sample.kind.name] += sample.value * (sample.tgid == process.pid)
-    assert counts.keys() == {"on_cpu", "page_faults", "context_switches", "minor_faults"}
     for kind in counts.values():
         assert kind.taken == kind.received + sum(kind.lost.values())
         assert not kind.lost
-    assert PAGES <= sums["page_faults"] <= 2 * PAGES
-    assert SLEEPS <= sums["context_switches"] <= 20 * SLEEPS
-    # With a rate, those after the last sample are in the sample of another program.
-    assert 0 < sums["minor_faults"] <= 2 * PAGES
+    return sums

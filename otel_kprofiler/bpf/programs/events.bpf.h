@@ -13,6 +13,7 @@ struct event_layout {
 	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
 	u64 attributes; /* offset of perf_event.attr */
 	u64 cpus;	/* number of lines per event */
+	u64 tracepoints; /* whether programs run at raw tracepoints too (tracepoint.bpf.h) */
 };
 
 /* Part of struct perf_event_attr, from its member sample_period on. */
@@ -42,6 +43,7 @@ enum {
 #ifdef KPROFILER_BCC
 
 #define FOLLOWS_EVENTS 0
+#define FOLLOWS_TRACEPOINTS 0
 #define EVENT_LINES 0
 #define find_event(ctx, to) 0
 #define count_event(ctx, line, record, number) (void)0
@@ -51,6 +53,7 @@ enum {
 const volatile struct event_layout event_layout SECTION(".rodata.events");
 
 #define FOLLOWS_EVENTS event_layout.in_context
+#define FOLLOWS_TRACEPOINTS event_layout.tracepoints
 #define EVENT_LINES event_layout.cpus
 
 /* Finds the number of the event that runs the program; copies its attributes to `to`. */

@@ -113,7 +113,8 @@ struct cpu_line {
 	u64 busy_ns;   /* time spent in this program */
 	u64 counted;   /* events up to the last run; not of cpu-clock */
 	u64 overflows; /* overflows of its period up to the last run */
-	u64 unused[5];
+	u64 skipped;   /* events of a tracepoint while this CPU was in another program */
+	u64 unused[4];
 };
 
 /* struct bpf_pidns_info */
@@ -160,6 +161,7 @@ struct last_run {
 struct scratch {
 	struct record record;
 	struct last_run last;
+	u64 is_taken; /* whether a program uses this memory; only set if there are tracepoints */
 };
 
 #define HEADER_BYTES __builtin_offsetof(struct record, frames)
@@ -175,6 +177,27 @@ RING(ring);
 #endif
 #include "thread_context.bpf.h"
 #include "events.bpf.h"
+
+/*
+ * Takes the scratch memory of this CPU; returns 0 if an interrupted program has it. The kernel keeps
+ * programs at perf events from interrupting each other, but not programs at tracepoints: these occur
+ * in interrupts, and in helpers that the programs call.
+ */
+INLINE int take_scratch(struct scratch *own)
+{
+	if (!FOLLOWS_TRACEPOINTS)
+		return 1;
+	if (*(volatile u64 *)&own->is_taken)
+		return 0;
+	*(volatile u64 *)&own->is_taken = 1;
+	return 1;
+}
+
+INLINE void free_scratch(struct scratch *own)
+{
+	if (FOLLOWS_TRACEPOINTS)
+		*(volatile u64 *)&own->is_taken = 0;
+}
 
 /*
  * Returns the length of a stack from a helper's result; 0 for errors. The mask gives all verifiers
@@ -481,6 +504,23 @@ INLINE void count_missed(const struct config *options, struct last_run *last,
 	last->late_ns = late;
 }
 
+INLINE void begin_record(struct record *record, struct cpu_line *line, u32 cpu)
+{
+	*(volatile u64 *)&line->in_flight = IN_FLIGHT;
+	record->time_ns = bpf_ktime_get_boot_ns();
+	*(volatile u64 *)&line->in_flight = record->time_ns;
+	record->cpu = cpu;
+	record->kind = ON_CPU;
+	record->phase = 0;
+	record->value = 1;
+}
+
+INLINE void end_record(const struct record *record, struct cpu_line *line)
+{
+	line->busy_ns += bpf_ktime_get_boot_ns() - record->time_ns;
+	*(volatile u64 *)&line->in_flight = 0;
+}
+
 /*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
  * increments are exact. in_flight shows the reader up to which time it has all records.
@@ -493,28 +533,24 @@ INLINE int run(void *ctx, enum user_frames by, int python)
 	struct cpu_line *line;
 	struct record *record;
 
-	if (!options || !own)
+	if (!options || !own || !take_scratch(own))
 		return 0;
 	record = &own->record;
 	number = find_event(ctx, (void *)record->frames);
 	place = number * EVENT_LINES + cpu;
 	line = LOOKUP(cpu_lines, &place);
-	if (!line)
+	if (!line) {
+		free_scratch(own);
 		return 0;
-	*(volatile u64 *)&line->in_flight = IN_FLIGHT;
-	record->time_ns = bpf_ktime_get_boot_ns();
-	*(volatile u64 *)&line->in_flight = record->time_ns;
-	record->cpu = cpu;
-	record->kind = ON_CPU;
-	record->phase = 0;
-	record->value = 1;
+	}
+	begin_record(record, line, cpu);
 	if (number)
 		count_event(ctx, line, record, number);
 	else
 		count_missed(options, &own->last, line, record->time_ns);
 	sample(ctx, options, record, line, by, python);
-	line->busy_ns += bpf_ktime_get_boot_ns() - record->time_ns;
-	*(volatile u64 *)&line->in_flight = 0;
+	end_record(record, line);
+	free_scratch(own);
 	return 0;
 }
 
@@ -552,6 +588,7 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10_python(void *ctx)
 }
 
 #include "wait.bpf.h"
+#include "tracepoint.bpf.h"
 #endif
 #endif
 

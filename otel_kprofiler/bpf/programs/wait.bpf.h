@@ -660,7 +660,7 @@ INLINE u64 read_task_state(u64 *ctx)
 	return MEMBER(u32, ctx[1], state);
 }
 
-INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
+INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 {
 	u64 now, state, task, prev = ctx[1];
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place, tid;
@@ -719,6 +719,27 @@ INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
 		   find_runnable(thread, ctx[2], now), sampled) &&
 	    sampled)
 		write_late((void *)ctx[2]);
+	return 0;
+}
+
+/* Marks the scratch memory, which is always free when a thread leaves its CPU. */
+INLINE void mark_scratch(u64 is_taken)
+{
+	u32 zero = 0;
+	struct scratch *own;
+
+	if (!FOLLOWS_TRACEPOINTS)
+		return;
+	own = LOOKUP(scratch, &zero);
+	if (own)
+		*(volatile u64 *)&own->is_taken = is_taken;
+}
+
+INLINE int follow(u64 *ctx, int sampled, enum user_frames by, int python)
+{
+	mark_scratch(1);
+	follow_switch(ctx, sampled, by, python);
+	mark_scratch(0);
 	return 0;
 }
 

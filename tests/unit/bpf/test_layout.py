@@ -233,9 +233,12 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert places("config", ("interrupt_text",)) == (160 + 8 * len(layout),)
     counters = places("cpu_line", ProgramCounts._fields)
     assert counters == (*range(0, 8 * _COUNTERS, 8), 8 * _MISSED_WORD, 8 * _BUSY_WORD)
-    assert places("cpu_line", ("counted", "overflows", "unused")) == (72, 80, 88)
-    assert _CPU_LINE_BYTES == 88 + 5 * 8
-    assert places("event_layout", (*EventOffsets._fields, "cpus")) == (0, 8, 16)
+    assert places("cpu_line", ("counted", "overflows", "unused")) == (72, 80, 96)
+    assert _CPU_LINE_BYTES == 96 + 4 * 8
+    assert places("event_layout", (*EventOffsets._fields, "cpus", "tracepoints")) == (0, 8, 16, 24)
+    tracepoint = ("number", "period", "by", "python", "argument", "pointer", "member")
+    tracepoint = (*tracepoint, "is_order", "unit", "calls")
+    assert places("tracepoint", tracepoint) == tuple(range(0, 8 * len(tracepoint), 8))
     assert places("cpu_line", ("in_flight",)) == (8 * _IN_FLIGHT_WORD,)
     for name, fields in (("span_path", SpanPath._fields), ("span_class", SpanClass._fields)):
         assert places(name, fields) == tuple(range(0, 8 * len(fields), 8))

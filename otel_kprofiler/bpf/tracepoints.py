@@ -1,0 +1,109 @@
+"""Programs at raw tracepoints (``tracepoint.bpf.h``): their constants, attaching them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+from collections.abc import Container
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.call import bpf_call
+
+TRACEPOINT_PROGRAM: Final = "kprofiler_tracepoint"
+TRACEPOINT: Final = ".rodata.tracepoint"
+"""Section of the constant ``tracepoint``."""
+NO_ARGUMENT: Final = 255
+MAX_ARGUMENTS: Final = 6
+_RAW_TRACEPOINT_OPEN: Final = 17  # enum bpf_cmd, include/uapi/linux/bpf.h
+_CONSTANTS: Final = struct.Struct("=10Q")
+
+
+class TracepointValue(NamedTuple):
+    """Where an event has its value.
+
+    Attributes:
+        argument: number of the tracepoint's argument; :data:`NO_ARGUMENT` if each event counts 1.
+        member: byte offset of the value in the struct to which the argument points, where it has
+            32 bits; None if the argument is the value.
+        is_order: whether the value is 1 << argument.
+        unit: number of bytes in which the value counts.
+    """
+
+    argument: int = NO_ARGUMENT
+    member: int | None = None
+    is_order: bool = False
+    unit: int = 1
+
+
+class TracepointConstants(NamedTuple):
+    """``struct tracepoint``; see there for the fields.
+
+    ``call`` is the number of the only system call that counts; None for all.
+    """
+
+    number: int
+    period: int
+    by: int
+    python: bool
+    value: TracepointValue
+    call: int | None = None
+
+    def pack(self) -> bytes:
+        """Packs the struct."""
+        argument, member, is_order, unit = self.value
+        calls = 0 if self.call is None else self.call + 1
+        return _CONSTANTS.pack(
+            *self[:4], argument, member is not None, member or 0, is_order, unit, calls
+        )
+
+
+class TracedCpus:
+    """The mapped array ``traced_cpus``: changes need no system call.
+
+    Args:
+        map_fd: descriptor of the map.
+        cpus: number of its elements.
+    """
+
+    def __init__(self, map_fd: int, cpus: int) -> None:
+        size = -(-8 * cpus // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._mapped = mmap.mmap(map_fd, size, mmap.MAP_SHARED)
+        self._words = memoryview(self._mapped)[: 8 * cpus].cast("Q")
+
+    def change(self, cpus: Container[int]) -> None:
+        """Sample events only on these CPUs from now on."""
+        for cpu in range(len(self._words)):
+            self._words[cpu] = cpu in cpus
+
+    def close(self) -> None:
+        """Unmap the array."""
+        self._words.release()
+        self._mapped.close()
+
+
+def attach_tracepoint(name: str, program_fd: int) -> int:
+    """Attach a program to a raw tracepoint; returns a descriptor, which detaches it when closed.
+
+    An empty name attaches a program whose tracepoint is in its BTF.
+
+    Raises:
+        OSError: the kernel refused; ``ENOENT`` if it has no such tracepoint.
+    """
+    text = ctypes.create_string_buffer(name.encode())
+    # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
+    address = ctypes.addressof(text) if name else 0
+    return bpf_call(_RAW_TRACEPOINT_OPEN, (ctypes.c_uint64 * 2)(address, program_fd))
+
+
+def count_recursions(program_fd: int) -> int:
+    """Returns how often the kernel left out a program because the CPU was inside it.
+
+    Counted since 5.12 (``bpf_prog_show_fdinfo`` of kernel/bpf/syscall.c); 0 if that cannot be read.
+    """
+    try:
+        with open(f"/proc/self/fdinfo/{program_fd}", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file if ":" in line)
+        return int(rows.get("recursion_misses", "0"))
+    except (OSError, ValueError):
+        return 0

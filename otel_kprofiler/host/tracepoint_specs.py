@@ -1,0 +1,134 @@
+"""Tracepoints as events: their names and settings, and which have values.
+
+Names are those of ``perf list``, with or without the subsystem.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from otel_kprofiler.host.system_calls import number_calls
+from otel_kprofiler.model import ProfileKind
+
+_SYS_ENTER: Final = "sys_enter"
+_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_MAX_PERIOD: Final = 1 << 62
+
+
+class ValueSource(NamedTuple):
+    """Where an event has its value, as a number of bytes.
+
+    Attributes:
+        type: type of the argument: a struct to which it points, a typedef or an integer.
+        place: number of this argument among those of the type, from 0.
+        member: path of a member of the struct, of 32 bits; empty if the argument is the value.
+        is_order: whether the value is 1 << argument pages.
+    """
+
+    type: str
+    place: int = 0
+    member: str = ""
+    is_order: bool = False
+
+
+_BLOCK: Final = ValueSource("request", member="__data_len")
+_PACKET: Final = ValueSource("sk_buff", member="len")
+_PAGES: Final = ValueSource("unsigned int", is_order=True)
+VALUES: Final[Mapping[str, ValueSource]] = {
+    "block_bio_queue": ValueSource("bio", member="bi_iter.bi_size"),
+    "block_rq_insert": _BLOCK,
+    "block_rq_issue": _BLOCK,
+    "block_rq_complete": ValueSource("unsigned int"),
+    "consume_skb": _PACKET,
+    "kfree_skb": _PACKET,
+    "net_dev_queue": _PACKET,
+    "netif_receive_skb": _PACKET,
+    "netif_rx": _PACKET,
+    "kmalloc": ValueSource("size_t", place=1),  # allocated; the first is what was asked for
+    "mm_page_alloc": _PAGES,
+    "mm_page_free": _PAGES,
+}
+"""Tracepoints whose events have values; of others, each counts 1. Prototypes: include/trace/events
+of Linux 5.10 to 6.18."""
+
+
+class TracepointSpec(NamedTuple):
+    """A raw tracepoint to sample.
+
+    Attributes:
+        name: identifies the event.
+        period: events from one sample to the next on each CPU.
+        tracepoint: name of the kernel's tracepoint.
+        call: number of the only system call that counts; None for all.
+    """
+
+    name: str
+    period: int
+    tracepoint: str
+    call: int | None = None
+
+    @property
+    def rate(self) -> int:
+        """Returns 0: the number of samples per second has no target."""
+        return 0
+
+    @property
+    def value(self) -> ValueSource | None:
+        """Returns where an event has its value; None if each counts 1."""
+        return VALUES.get(self.tracepoint)
+
+    @property
+    def kind(self) -> ProfileKind:
+        """Returns the kind of its samples."""
+        return ProfileKind(self.name, self.name, "bytes" if self.value else "count")
+
+    def __str__(self) -> str:
+        return f"{self.name}:period={self.period}"
+
+
+def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
+    """Parses ``[SUBSYSTEM:]NAME[:period=N]``; None if the text cannot name a tracepoint.
+
+    ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, is a system call by name or number.
+
+    Args:
+        text: the event.
+        period: default number of events per sample; 0 means 1.
+
+    Raises:
+        ValueError: a setting is wrong, or there is no such system call; says what is possible.
+    """
+    *parts, last = text.strip().split(":")
+    setting = last if "=" in last else ""
+    parts += [] if setting else [last]
+    call = ""
+    if len(parts) > 1 and parts[-2] == _SYS_ENTER:
+        call = parts.pop()
+    if not 1 <= len(parts) <= 2 or not all(map(_NAME.fullmatch, parts)):
+        return None
+    name = tracepoint = parts[-1]
+    if name.startswith(f"{_SYS_ENTER}_"):
+        call = name.removeprefix(f"{_SYS_ENTER}_")
+    if call:
+        name, tracepoint = f"{_SYS_ENTER}_{call}", _SYS_ENTER
+    if setting:
+        key, _, number = setting.partition("=")
+        if key != "period" or not number.isdecimal() or not 1 <= int(number) <= _MAX_PERIOD:
+            raise ValueError(f"{text}: write {name}:period=N, N events per sample")
+        period = int(number)
+    return TracepointSpec(name, period or 1, tracepoint, _find_call(call) if call else None)
+
+
+def _find_call(name: str) -> int:
+    """Returns the number of a system call on this machine."""
+    numbers = number_calls()
+    if name.isdecimal():
+        return int(name)
+    if name not in numbers:
+        near = difflib.get_close_matches(name, numbers, 3)
+        suggestion = f"did you mean {' or '.join(near)}?" if near else "a number is also possible"
+        raise ValueError(f"this machine has no system call {name!r}; {suggestion}")
+    return numbers[name]

@@ -1,0 +1,40 @@
+"""Cuts the sampler's program, and the kernel's way to it, off the stacks of tracepoints."""
+
+from __future__ import annotations
+
+import re
+from itertools import takewhile
+from typing import Final
+
+from otel_kprofiler.model.stack import KERNEL_SIDE, Frame, Side, Stack
+
+_PROGRAM: Final = "_kprofiler_trace"
+"""Part of the program's name, even where the kernel keeps only its first 15 characters."""
+_CALLERS: Final = re.compile(r"bpf_trace_run\d+|__bpf_trace_\w+|__traceiter_\w+")
+
+
+class TracepointStacks:
+    """Cuts stacks, so that their leaf is the function with the tracepoint. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._cut: dict[Stack, Stack] = {}
+
+    def cut(self, stack: Stack) -> Stack:
+        """Returns the stack without the program; other stacks are returned unchanged."""
+        cut = self._cut.get(stack)
+        if cut is None:
+            sides = tuple(map(_cut_side, stack.sides))
+            cut = self._cut[stack] = stack if sides == stack.sides else Stack(sides)
+        return cut
+
+
+def _cut_side(side: Side) -> Side:
+    if side.kind is not KERNEL_SIDE or not side.frames or _PROGRAM not in side.frames[0].function:
+        return side
+    frames = tuple(side.frames)
+    above = 1 + len(list(takewhile(_is_caller, frames[1:])))
+    return side._replace(frames=frames[above:] or frames[-1:])
+
+
+def _is_caller(frame: Frame) -> bool:
+    return _CALLERS.fullmatch(frame.function.partition(".")[0]) is not None

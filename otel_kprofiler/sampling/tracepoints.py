@@ -1,0 +1,271 @@
+"""Samples at raw tracepoints: their plans, and attaching their programs."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import (
+    MAX_ARGUMENTS,
+    TRACEPOINT_PROGRAM,
+    VMLINUX_BTF,
+    KernelTypes,
+    LoadedObject,
+    TracedCpus,
+    TracepointConstants,
+    TracepointValue,
+    attach_tracepoint,
+    count_recursions,
+    list_tracepoints,
+)
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host import (
+    HostFiles,
+    TracepointSpec,
+    ValueSource,
+    get_privilege_error,
+    read_online_cpus,
+    suggest_events,
+)
+from otel_kprofiler.sampling.events import check_online
+from otel_kprofiler.sampling.python_frames import PYTHON_SUFFIX
+from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.unwinder import BY_TABLES, FRAME_POINTERS
+
+_BTF_DIRECTORY: Final = os.path.dirname(VMLINUX_BTF)
+_MOST_SUGGESTIONS: Final = 5
+
+
+class TracepointPlan(NamedTuple):
+    """A tracepoint to sample.
+
+    Attributes:
+        spec: the tracepoint.
+        number: of the event, from 1.
+        value: where its events have their values.
+    """
+
+    spec: TracepointSpec
+    number: int
+    value: TracepointValue
+
+    def pack(self, program: str) -> bytes:
+        """Packs the program's constants.
+
+        Args:
+            program: the program for samples on a CPU, which determines how stacks are collected.
+        """
+        collects = program.removesuffix(PYTHON_SUFFIX)
+        return TracepointConstants(
+            self.number,
+            self.spec.period,
+            (FRAME_POINTERS, *BY_TABLES).index(collects),  # enum user_frames
+            collects != program,
+            self.value,
+            self.spec.call,
+        ).pack()
+
+
+def plan_tracepoints(
+    config: SamplerConfig, read_types: Callable[[], KernelTypes], files: HostFiles
+) -> list[TracepointPlan]:
+    """Plans the configured tracepoints.
+
+    Raises:
+        HostError: the kernel lacks one, or the value of its events.
+        OSError: the kernel has no BTF.
+    """
+    return [
+        TracepointPlan(event, number, _find_value(event, read_types(), files))
+        for number, event in enumerate(config.events, 1)
+        if isinstance(event, TracepointSpec)
+    ]
+
+
+def _find_value(spec: TracepointSpec, types: KernelTypes, files: HostFiles) -> TracepointValue:
+    arguments = types.arguments(spec.tracepoint)
+    if arguments is None and spec.tracepoint not in _list_modules_tracepoints(files):
+        raise _unknown(spec.name, files)
+    if spec.value is None:
+        return TracepointValue()
+    value = _locate(spec.value, arguments or (), types)
+    if value is None:
+        raise KernelFeatureError(
+            f"the events of {spec.name} have no value that is known on this kernel",
+            hint="report it with the output of uname -a",
+        )
+    return value
+
+
+def _locate(
+    source: ValueSource, arguments: Sequence[str], types: KernelTypes
+) -> TracepointValue | None:
+    places = [number for number, name in enumerate(arguments) if name == source.type]
+    member = types.offset(source.type, *source.member.split(".")) if source.member else None
+    if len(places) <= source.place or places[source.place] >= MAX_ARGUMENTS:
+        return None
+    if source.member and member is None:
+        return None
+    unit = mmap.PAGESIZE if source.is_order else 1
+    return TracepointValue(places[source.place], member, source.is_order, unit)
+
+
+def _list_modules_tracepoints(files: HostFiles) -> set[str]:
+    try:
+        paths = [f"{_BTF_DIRECTORY}/{name}" for name in files.list_dir(_BTF_DIRECTORY)]
+    except OSError:
+        return set()
+    names: set[str] = set()
+    for path in paths:
+        with contextlib.suppress(OSError):  # unloaded since
+            names |= list_tracepoints(files.read_bytes(path)) if path != VMLINUX_BTF else set()
+    return names
+
+
+def _unknown(name: str, files: HostFiles) -> HostError:
+    """Returns the error for a name that neither the kernel nor its modules have."""
+    names = list_tracepoints(files.read_bytes(VMLINUX_BTF)) | _list_modules_tracepoints(files)
+    ends = [other for other in names if name.endswith(f"_{other}")]
+    near = [*suggest_events(name), *sorted(ends, key=len, reverse=True)]
+    near += difflib.get_close_matches(name, names)
+    near += sorted((other for other in names if name in other), key=len)
+    suggestions = list(dict.fromkeys(near))[:_MOST_SUGGESTIONS]
+    hint = f"similar names: {', '.join(suggestions)}" if suggestions else "see `record -e help`"
+    return HostError(f"neither an event nor a tracepoint is called {name}", hint=hint)
+
+
+class Tracepoints:
+    """The attached programs of all tracepoints; not thread-safe.
+
+    Args:
+        files: reads files of the host.
+        programs: the loaded program of each tracepoint.
+        traced: the CPUs on which they sample.
+        possible: exclusive upper bound of CPU numbers.
+        cpus: restrict to these CPUs; empty means all.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        programs: Mapping[TracepointPlan, LoadedObject],
+        traced: TracedCpus,
+        possible: int,
+        cpus: Iterable[int],
+    ) -> None:
+        self._files = files
+        self._programs = programs
+        self._traced = traced
+        self._every_cpu = frozenset(range(possible))
+        self._wanted = frozenset(cpus)
+        self._paused = False
+        self._links: list[int] = []
+        self._recursions: dict[int, int] = {}
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """Returns the CPUs being sampled."""
+        return tuple(sorted(self._chosen & read_online_cpus(self._files)))
+
+    @property
+    def missed(self) -> Mapping[int, int]:
+        """Returns samples that the kernel left out, by number of the event, as of the last look."""
+        return self._recursions
+
+    def open(self) -> None:
+        """Attach all programs, or raise ``HostError``."""
+        self.check(self._wanted)
+        self._traced.change(self._chosen)
+        for plan, program in self._programs.items():
+            try:
+                program_fd = program.program_fd(TRACEPOINT_PROGRAM)
+                self._links.append(attach_tracepoint(plan.spec.tracepoint, program_fd))
+            except OSError as error:
+                raise self._convert(error, plan.spec.name) from error
+
+    def follow(self) -> None:
+        """Look at what the kernel left out."""
+        for plan, program in self._programs.items():
+            recursions = count_recursions(program.program_fd(TRACEPOINT_PROGRAM))
+            self._recursions[plan.number] = recursions // plan.spec.period
+
+    def disable(self) -> None:
+        """Detach the programs."""
+        self.follow()
+        self.close()
+
+    def pause(self) -> None:
+        """Stop sampling until :meth:`resume`."""
+        self._paused = True
+        self._traced.change(())
+
+    def resume(self) -> None:
+        """Resume sampling after :meth:`pause`."""
+        self._paused = False
+        self._traced.change(self._chosen)
+
+    def check(self, cpus: Iterable[int]) -> None:
+        """Raise ``HostError`` if none of these CPUs is online; empty means all."""
+        check_online(cpus, self._files)
+
+    def select(self, cpus: Iterable[int]) -> None:
+        """Restrict sampling to these CPUs."""
+        self._wanted = frozenset(cpus)
+        if not self._paused:
+            self._traced.change(self._chosen)
+
+    def close(self) -> None:
+        """Close only the descriptors, so that a forked child may call this."""
+        while self._links:
+            os.close(self._links.pop())
+
+    @property
+    def _chosen(self) -> frozenset[int]:
+        return self._wanted or self._every_cpu
+
+    def _convert(self, error: OSError, name: str) -> HostError:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return get_privilege_error(f"attaching a program to {name}", self._files)
+        return KernelFeatureError(
+            f"attaching a program to {name} failed: {error.strerror}",
+            hint="choose another event: `record -e help` lists some",
+        )
+
+
+@contextlib.contextmanager
+def open_tracepoints(
+    plans: Sequence[TracepointPlan],
+    first: LoadedObject,
+    load: Callable[[TracepointPlan], LoadedObject],
+    *,
+    files: HostFiles,
+    possible: int,
+    cpus: Iterable[int],
+) -> Iterator[Tracepoints | None]:
+    """Load all programs but the first, for the duration of a context; without plans, yields None.
+
+    Args:
+        plans: the tracepoints.
+        first: the object with the program of the first.
+        load: loads the program of another, which shares the maps of the first.
+        files: reads files of the host.
+        possible: exclusive upper bound of CPU numbers.
+        cpus: restrict to these CPUs; empty means all.
+    """
+    if not plans:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        programs = {plans[0]: first}
+        for plan in plans[1:]:
+            programs[plan] = stack.enter_context(contextlib.closing(load(plan)))
+        traced = TracedCpus(first.map_fd("traced_cpus"), possible)
+        stack.callback(traced.close)
+        tracepoints = Tracepoints(files, programs, traced, possible, cpus)
+        stack.callback(tracepoints.close)
+        yield tracepoints

@@ -1,0 +1,210 @@
+"""Samples at raw tracepoints: as many as the program causes, with values and stacks."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from test_events import record, report
+
+from otel_kprofiler.host import parse_event
+from otel_kprofiler.model import LossCause
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+
+pytestmark = pytest.mark.live
+
+OPENS, PACKETS, PAGES, WRITES = 3_000, 400, 20_000, 64
+PAYLOAD, WRITE = 100, 65_536
+HEADER = 8
+"""Bytes of the UDP header; where the packet is dropped, its length has no IP header."""
+LOAD = f"""
+import mmap, os, socket, sys
+def open_files():
+    for _ in range({OPENS}):
+        os.close(os.open("/dev/null", os.O_RDONLY))
+def send():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range({PACKETS}):
+            sender.sendto(bytes({PAYLOAD}), ("127.0.0.1", int(sys.argv[1])))
+def touch():
+    memory = mmap.mmap(-1, {PAGES} * mmap.PAGESIZE)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for page in range({PAGES}):
+        memory[page * mmap.PAGESIZE] = 1
+def write():
+    file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    for number in range({WRITES}):
+        os.pwrite(file, mmap.mmap(-1, {WRITE}), number * {WRITE})
+open_files()
+send()
+touch()
+if len(sys.argv) > 2:
+    write()
+"""
+
+
+def run_load(*arguments):
+    """Returns a command that sends to a closed port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    return (sys.executable, "-S", "-c", LOAD, str(port), *arguments)
+
+
+def has_disk(directory):
+    """Returns whether files in the directory are on a block device with direct I/O."""
+    path = directory / "probe"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
+    except OSError:
+        return False
+    device = path.stat().st_dev
+    return os.path.exists(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Reports of a load, by function and by process."""
+    directory = tmp_path_factory.mktemp("tracepoints")
+    arguments = [str(directory / "file")] if has_disk(directory) else []
+    path = str(directory / "x.otlp")
+    names = ("syscalls:sys_enter_openat", "skb:kfree_skb", "mm_page_alloc", "block_bio_queue")
+    done = record(
+        path, *(word for name in names for word in ("-e", name)), run=run_load(*arguments)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accounting gap" not in done.stderr
+    assert "lost 0" in done.stderr
+    return report(path), bool(arguments)
+
+
+def total_of(part, function):
+    """Returns the sum of values of a function of the load."""
+    return sum(group["total"] for group in part["groups"] if group["name"] == function)
+
+
+def test_each_open_is_a_sample_with_its_python_function(recorded):
+    assert total_of(recorded[0]["sys_enter_openat"], "open_files") == OPENS
+
+
+def test_each_dropped_packet_counts_its_bytes(recorded):
+    assert total_of(recorded[0]["kfree_skb"], "send") == PACKETS * (PAYLOAD + HEADER)
+    assert recorded[0]["kfree_skb"]["unit"] == "bytes"
+
+
+def test_pages_count_their_bytes(recorded):
+    """The kernel also allocates page tables: one of 512 pages."""
+    allocated = total_of(recorded[0]["mm_page_alloc"], "touch") / os.sysconf("SC_PAGE_SIZE")
+    assert PAGES <= allocated <= PAGES * 1.02
+
+
+def test_block_requests_count_their_bytes(recorded):
+    if not recorded[1]:
+        pytest.skip("the temporary directory is on no block device")
+    written = total_of(recorded[0]["block_bio_queue"], "write")
+    assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # the file system's own blocks
+
+
+def test_the_leaf_is_the_function_with_the_tracepoint(recorded):
+    leaves = {
+        group["name"] for part in recorded[0].values() for group in part["groups"] if group["self"]
+    }
+    assert leaves
+    assert not [name for name in leaves if "kprofiler" in name or "bpf_trace" in name]
+
+
+def run_sampler(config, action):
+    """Returns samples and counts of a sampler that runs during an action."""
+    sampler = EbpfSampler(config)
+    sampler.start()
+    try:
+        action(sampler)
+        sampler.stop()
+        samples = sampler.drain()
+        return samples, sampler.counts()
+    finally:
+        sampler.close()
+
+
+def open_files(number=OPENS):
+    for _ in range(number):
+        os.close(os.open("/dev/null", os.O_RDONLY))
+
+
+def configure(*texts, **settings):
+    events = tuple(parse_event(text, 99) for text in texts)
+    settings = {"on_cpu": False, "target_pids": (os.getpid(),), **settings}
+    return SamplerConfig(events=events, **settings)
+
+
+def test_a_period_takes_every_nth_event():
+    config = configure("sys_enter:openat:period=10", target_pids=(), stacks="both")
+    samples, counts = run_sampler(config, lambda sampler: open_files())
+    (kind,) = counts.values()
+    mine = [sample for sample in samples if sample.tgid == os.getpid()]
+    assert {sample.value for sample in mine} == {10}
+    assert sum(sample.value for sample in mine) == pytest.approx(OPENS, rel=0.05)
+    assert kind.taken == kind.received == len(samples)
+
+
+def test_a_sampler_takes_no_samples_while_it_is_paused():
+    def act(sampler):
+        open_files(100)
+        sampler.pause()
+        open_files(1_000)
+        sampler.resume()
+        open_files(10)
+
+    samples, _ = run_sampler(configure("sys_enter:openat"), act)
+    assert 110 <= len(samples) <= 200  # the sampler opens files, too
+
+
+def test_only_chosen_cpus_are_sampled():
+    first = min(os.sched_getaffinity(0))
+    everywhere = os.sched_getaffinity(0)
+    if len(everywhere) == 1:
+        pytest.skip("one CPU: there is no other to leave out")
+    try:
+
+        def act(_):
+            os.sched_setaffinity(0, {first})
+            open_files(100)
+            os.sched_setaffinity(0, everywhere - {first})
+            open_files(1_000)
+
+        samples, _ = run_sampler(configure("sys_enter:openat", pin_cpu_ids=(first,)), act)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert {sample.cpu for sample in samples} == {first}
+    assert 100 <= len(samples) <= 200  # the sampler opens files, too
+
+
+def test_samples_for_which_the_ring_has_no_room_are_counted():
+    """Tracepoints occur in interrupts, and the clock's interrupt in their programs."""
+    names = ("mm_page_alloc", "sched_waking", "sys_enter", "hrtimer_expire_entry")
+    config = SamplerConfig(
+        samples_per_second=19,
+        stacks="both",
+        events=tuple(parse_event(name, 99) for name in names),
+        max_ring_bytes=1 << 18,
+    )
+    samples, counts = run_sampler(
+        config, lambda _: subprocess.run(run_load(), check=True, stdout=subprocess.DEVNULL)
+    )
+    for name, kind in counts.items():
+        if name != "off_cpu":
+            received = [sample for sample in samples if sample.kind.name == name]
+            assert kind.taken == len(received) + sum(kind.lost.values()), name
+    assert counts["sys_enter"].lost[LossCause.RING_FULL] > 0
+    assert not counts["on_cpu"].lost, "events leave a quarter of the ring to other kinds"
+
+
+@pytest.mark.parametrize("text", ["kmem_mm_page_alloc", "mm_page_allocc"])
+def test_an_unknown_tracepoint_is_an_error_before_recording(tmp_path, text):
+    path = tmp_path / "x.html"
+    done = record(path, "-e", text, "-d", "1s")
+    assert done.returncode == 3
+    assert f"error: neither an event nor a tracepoint is called {text}" in done.stderr
+    assert "fix: similar names: mm_page_alloc" in done.stderr
+    assert not path.exists()

@@ -1,0 +1,80 @@
+"""Constants of a tracepoint's program, and tracepoints in BTF."""
+
+import struct
+
+from otel_kprofiler.bpf import KernelTypes, TracepointConstants, TracepointValue, list_tracepoints
+from otel_kprofiler.bpf.tracepoints import count_recursions
+from tests.bpf_object import btf
+
+NOTHING = 255
+
+
+def test_without_a_value_each_event_counts_1():
+    constants = TracepointConstants(3, 10, 2, True, TracepointValue())
+    assert struct.unpack("=10Q", constants.pack()) == (3, 10, 2, 1, NOTHING, 0, 0, 0, 1, 0)
+
+
+def test_a_value_is_an_argument_or_in_a_struct():
+    """Offset 0 is a member, too. The number of a system call follows 0, which means all."""
+    for value, words in (
+        (TracepointValue(1, None, True, 4096), (1, 0, 0, 1, 4096)),
+        (TracepointValue(0, 0), (0, 1, 0, 0, 1)),
+    ):
+        packed = TracepointConstants(1, 1, 0, False, value, call=0).pack()
+        assert struct.unpack("=10Q", packed) == (1, 1, 0, 0, *words, 1)
+
+
+class Btf:
+    """BTF of tracepoints: (name, types of arguments)."""
+
+    def __init__(self):
+        self.text, self.types, self.count = bytearray(b"\0"), b"", 0
+
+    def name(self, text):
+        if not text:
+            return 0
+        self.text += text.encode() + b"\0"
+        return len(self.text) - len(text) - 1
+
+    def add(self, name, kind, last, count=0, tail=b""):
+        self.types += struct.pack("=III", self.name(name), kind << 24 | count, last) + tail
+        self.count += 1
+        return self.count
+
+    def tracepoint(self, name, *arguments):
+        words = b"".join(struct.pack("=II", 0, number) for number in (0, *arguments))
+        proto = self.add("", 13, 0, len(arguments) + 1, words)
+        self.add(f"btf_trace_{name}", 8, self.add("", 2, proto))
+
+    def pack(self):
+        head = (0xEB9F, 1, 0, 24, 0, len(self.types), len(self.types), len(self.text))
+        return struct.pack("=HBBIIIII", *head) + self.types + bytes(self.text)
+
+
+def test_arguments_are_named_by_type():
+    made = Btf()
+    number = made.add("unsigned int", 1, 4, tail=bytes(4))
+    request = made.add("request", 4, 8)
+    pointer = made.add("", 2, made.add("", 10, request))  # const
+    size = made.add("size_t", 8, number)
+    made.tracepoint("block", pointer, number, size)
+    made.tracepoint("empty")
+    data = made.pack()
+    types = KernelTypes(data)
+    assert types.arguments("block") == ("request", "unsigned int", "size_t")
+    assert types.arguments("empty") == ()
+    assert types.arguments("bloc") is None
+    assert types.arguments("request") is None
+    assert list_tracepoints(data) == {"block", "empty"}
+    for end in range(24, len(data)):
+        KernelTypes(data[:end]).arguments("block")
+
+
+def test_a_kernel_without_tracepoints_lists_none():
+    assert list_tracepoints(btf(("request", 8, []))) == set()
+
+
+def test_recursions_of_what_is_no_program_are_0():
+    with open("/dev/null") as file:
+        assert count_recursions(file.fileno()) == 0
+    assert count_recursions(-1) == 0

@@ -1,0 +1,80 @@
+"""Plans for tracepoints: what the kernel has, and where values are."""
+
+import mmap
+import re
+import struct
+
+import pytest
+
+from otel_kprofiler.bpf import KernelTypes
+from otel_kprofiler.errors import HostError, KernelFeatureError
+from otel_kprofiler.host import Access, parse_event
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sampling.tracepoints import plan_tracepoints
+from tests.unit.bpf.test_tracepoints import Btf
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A kernel whose block layer passes the queue first, as 5.10 does, and a module."""
+    made, module = Btf(), Btf()
+    order = made.add("unsigned int", 1, 4, tail=bytes(4))
+    queue = made.add("", 2, made.add("request_queue", 4, 8))
+    tail = struct.pack("=III", made.name("__data_len"), order, 8 * 52)
+    request = made.add("", 2, made.add("request", 4, 64, 1, tail))
+    made.tracepoint("block_rq_issue", queue, request)
+    made.tracepoint("mm_page_alloc", queue, order)
+    made.tracepoint("kfree_skb", queue)
+    module.tracepoint("of_module")
+    directory = tmp_path / "sys/kernel/btf"
+    directory.mkdir(parents=True)
+    (directory / "vmlinux").write_bytes(made.pack())
+    (directory / "module").write_bytes(module.pack())
+    return Access(str(tmp_path))
+
+
+def plan(host, *texts):
+    config = SamplerConfig(events=tuple(parse_event(text, 99) for text in texts))
+    types = KernelTypes(host.read_bytes("/sys/kernel/btf/vmlinux"))
+    return plan_tracepoints(config, lambda: types, host)
+
+
+def test_values_are_found_by_type_in_this_kernel(host):
+    block, page, module = plan(host, "block_rq_issue", "faults", "mm_page_alloc", "of_module")
+    assert (block.number, *block.value) == (1, 1, 52, False, 1)
+    assert (page.number, *page.value) == (3, 1, None, True, mmap.PAGESIZE)
+    assert (module.number, *module.value) == (4, 255, None, False, 1)
+
+
+def test_no_tracepoint_means_no_plan(host):
+    assert plan(host, "faults") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("block_rq_isue", "block_rq_issue"),
+        ("kmem_mm_page_alloc", "mm_page_alloc"),
+        ("of_modul", "of_module"),
+        ("pagefaults", "page-faults"),
+    ],
+)
+def test_the_error_for_an_unknown_tracepoint_has_near_names(host, text, near):
+    with pytest.raises(HostError, match=f"neither an event nor a tracepoint is called {text}") as e:
+        plan(host, text)
+    assert e.value.hint.startswith(f"similar names: {near}")
+
+
+def test_an_unknown_layout_of_a_value_is_an_error(host):
+    with pytest.raises(KernelFeatureError, match=re.escape("events of kfree_skb have no value")):
+        plan(host, "kfree_skb")
+
+
+def test_the_program_collects_stacks_like_the_one_for_samples_on_a_cpu(host):
+    (block,) = plan(host, "block_rq_issue")
+    for program, by, python in (
+        ("kprofiler_sample", 0, 0),
+        ("kprofiler_unwind_python", 1, 1),
+        ("kprofiler_unwind_5_10", 2, 0),
+    ):
+        assert struct.unpack("=10Q", block.pack(program))[:4] == (1, 1, by, python)
