@@ -71,6 +71,10 @@ PACKAGES = {
         "Resolves kernel and user addresses: modules, addresses in files, functions, lines",
         "abortable checked clock elf errors forks host late model redact stopping version",
     ),
+    "perf_data": Package(
+        "Reads `perf.data` files, with the names of code that this host has",
+        "errors model symbols text",
+    ),
     "tracking": Package(
         "Tracks code loaded during sampling: modules, BPF programs, other kernel symbols",
         "bpf clock errors forks host model symbols text",
@@ -132,8 +136,8 @@ PACKAGES = {
     "cli": Package(
         "Commands, one module each",
         "agent analysis bpf clickhouse clock config delivery elf errors export formats host "
-        "interpreters model otlp pipeline recording redact sampling symbols text tracking version "
-        "viewing",
+        "interpreters model otlp perf_data pipeline recording redact sampling symbols text "
+        "tracking version viewing",
     ),
     "thread_context": Package("Publishes the current spans of a service, without sampling", "sdk"),
     "__init__": Package("The public names", "sdk version"),

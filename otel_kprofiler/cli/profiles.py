@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,18 +17,19 @@ from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import is_pprof, parse_pprof
 from otel_kprofiler.model import Window
 from otel_kprofiler.otlp import decode_windows, read_file, refuse_negative_values
+from otel_kprofiler.perf_data import MAGIC, read_perf_data
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
 
-FIX: Final = "pass a file written by `record`, a Collector's file exporter, or a pprof tool"
+FIX: Final = "pass a file written by `record`, a Collector's file exporter, perf, or a pprof tool"
 _STDIN: Final = "-"
 _MAX_UNPACKED_BYTES: Final = 2 << 30
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
 _GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
 _REPLAY_NS: Final = 1 << 62  # one window
+_CONVERT: Final = "otel-kprofiler report {} -o FILE.otlp, then send that"
 _OTHERS: Final = {
-    b"PERFILE2": ("a perf.data file", "profile with `otel-kprofiler record -o FILE.otlp`"),
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it with `zstd -d`"),
     b"<": ("HTML or XML", "record with `-o FILE.otlp`, which converts to every other format"),
 }
@@ -54,7 +57,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 
 
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
-    """Reads the windows of a file, or ``-``: OTLP in any form, a ``--raw`` recording, or pprof.
+    """Reads the windows of a file, or ``-``: OTLP in any form, ``--raw``, pprof, perf.data.
 
     Decompresses gzip. Uses the readable part of a damaged file.
 
@@ -65,7 +68,7 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
     if data.startswith(_ZIP):
         return _replay(path)
     with _named(path):
-        return _parse(data, lambda problem: notify(f"{path}: {problem}"))
+        return _parse(data, lambda problem: notify(f"{path}: {problem}"), _find_write_time(path))
 
 
 def read_unpacked(path: str, notify: Notify) -> bytes:
@@ -94,10 +97,9 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
             )
         data = _unpack_profile(data, lambda problem: notify(f"{path}: {problem}"))
         if is_pprof(data):
-            raise PayloadError(
-                "a pprof profile, not OTLP",
-                hint=f"otel-kprofiler report {path} -o FILE.otlp, then send that",
-            )
+            raise PayloadError("a pprof profile, not OTLP", hint=_CONVERT.format(path))
+        if data.startswith(MAGIC):
+            raise PayloadError("a perf.data file, not OTLP", hint=_CONVERT.format(path))
     return data
 
 
@@ -128,8 +130,17 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
     return data
 
 
-def _parse(data: bytes, notify: Notify) -> list[Window]:
+def _find_write_time(path: str) -> int:
+    """Returns when a file was written, in nanoseconds of Unix time; now for standard input."""
+    return time.time_ns() if path == _STDIN else os.stat(path).st_mtime_ns
+
+
+def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
     data = _unpack_profile(data, notify)
+    if data.startswith(MAGIC):
+        windows = read_perf_data(data, written_unix_ns, notify)
+        refuse_negative_values(windows)
+        return windows
     if is_pprof(data):
         windows = parse_pprof(data)
         refuse_negative_values(windows)

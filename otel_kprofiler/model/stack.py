@@ -149,6 +149,7 @@ class Unresolved(enum.Enum):
     FILE_UNREADABLE = "the file of the code could not be opened or read"
     LEFT_OUT = "the process is left out by a filter"
     CODE_UNKNOWN = "the code object was not described in time"
+    NOT_HERE = "this host has no readable symbols with the build id of the code"
     NOT_KEPT = "no name, and the store does not keep the reason"
 
     __hash__ = object.__hash__  # Enum's __hash__ is Python code, which would run for each frame

@@ -164,7 +164,7 @@ def test_check_reads_compressed_files(pack, status, expected, tmp_path):
         (b"", "the file is empty"),
         (b"\n \n", "the file is empty"),
         (b"<!doctype html>", "not a supported profile: HTML"),
-        (b"PERFILE2....", "not a supported profile: a perf.data file"),
+        (b"PERFILE2....", "the header of the perf.data file is truncated"),
         (b"\x28\xb5\x2f\xfd", "not a supported profile: compressed with zstd"),
         (b'{"resourceSpans": []}', "no profiles in the file"),
         (b"one;two;three 5\n", "not a protobuf message"),

@@ -186,7 +186,7 @@ def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
         ("x.pb", PPROF, "a pprof profile", "otel-kprofiler report x.pb -o FILE.otlp"),
         ("x.pb.gz", gzip.compress(PPROF), "a pprof profile", "report x.pb.gz -o FILE.otlp"),
         ("x.html", b"<!doctype html>", "HTML or XML", "-o FILE.otlp"),
-        ("x.data", b"PERFILE2", "a perf.data file", "otel-kprofiler record"),
+        ("x.data", b"PERFILE2", "a perf.data file", "report x.data -o FILE.otlp"),
         ("x", b"", "the file is empty", "record"),
     ],
 )

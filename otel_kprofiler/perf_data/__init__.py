@@ -1,0 +1,7 @@
+"""Reads ``perf.data`` files of ``perf record``, without perf."""
+
+from otel_kprofiler.perf_data.file import MAGIC
+from otel_kprofiler.perf_data.naming import CodeNames
+from otel_kprofiler.perf_data.windows import read_perf_data
+
+__all__ = ["MAGIC", "CodeNames", "read_perf_data"]

@@ -1,0 +1,74 @@
+"""Names code of recordings by build id, from files and the kernel of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os.path import basename
+from typing import Protocol
+
+from otel_kprofiler.model import KERNEL_SIDE, BuildId, FileId, Frame, Module
+from otel_kprofiler.symbols import (
+    VMLINUX,
+    FileIdentity,
+    InstalledFiles,
+    InstalledKernel,
+    KernelSymbolizer,
+    SymbolSources,
+)
+
+
+class Names(Protocol):
+    """Finds names of code that is known by build id."""
+
+    def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
+        """Returns the frame at an offset in a file; None if no file here has the build id."""
+
+    def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
+        """Returns the frame of kernel code; None if this host does not have its symbols.
+
+        Args:
+            module: the kernel, or a module of it, with the base while recording.
+            rva: the address relative to the base.
+            address: the address while recording.
+        """
+
+
+class CodeNames:
+    """Names code if this host has its file, or runs the same kernel. Not thread-safe.
+
+    Args:
+        paths: where files may be, beside where :class:`InstalledFiles` searches.
+        symbolizer: the running kernel's; by default read on first use.
+    """
+
+    def __init__(
+        self, paths: Iterable[str] = (), symbolizer: KernelSymbolizer | None = None
+    ) -> None:
+        self._files = InstalledFiles(SymbolSources(), paths)
+        self._symbolizer = symbolizer
+        self._installed: InstalledKernel | None = None
+
+    def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
+        """See :class:`Names`."""
+        if not build_id:
+            return None
+        identity = FileIdentity(basename(path), BuildId(build_id), FileId(""))
+        return self._files.frame(identity, offset, offset)
+
+    def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
+        """See :class:`Names`."""
+        if self._symbolizer is None:
+            self._symbolizer = KernelSymbolizer.live()
+        loaded = self._symbolizer.module(module.name)
+        if loaded is not None and loaded.build_id == module.build_id is not None:
+            # Bases of modules have another meaning in perf's records.
+            runtime = loaded.base + rva if module.name == VMLINUX else address
+            (frame,) = self._symbolizer.resolve_addresses([runtime])
+            if frame.module is loaded:
+                return frame
+        if self._installed is None:
+            self._installed = InstalledKernel(symbolizer=self._symbolizer)
+        if module.name != VMLINUX or module.build_id is None:
+            return None
+        lines = self._installed.lines(module.name, module.build_id, rva)
+        return Frame(module, rva, lines, 0, KERNEL_SIDE) if lines else None

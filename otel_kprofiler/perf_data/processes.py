@@ -1,0 +1,151 @@
+"""Processes of a recording: names, programs, and what was mapped at each time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Final
+
+from otel_kprofiler.errors import PayloadError
+from otel_kprofiler.model import Resource, Stack
+from otel_kprofiler.perf_data.records import Comm, FileMapping, Fork
+
+_MAX_COPIED: Final = 10_000_000
+"""Mappings copied for forked processes, 16 bytes each."""
+
+
+class AddressSpace:
+    """The executable mappings of a process, or of the kernel; they never overlap.
+
+    Forked processes share the lists until one of them maps a file.
+    """
+
+    def __init__(self) -> None:
+        self._mappings: list[FileMapping] = []
+        self._starts: list[int] = []
+        self._is_shared = False
+
+    def add(self, mapping: FileMapping) -> int:
+        """Adds a mapping; it replaces what it overlaps. Returns how many mappings were copied."""
+        copied = len(self._starts) if self._is_shared else 0
+        if self._is_shared:
+            self._mappings, self._starts = self._mappings[:], self._starts[:]
+            self._is_shared = False
+        first = bisect_right(self._starts, mapping.start)
+        if first and self._mappings[first - 1].end > mapping.start:
+            first -= 1
+        last = first
+        while last < len(self._starts) and self._starts[last] < mapping.end:
+            last += 1
+        parts = []
+        for old in self._mappings[first:last]:
+            if old.start < mapping.start:
+                parts.append(old._replace(end=mapping.start))
+            if old.end > mapping.end:
+                offset = old.offset + mapping.end - old.start
+                parts.append(old._replace(start=mapping.end, offset=offset))
+        parts = sorted([*parts, mapping], key=lambda part: part.start)
+        self._mappings[first:last] = parts
+        self._starts[first:last] = [part.start for part in parts]
+        return copied
+
+    def find(self, address: int) -> FileMapping | None:
+        """Returns the mapping at an address; None if there is none."""
+        at = bisect_right(self._starts, address) - 1
+        if at < 0 or address >= self._mappings[at].end:
+            return None
+        return self._mappings[at]
+
+    def copy(self) -> AddressSpace:
+        """Returns a copy, as fork(2) makes it."""
+        other = AddressSpace()
+        other._mappings, other._starts = self._mappings, self._starts
+        self._is_shared = other._is_shared = True
+        return other
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    """A process as long as it runs one program.
+
+    Attributes:
+        pid: process id.
+        space: what is mapped.
+        left: what was mapped when it executed the program, until that program runs: execve(2)
+            keeps the registers of its caller up to its end.
+        program: path of the program, empty if unknown, as for kernel threads.
+        resource: created with its first sample.
+        stacks: resolved stacks by callchain, valid until a mapping is added.
+    """
+
+    pid: int
+    space: AddressSpace = field(default_factory=AddressSpace)
+    left: AddressSpace | None = None
+    program: bytes = b""
+    resource: Resource | None = None
+    stacks: dict[tuple[int, bytes], Stack] = field(default_factory=dict)
+
+    def find(self, address: int) -> FileMapping | None:
+        """Returns the mapping at an address; None if there is none."""
+        mapping = self.space.find(address)
+        return mapping or (self.left.find(address) if self.left else None)
+
+    def run(self) -> None:
+        """Records that the program runs."""
+        if self.left is not None:
+            self.left = None
+            self.stacks.clear()
+
+    def add(self, mapping: FileMapping) -> int:
+        """Adds a mapping; the first mapped file is the program. Returns how many were copied."""
+        copied = self.space.add(mapping)
+        self.stacks.clear()
+        if not self.program and mapping.path.startswith(b"/") and self.resource is None:
+            self.program = mapping.path
+        return copied
+
+
+class Processes:
+    """All processes, at the time of the records added so far."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, Process] = {}
+        self._names: dict[int, bytes] = {}
+        self._copied = 0
+
+    def map(self, mapping: FileMapping) -> None:
+        """Records a mapping of a process.
+
+        Raises:
+            PayloadError: forked processes have more mappings than fit in memory.
+        """
+        self._copied += self.process(mapping.pid).add(mapping)
+        if self._copied > _MAX_COPIED:
+            raise PayloadError(f"its forked processes map more than {_MAX_COPIED:,} files")
+
+    def process(self, pid: int) -> Process:
+        """Returns the current process with an id."""
+        process = self._processes.get(pid)
+        if process is None:
+            process = self._processes[pid] = Process(pid)
+        return process
+
+    def name(self, pid: int, tid: int) -> bytes:
+        """Returns the name of a thread; its process's if unknown, else empty."""
+        return self._names.get(tid) or self._names.get(pid, b"")
+
+    def rename(self, comm: Comm) -> None:
+        """Records a thread's name, and a new program if it executed one."""
+        self._names[comm.tid] = comm.name
+        if comm.is_exec:
+            self._processes[comm.pid] = Process(comm.pid, left=self.process(comm.pid).space)
+
+    def fork(self, fork: Fork) -> None:
+        """Records a new thread or process."""
+        if fork.pid != fork.parent:
+            parent = self.process(fork.parent)
+            space, program = parent.space.copy(), parent.program
+            self._processes[fork.pid] = Process(fork.pid, space, program=program)
+        name = self.name(fork.parent, fork.parent_tid)
+        if name:
+            self._names[fork.tid] = name

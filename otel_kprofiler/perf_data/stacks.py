@@ -1,0 +1,166 @@
+"""Resolves callchains with the mappings of their time."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from os.path import basename
+from typing import Final
+
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    USER_SIDE,
+    AddressRange,
+    BuildId,
+    FileId,
+    Frame,
+    Line,
+    Module,
+    ModuleKind,
+    RangeSource,
+    SideKind,
+    Stack,
+    Unresolved,
+)
+from otel_kprofiler.perf_data.naming import Names
+from otel_kprofiler.perf_data.processes import AddressSpace, Process
+from otel_kprofiler.perf_data.records import KERNEL_MODE, FileMapping, Ksymbol
+from otel_kprofiler.text import decode_name
+
+_CONTEXT: Final = (1 << 64) - 4095
+"""Words from here mark the side of the following addresses (``PERF_CONTEXT_MAX``)."""
+_SIDES: Final = {
+    (1 << 64) - 32: KERNEL_SIDE,  # PERF_CONTEXT_HV
+    (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
+    (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
+}
+"""Addresses after other marks belong to guests, and are left out."""
+_KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
+_VMLINUX: Final = "vmlinux"
+_NO_FILE: Final = (b"//anon", b"[heap]", b"[stack", b"/dev/zero", b"/anon_hugepage", b"[anon")
+_VDSO: Final = b"[vdso]"
+
+
+class Stacks:
+    """Makes stacks of callchains.
+
+    Args:
+        build_ids: build id by path.
+        names: finds names.
+    """
+
+    def __init__(self, build_ids: dict[bytes, str], names: Names) -> None:
+        self._build_ids = build_ids
+        self._names = names
+        self._kernel = AddressSpace()
+        self._loaded: dict[FileMapping, Module] = {}
+        self._bpf: dict[int, str] = {}
+        self._frames: dict[tuple[FileMapping, int], Frame] = {}
+
+    def map_kernel(self, mapping: FileMapping) -> None:
+        """Adds the kernel, or a module."""
+        if mapping.path.startswith(_KERNEL_IMAGE):
+            # The offset is the address of the symbol after the name, _text.
+            base = mapping.offset or mapping.start
+            mapping = mapping._replace(offset=0, start=min(base, mapping.start))
+        self._kernel.add(mapping)
+
+    def load(self, symbol: Ksymbol) -> None:
+        """Adds kernel code with a name, such as a BPF program."""
+        name = symbol.name
+        self._kernel.add(FileMapping(symbol.time_ns, -1, symbol.start, symbol.end, 0, name, ""))
+        self._bpf[symbol.start] = decode_name(name)
+
+    def resolve(self, process: Process, chain: bytes, mode: int) -> Stack:
+        """Returns the stack of a callchain; equal callchains of a process share it."""
+        stack = process.stacks.get((mode, chain))
+        if stack is None:
+            frames = list(self._chain(process, chain, mode))
+            stack = process.stacks[mode, chain] = Stack.from_frames(frames)
+        return stack
+
+    def _chain(self, process: Process, chain: bytes, mode: int) -> Iterator[Frame]:
+        side: SideKind | None = KERNEL_SIDE if mode == KERNEL_MODE else USER_SIDE
+        is_leaf = True
+        for (word,) in struct.iter_unpack("<Q", chain):
+            if word >= _CONTEXT:
+                side, is_leaf = _SIDES.get(word), True
+                continue
+            if word == 0:  # the end of a chain of frame pointers
+                continue
+            if side is KERNEL_SIDE:
+                yield self._kernel_frame(word - (not is_leaf))
+            elif side is USER_SIDE:
+                yield self._user_frame(process, word - (not is_leaf))
+            is_leaf = False
+
+    def _kernel_frame(self, address: int) -> Frame:
+        mapping = self._kernel.find(address)
+        if mapping is None:
+            return Frame(None, address, (), 0, KERNEL_SIDE, Unresolved.UNMAPPED)
+        rva = address - mapping.start
+        frame = self._frames.get((mapping, rva))
+        if frame is None:
+            frame = self._make_kernel_frame(mapping, rva, address)
+            self._frames[mapping, rva] = frame
+        return frame
+
+    def _make_kernel_frame(self, mapping: FileMapping, rva: int, address: int) -> Frame:
+        module = self._loaded.get(mapping)
+        if module is None:
+            module = self._loaded[mapping] = self._module(mapping)
+        if name := self._bpf.get(mapping.start):
+            return Frame(module, rva, (Line(name),), rva, KERNEL_SIDE)
+        frame = self._names.find_kernel(module, rva, address)
+        return frame or Frame(module, rva, (), 0, KERNEL_SIDE, Unresolved.NOT_HERE)
+
+    def _module(self, mapping: FileMapping) -> Module:
+        extent = AddressRange(mapping.start, mapping.end, "")
+        path = mapping.path
+        if name := self._bpf.get(mapping.start):
+            kind = ModuleKind.BPF
+        elif path.startswith(_KERNEL_IMAGE):
+            name, kind, path = _VMLINUX, ModuleKind.VMLINUX, _KERNEL_IMAGE
+        else:
+            name, kind = _module_name(path), ModuleKind.LOADED
+        build_id = self._build_id(mapping, path)
+        return Module(
+            name, kind, build_id, FileId(""), mapping.start, (extent,), RangeSource.KERNEL
+        )
+
+    def _user_frame(self, process: Process, address: int) -> Frame:
+        mapping = process.find(address)
+        if mapping is None:
+            return Frame(None, address, (), 0, USER_SIDE, Unresolved.UNMAPPED)
+        if mapping.path.startswith(_NO_FILE):
+            return Frame(None, address, (), 0, USER_SIDE, Unresolved.NO_FILE)
+        offset = address - mapping.start + mapping.offset
+        if mapping.path == _VDSO:
+            offset = address - mapping.start
+        key = mapping._replace(time_ns=0, pid=0, start=0, end=0, offset=0), offset
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = self._frames[key] = self._make_user_frame(mapping, offset)
+        return frame
+
+    def _make_user_frame(self, mapping: FileMapping, offset: int) -> Frame:
+        build_id = self._build_id(mapping, mapping.path)
+        path = decode_name(mapping.path)
+        frame = self._names.find_user(path, build_id or "", offset)
+        if frame is not None:
+            return frame
+        module = self._loaded.get(mapping)
+        if module is None:
+            module = Module(basename(path), ModuleKind.USER, build_id, FileId(""), 0)
+            self._loaded[mapping] = module
+        return Frame(module, offset, (), 0, USER_SIDE, Unresolved.NOT_HERE)
+
+    def _build_id(self, mapping: FileMapping, path: bytes) -> BuildId | None:
+        build_id = mapping.build_id or self._build_ids.get(path)
+        return BuildId(build_id) if build_id else None
+
+
+def _module_name(path: bytes) -> str:
+    """Returns the name of a module: ``[ext4]``, or a path such as ``…/ext4.ko.xz``."""
+    name = decode_name(path).strip("[]").rpartition("/")[2].partition(".ko")[0]
+    return name.replace("-", "_")
