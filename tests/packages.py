@@ -112,7 +112,8 @@ PACKAGES = {
         "errors model otlp text version",
     ),
     "analysis": Package(
-        "Saved profiles: samples in columns, filtered and grouped", "formats model otlp text"
+        "Saved profiles: samples in columns, filtered and grouped",
+        "errors formats model otlp text",
     ),
     "clickhouse": Package(
         "Profiles in ClickHouse: queries, and samples from their rows",

@@ -18,6 +18,7 @@ from otel_kprofiler.analysis.groups import (
     select_group,
     sort_groups,
 )
+from otel_kprofiler.analysis.latency import LATENCY, weigh_latency
 from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, OF_STACKS, Key
 from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
@@ -39,6 +40,7 @@ __all__ = [
     "GROUPINGS",
     "ITSELF",
     "LABEL",
+    "LATENCY",
     "NO_CALLER",
     "NO_PROGRAM",
     "NO_STACK",
@@ -78,4 +80,5 @@ __all__ = [
     "sort_groups",
     "spans_with_lines",
     "summarize_waits",
+    "weigh_latency",
 ]

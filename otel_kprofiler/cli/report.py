@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from otel_kprofiler.analysis import (
     Samples,
     find_span_parts,
     find_span_times,
+    weigh_latency,
 )
 from otel_kprofiler.cli.moments import Moment, MomentType
 from otel_kprofiler.cli.no_match import check_matches
@@ -32,7 +33,7 @@ from otel_kprofiler.cli.report_text import (
     span_time_lines,
     span_times_as_dict,
 )
-from otel_kprofiler.cli.sources import Choice, load_choice
+from otel_kprofiler.cli.sources import Choice, is_table, load_choice
 from otel_kprofiler.cli.terminal import describe_count, say
 from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.clickhouse import ALL, need_of
@@ -40,6 +41,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS
 
 _FORMATS: Final = [row.name for row in FORMATS]
+_LATENCY: Final = "latency"
 _OF_SPANS: Final = (PART, TRACE)
 _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
@@ -74,6 +76,10 @@ class GroupingType(click.ParamType[str]):
 @click.option(
     "--callees", "callees_of", metavar="FUNCTION", help="Show the callees of this function."
 )
+@click.option(
+    "--weight", type=click.Choice(["time", _LATENCY]), default="time", show_default=True,
+    help="latency: CPU time divided by the threads of the process that ran at the same time.",
+)  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,
     help="Rows to show; 0 for all.",
@@ -155,6 +161,7 @@ def command(
     by: str,
     callers_of: str | None,
     callees_of: str | None,
+    weight: str,
     limit: int,
     order: str | None,
     as_json: bool,
@@ -183,6 +190,7 @@ def command(
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
     chosen, is_written = Filter(**filters), bool(path or form)
+    weigh = _choose_weight(weight, paths, by)
     if by in _OF_SPANS:
         if is_written or callers_of or callees_of or sides:
             raise click.UsageError(
@@ -192,7 +200,7 @@ def command(
         return
     of_stacks = bool(callers_of or callees_of or sides)
     need = ALL if is_written else need_of(chosen, by, of_stacks=of_stacks)
-    loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need)
+    loaded, samples = load_choice(paths, Choice(chosen, start, end, sides), need, weigh)
     check_matches(chosen, loaded)
     if is_written:
         with Output(path or "-", form, force=force) as output:
@@ -219,6 +227,22 @@ def command(
     width = terminal_width()
     lines = [line for part in parts for line in report.lines(*part, limit, width)]
     show(lines or ["no samples match" if samples.tables.stacks else "no samples"])
+
+
+def _choose_weight(
+    weight: str, paths: Sequence[str], by: str
+) -> Callable[[Samples], Samples] | None:
+    """Returns the change of the samples' weights; None for time."""
+    if weight != _LATENCY:
+        return None
+    if by in _OF_SPANS:
+        raise click.UsageError(f"--weight {weight} cannot be combined with --by {by}")
+    if any(map(is_table, paths)):
+        raise click.UsageError(
+            f"--weight {weight} needs all threads of a process; write them to a file first: "
+            "report -o FILE.otlp"
+        )
+    return weigh_latency
 
 
 def _report_spans(

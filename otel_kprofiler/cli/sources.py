@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os.path import basename
 from typing import Any, Final, NamedTuple
 
@@ -79,13 +79,19 @@ class Loaded(NamedTuple):
     chosen: Samples
 
 
-def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
+def load_choice(
+    sources: Sequence[str],
+    choice: Choice,
+    need: Need,
+    weigh: Callable[[Samples], Samples] | None = None,
+) -> Loaded:
     """Loads the selected samples of files and tables.
 
     Args:
         sources: paths of files or addresses of tables.
         choice: the selection.
         need: the parts of a table to read.
+        weigh: changes the weights of all samples of files, before any is selected.
 
     Raises:
         KProfilerError: a source cannot be read.
@@ -94,6 +100,7 @@ def load_choice(sources: Sequence[str], choice: Choice, need: Need) -> Loaded:
     parts = [load_table(source, choice, need) for source in sources if is_table(source)]
     if files:
         loaded = load_profiles(files)
+        loaded = weigh(loaded) if weigh else loaded
         parts.append(choice.apply(loaded))
         if len(sources) == len(files):
             return Loaded(loaded, parts[0])

@@ -1,0 +1,96 @@
+"""Weighs CPU time by latency: by how much of a process's elapsed time it accounts for."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from dataclasses import replace
+from typing import Final
+
+from otel_kprofiler.analysis.samples import Samples
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.model import ON_CPU, ProfileKind
+
+LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
+"""CPU time divided by the number of threads of the process that ran at that time; the sum is the
+time in which any of them ran."""
+
+
+def weigh_latency(samples: Samples) -> Samples:
+    """Returns the on-CPU samples with weights of kind :data:`LATENCY`.
+
+    A sample stands for its period, divided by the number of threads of its process that ran on a
+    CPU at that time, as ``perf report --latency`` does for a whole recording. Another thread counts
+    by the distance of its samples in time: fully for a sample at the same time, and not at all from
+    one period on. A thread that runs without pause thus counts as one, whatever the phase of its
+    CPU's timer. Where threads begin or end, the number is wrong for up to one period.
+
+    Args:
+        samples: all samples of the processes; a selection would miss threads.
+
+    Raises:
+        KProfilerError: there are no on-CPU samples with a period and times of their own.
+    """
+    origins = samples.tables.origins
+    is_cpu = [origin.profile.kind == ON_CPU for origin in origins]
+    cpu = samples.select([is_cpu[origin] for origin in samples.origins])
+    if not cpu.count:
+        raise KProfilerError(
+            "there are no on-CPU samples to weigh by latency",
+            hint="record without --no-on-cpu, and without -e events alone",
+        )
+    has_times = all(origins[origin].profile.period_ns for origin in set(cpu.origins))
+    if not has_times or cpu.count != len(cpu.times):
+        raise KProfilerError(
+            "latency needs the time of each sample, and the profile has sums only",
+            hint="use an OTLP profile, a raw recording or a perf.data file instead",
+        )
+    weighed = [
+        origin._replace(profile=replace(origin.profile, kind=LATENCY, period_ns=0))
+        for origin in origins
+    ]
+    kept = [number for number, is_used in enumerate(is_cpu) if is_used]
+    places = {number: at for at, number in enumerate(kept)}
+    return replace(
+        cpu,
+        tables=cpu.tables._replace(origins=[weighed[number] for number in kept], totals={}),
+        origins=array("I", [places[origin] for origin in cpu.origins]),
+        values=_latencies(cpu),
+    )
+
+
+def _latencies(samples: Samples) -> array[int]:
+    """Returns the latency of each sample in nanoseconds."""
+    by_process: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    tables = samples.tables
+    for (start, end), number, origin in zip(
+        samples.spans(), samples.threads, samples.origins, strict=True
+    ):
+        thread = tables.threads[number]
+        period_ns = tables.origins[origin].profile.period_ns
+        points = by_process[thread.resource]
+        points += [(samples.times[at], thread.tid, period_ns, at) for at in range(start, end)]
+    latencies = array("q", bytes(8 * len(samples.times)))
+    for points in by_process.values():
+        points.sort()
+        _weigh(points, latencies)
+    return latencies
+
+
+def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:
+    """Set the latencies of a process: its samples by time, each with thread, period and place.
+
+    The nearness of a thread's samples to a time adds up to one period, at any phase.
+    """
+    first = 0
+    for time, tid, period, place in points:
+        while points[first][0] <= time - period:
+            first += 1
+        running = period  # of one thread
+        for at in range(first, len(points)):
+            other_time, other, _, _ = points[at]
+            if other_time >= time + period:
+                break
+            if other != tid:
+                running += period - abs(other_time - time)
+        latencies[place] = round(period * period / running)

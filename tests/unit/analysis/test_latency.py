@@ -1,0 +1,177 @@
+"""Weights by latency add up to the time in which any thread of a process ran."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner
+
+from otel_kprofiler.analysis import LATENCY, load_samples, weigh_latency
+from otel_kprofiler.cli import report
+from otel_kprofiler.errors import KProfilerError
+from otel_kprofiler.formats import FORMATS
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    OFF_CPU,
+    ON_CPU,
+    Frame,
+    Line,
+    Profile,
+    Resource,
+    ResourceSamples,
+    Stack,
+    Window,
+    WindowSample,
+)
+
+MS = 1_000_000
+START = 1_790_000_000_000 * MS
+PERIOD = 10 * MS
+
+
+def stack(name):
+    return Stack.from_frames([Frame(None, 1, (Line(name),), 0, KERNEL_SIDE)])
+
+
+STACKS = {name: stack(name) for name in ("serial", "parallel", "other")}
+
+
+def times(start_ms, end_ms, phase_ms, jitter_ms=0.0, seed=0):
+    """The times at which a CPU's timer samples a thread that runs without pause."""
+    rng = random.Random(seed)
+    return [
+        START + round((at + rng.uniform(-jitter_ms, jitter_ms)) * MS)
+        for at in (phase_ms + 10 * tick for tick in range(10_000))
+        if start_ms <= at < end_ms
+    ]
+
+
+def row(name, tid, at, cpu=0):
+    return WindowSample(STACKS[name], tid, "worker", cpu, None, at)
+
+
+def resource(pid):
+    return Resource({"process.pid": pid, "process.executable.name": f"p{pid}"})
+
+
+def window(*groups, kind=ON_CPU, period=PERIOD):
+    return Window(START, START + 100_000 * MS, [
+        Profile(kind, period, [ResourceSamples(resource(pid), rows) for pid, rows in groups])
+    ])  # fmt: skip
+
+
+def latencies(*windows):
+    samples = weigh_latency(load_samples(windows))
+    sums = Counter()
+    for stack, weight in zip(samples.stacks, samples.weights(), strict=True):
+        sums[samples.tables.stacks[stack].frames[0].function] += weight / MS
+    return sums
+
+
+def program(threads, jitter_ms=0.0):
+    """1 s on one thread, then 1 s on several, whose timers have any phases."""
+    rows = [row("serial", 1, times(0, 1000, 3.0, jitter_ms))]
+    for number in range(threads):
+        phase = 10 * random.Random(number).random()
+        rows.append(
+            row("parallel", number + 1, times(1000, 2000, phase, jitter_ms, number), number)
+        )
+    return rows
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8, 64])
+@pytest.mark.parametrize("jitter_ms", [0.0, 1.0])
+def test_a_serial_part_weighs_as_much_as_a_parallel_one_of_the_same_length(threads, jitter_ms):
+    sums = latencies(window((7, program(threads, jitter_ms))))
+    assert sums["serial"] == pytest.approx(1000, abs=20)
+    assert sums["parallel"] == pytest.approx(1000, abs=30)
+
+
+def test_threads_of_other_processes_do_not_count():
+    others = [row("other", 9, times(0, 1000, 1.0))]
+    sums = latencies(window((7, [row("serial", 1, times(0, 1000, 3.0))]), (9, others)))
+    assert sums == {"serial": 1000, "other": 1000}
+
+
+def test_a_thread_that_changes_its_cpu_is_one_thread():
+    rows = [row("serial", 1, times(0, 500, 3.0)), row("serial", 1, times(500, 1000, 8.0), cpu=1)]
+    assert latencies(window((7, rows))) == {"serial": 1000}
+
+
+def test_windows_of_one_process_are_one_recording():
+    first = window((7, [row("parallel", 1, times(0, 1000, 3.0))]))
+    second = window((7, [row("parallel", 2, times(0, 1000, 6.0))]))
+    assert latencies(first, second)["parallel"] == pytest.approx(1000, abs=10)
+
+
+def test_only_cpu_time_is_weighed():
+    waits = window((7, [row("other", 1, times(0, 1000, 1.0))]), kind=OFF_CPU, period=0)
+    samples = weigh_latency(load_samples([window((7, program(2))), waits]))
+    assert samples.kinds == (LATENCY,)
+    assert "other" not in latencies(window((7, program(2))), waits)
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        (window((7, [row("other", 1, [START])]), kind=OFF_CPU, period=0), "no on-CPU samples"),
+        (window((7, [row("other", 1, [START])._replace(values=[5])])), "has sums only"),
+        (window((7, [row("other", 1, [START])]), period=0), "has sums only"),
+    ],
+)
+def test_profiles_without_times_are_refused(profile, message):
+    with pytest.raises(KProfilerError, match=message) as refused:
+        weigh_latency(load_samples([profile]))
+    assert refused.value.hint
+
+
+@pytest.fixture
+def path(tmp_path):
+    (row,) = [row for row in FORMATS if row.name == "otlp"]
+    path = tmp_path / "x.otlp"
+    path.write_bytes(row.write([window((7, program(2)))]))
+    return path
+
+
+def invoke(*words):
+    done = CliRunner().invoke(report.command, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_reports_have_the_weights(path, tmp_path):
+    (kind,) = json.loads(invoke("--weight", "latency", "--json", path))["kinds"]
+    groups = {group["name"]: group for group in kind["groups"]}
+    assert (kind["kind"], kind["unit"], kind["samples"]) == ("latency", "nanoseconds", 300)
+    assert groups["serial"]["self"] == pytest.approx(1000 * MS, rel=0.03)
+    assert groups["parallel"]["self"] == pytest.approx(1000 * MS, rel=0.03)
+    (plain,) = json.loads(invoke("--json", path))["kinds"]
+    assert {group["name"]: group["self"] for group in plain["groups"]} == {
+        "serial": 1000 * MS,
+        "parallel": 2000 * MS,
+    }
+    folded = tmp_path / "x.folded"
+    invoke("--weight", "latency", path, "-o", folded)
+    assert (
+        sum(int(line.rpartition(" ")[2]) for line in folded.read_text().splitlines())
+        == (kind["total"])
+    )
+
+
+def test_a_filter_does_not_change_the_number_of_threads(path):
+    """A thread keeps its weight when others are filtered out."""
+    (whole,) = json.loads(invoke("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
+    (selected,) = json.loads(invoke("--weight", "latency", "--json", "-t", "2", path))["kinds"]
+    weights = [group["self"] for group in whole["groups"] if "2" in group["name"]]
+    assert weights == [selected["total"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--by", "part"], "cannot be combined"), (["clickhouse://h:1/d"], "needs all threads")],
+)
+def test_sources_without_all_threads_are_refused(path, words, message):
+    done = CliRunner().invoke(report.command, ["--weight", "latency", str(path), *words])
+    assert done.exit_code == 2
+    assert message in done.output
