@@ -200,6 +200,24 @@ def test_samples_for_which_the_ring_has_no_room_are_counted():
     assert not counts["on_cpu"].lost, "events leave a quarter of the ring to other kinds"
 
 
+def test_programs_that_interrupt_each_other_write_whole_records():
+    """A tracepoint of the clock's interrupt occurs inside the programs of the others."""
+    names = ("sys_enter", "hrtimer_expire_entry")
+    config = SamplerConfig(
+        samples_per_second=4999,
+        stacks="both",
+        events=tuple(parse_event(name, 99) for name in names),
+    )
+    load = "import os, time; until = time.time() + 2\nwhile time.time() < until: os.stat('/')"
+    samples, counts = run_sampler(
+        config, lambda _: subprocess.run([sys.executable, "-S", "-c", load], check=True)
+    )
+    for name in ("on_cpu", *names):
+        received = [sample for sample in samples if sample.kind.name == name]
+        assert counts[name].taken == len(received) + sum(counts[name].lost.values()), name
+    assert counts["hrtimer_expire_entry"].missed > 0
+
+
 @pytest.mark.parametrize("text", ["kmem_mm_page_alloc", "mm_page_allocc"])
 def test_an_unknown_tracepoint_is_an_error_before_recording(tmp_path, text):
     path = tmp_path / "x.html"
