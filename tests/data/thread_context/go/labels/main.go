@@ -70,14 +70,18 @@ func publish(path string) {
 	binary.LittleEndian.PutUint64(data[16:], now())
 }
 
+var compute = func(duration time.Duration) {
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		sink.Add(1)
+	}
+}
+
 // Computes for a while, on the stack of the goroutine and in the runtime, or lets others run; returns
 // whether it only computed.
 func work(random *rand.Rand) bool {
 	switch random.Intn(6) {
 	case 0, 1, 2:
-		for end := time.Now().Add(time.Duration(random.Intn(3000)) * time.Microsecond); time.Now().Before(end); {
-			sink.Add(1)
-		}
+		compute(time.Duration(random.Intn(3000)) * time.Microsecond)
 		return true
 	case 3:
 		for count := random.Intn(200); count > 0; count-- {
