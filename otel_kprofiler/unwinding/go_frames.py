@@ -408,16 +408,16 @@ def make_tables(
     return maker
 
 
-def pack_tables(maker: FrameMaker, pairs: bytes, origin: int) -> bytes:
+def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, origin: int) -> bytes:
     """Packs the tables. Raises ``ValueError`` if a function is out of range."""
     try:
-        made = [(start - origin, entry - origin) for start, entry in maker.pairs]
-        made += _PAIR.iter_unpack(pairs)
-        made.sort()
-        search = struct.pack(f"<{2 * len(made)}i", *itertools.chain.from_iterable(made))
+        rows = [(start - origin, entry - origin) for start, entry in made]
+        rows += _PAIR.iter_unpack(pairs)
+        rows.sort()
+        search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
     except struct.error as error:
         raise ValueError("a function far from its entry") from error
-    return COUNT.pack(len(made)) + search + bytes(maker.frames)
+    return COUNT.pack(len(rows)) + search + frames
 
 
 def main() -> None:
@@ -437,7 +437,7 @@ def main() -> None:
         with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
             maker = make_tables(file, table, text.address, segments, address)
             others = file[pairs.offset : pairs.offset + pairs.size]
-            result = pack_tables(maker, others, origin)
+            result = pack_tables(maker.pairs, bytes(maker.frames), others, origin)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(str(error) or type(error).__name__) from error
     while result:

@@ -123,7 +123,7 @@ def test_go_tables_are_rejected_or_meet_the_programs_assumptions(data):
     address = 0x700000
     try:
         maker = make_tables(data, GO_TABLE, GO_SEGMENTS[0].address, GO_SEGMENTS, address)
-        packed = pack_tables(maker, b"", address)
+        packed = pack_tables(maker.pairs, bytes(maker.frames), b"", address)
     except ValueError:
         return
     count = int.from_bytes(packed[:4], "little")

@@ -83,6 +83,11 @@ class Section:
             table = self._entry(at).get_decoded().table
             yield from (row for row in table if row["pc"] < end)
 
+    def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
+        """Start, end and rows of each function."""
+        for start, end, at in self._entries:
+            yield start, end, self._entry(at).get_decoded().table
+
     def _decode(self, address: int) -> Row | None:
         index = bisect.bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._entries[index][1]:
@@ -141,6 +146,11 @@ class ElfTables:
         """The rules of all rows."""
         for part in self._sections:
             yield from part.rows()
+
+    def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
+        """Start, end and rows of each function."""
+        for part in self._sections:
+            yield from part.functions()
 
     def go_function(self, address: int) -> str:
         """The function of Go's runtime at an address; empty if there is none."""

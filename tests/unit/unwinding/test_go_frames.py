@@ -174,7 +174,9 @@ def test_tables_of_unsupported_versions_are_rejected():
 def test_table_pairs_of_c_code_are_kept_and_sorted():
     file, table, segments = go_file([ORDINARY] * 3)
     maker = make_tables(file, table, TEXT, segments, ADDRESS)
-    packed = pack_tables(maker, struct.pack("<ii", TEXT + 40 - ADDRESS, 7), ADDRESS)
+    packed = pack_tables(
+        maker.pairs, bytes(maker.frames), struct.pack("<ii", TEXT + 40 - ADDRESS, 7), ADDRESS
+    )
     (count,) = struct.unpack_from("<I", packed)
     pairs = list(struct.iter_unpack("<ii", packed[4 : 4 + 8 * count]))
     assert count == 4

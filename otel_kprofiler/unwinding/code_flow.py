@@ -1,0 +1,397 @@
+"""Follows x86-64 machine code to find where each instruction's caller is on the stack.
+
+A function begins with its return address on top of the stack, and returns with it there. Between,
+the distance is computed along the control flow, from starts of functions forwards and from returns
+backwards. Where two ways disagree, or an instruction is not understood, the place is unknown.
+
+Imports only :mod:`x86_code`, since child processes run without the rest of this package.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.unwinding.code_state import (
+    ENTRY,
+    OUTERMOST,
+    UNKNOWN,
+    Inconsistent,
+    State,
+    is_known,
+    merge,
+    step,
+    step_back,
+)
+from otel_kprofiler.unwinding.x86_code import INVALID, MAX_BYTES, Effect, Instruction, decode
+
+_STOPS: Final = (Effect.JUMP, Effect.JUMP_INDIRECT, Effect.RETURN, Effect.END)
+_CALLS: Final = (Effect.CALL, Effect.CALL_INDIRECT)
+_JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
+
+
+class Function(NamedTuple):
+    """The code reached from the start of a function.
+
+    Attributes:
+        states: before each instruction; empty if the code is inconsistent.
+        exits: functions that it jumps to.
+        returns: whether it returns itself, or jumps to a place that is unknown.
+        calls: functions that it calls.
+    """
+
+    states: dict[int, State]
+    exits: set[int]
+    returns: bool
+    calls: set[int]
+
+
+class _Walk:
+    """Collects the states of a function while it is followed.
+
+    Attributes:
+        start: its first instruction.
+        states: before each instruction.
+        waiting: instructions to visit.
+        exits, calls: as in :class:`Function`.
+        ends: instructions that return, or jump to a place that is unknown.
+        leaves: those that lead to another function.
+    """
+
+    def __init__(self, start: int, state: State) -> None:
+        self.start = start
+        self.states = {start: state}
+        self.waiting = [start]
+        self.exits: set[int] = set()
+        self.calls: set[int] = set()
+        self.ends: set[int] = set()
+        self.leaves: set[int] = set()
+
+    def enter(self, at: int, state: State) -> None:
+        """Add a state of an instruction. Raises :class:`Inconsistent`."""
+        earlier = self.states.get(at)
+        merged = state if earlier is None else merge(earlier, state)
+        if merged != earlier:
+            self.states[at] = merged
+            self.waiting.append(at)
+
+
+def _check_end(state: State, length: int, effect: int) -> None:
+    """Raise :class:`Inconsistent` if there is no instruction, or it returns to a wrong place."""
+    if not length:
+        raise Inconsistent
+    if effect == Effect.RETURN and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
+        raise Inconsistent
+
+
+class Flow:
+    """The control flow of a file's code.
+
+    Args:
+        texts: start (SVMA) and bytes of the executable segments.
+        gaps: ranges of code whose states are wanted.
+        entry: the program's first instruction; its caller is the kernel.
+        endless_slots: where the addresses of imported functions are that do not return.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[tuple[int, bytes]],
+        gaps: Sequence[tuple[int, int]],
+        entry: int,
+        endless_slots: frozenset[int],
+    ) -> None:
+        self._texts = [
+            (start, start + len(code), code + bytes(2 * MAX_BYTES)) for start, code in texts
+        ]
+        self._gaps = gaps
+        self._entry, self._endless_slots = entry, endless_slots
+        self._instructions: dict[int, Instruction] = {}
+        self._shared: dict[Instruction, Instruction] = {}
+        self._steps: dict[tuple[State, int, int], State] = {}
+        self._functions: dict[int, Function] = {}
+        self._callers: defaultdict[int, set[int]] = defaultdict(set)
+        self._endless: set[int] = set()  # functions that do not return
+        self.states: dict[int, State] = {}
+
+    def contains(self, address: int) -> bool:
+        """Returns whether the code has an address."""
+        return any(start <= address < end for start, end, _ in self._texts)
+
+    def instruction(self, at: int) -> Instruction:
+        """Returns the instruction at an address; ``INVALID`` if there is none."""
+        instruction = self._instructions.get(at)
+        if instruction is None:
+            instruction = INVALID
+            for start, end, code in self._texts:
+                if start <= at < end:
+                    instruction = decode(code, at - start)
+                    if at + instruction[0] > end:
+                        instruction = INVALID
+            instruction = self._shared.setdefault(instruction, instruction)
+            self._instructions[at] = instruction
+        return instruction
+
+    def references(self) -> Iterator[int]:
+        """Yields addresses that reached code takes."""
+        for at in self.states:
+            length, effect, value = self.instruction(at)
+            if effect == Effect.REFERENCE:
+                yield at + length + value
+
+    def absolutes(self) -> Iterator[int]:
+        """Yields numbers in reached code that may be addresses."""
+        for at in self.states:
+            _, effect, value = self.instruction(at)
+            if effect == Effect.ABSOLUTE:
+                yield value
+
+    def add_functions(self, starts: Iterable[int]) -> None:
+        """Follow functions from their first instructions, and those that they call."""
+        self._add_all(starts)
+        self._settle()
+        self.states = self._join()
+
+    def add_candidates(self, starts: Iterable[int]) -> None:
+        """Follow code from places that may be functions; ignore those that contradict it."""
+        for start in starts:
+            if self.contains(start) and start not in self.states and start not in self._functions:
+                function = self._follow(start)
+                if self._fits(function):
+                    self._add_all(self._add(start, function))
+        self._settle()
+        self.states = self._join()
+
+    def _add_all(self, starts: Iterable[int]) -> None:
+        waiting = [at for at in starts if self.contains(at)]
+        while waiting:
+            start = waiting.pop()
+            if start not in self._functions:
+                waiting += filter(self.contains, self._add(start, self._follow(start)))
+
+    def _add(self, start: int, function: Function) -> set[int]:
+        """Add a function; returns the functions that it calls."""
+        self._functions[start] = function
+        for callee in function.calls | function.exits:
+            self._callers[callee].add(start)
+        return function.calls
+
+    def _fits(self, function: Function) -> bool:
+        """Returns whether a function returns as functions do, and agrees with all other code."""
+        states = function.states
+        returns = any(
+            self.instruction(at)[1] == Effect.RETURN and state == ENTRY
+            for at, state in states.items()
+        )
+        return returns and all(self.states.get(at, state) == state for at, state in states.items())
+
+    def _settle(self) -> None:
+        """Find the functions that do not return, and follow their callers again."""
+        waiting = list(self._functions)
+        while waiting:
+            start = waiting.pop()
+            function = self._functions[start]
+            if start in self._endless or function.returns or not function.states:
+                continue
+            if function.exits <= self._endless | {start}:
+                self._endless.add(start)
+                for caller in self._callers[start]:
+                    if caller in self._functions and caller not in self._endless:
+                        self._add(caller, self._follow(caller))
+                        waiting.append(caller)
+        for start, function in list(self._functions.items()):
+            is_changed = any(at in self._functions and at != start for at in function.states)
+            if is_changed or not function.states:  # other functions that it runs into are known
+                self._add(start, self._follow(start))
+
+    def _join(self) -> dict[int, State]:
+        """Returns the states in which all functions agree."""
+        states: dict[int, State] = {}
+        disputed = set()
+        for function in self._functions.values():
+            for at, state in function.states.items():
+                if states.setdefault(at, state) != state:
+                    disputed.add(at)
+        for at in disputed:
+            states[at] = UNKNOWN
+        return states
+
+    def _follow(self, start: int) -> Function:
+        walk = _Walk(start, OUTERMOST if start == self._entry else ENTRY)
+        try:
+            while walk.waiting:
+                self._visit(walk, walk.waiting.pop())
+        except Inconsistent:
+            return Function({}, walk.exits, True, walk.calls)
+        states, ends = walk.states, walk.ends | walk.leaves
+        if ends:
+            states = self._drop_dead_ends(states, ends, [start])
+        return Function(states, walk.exits, bool(walk.ends), walk.calls)
+
+    def _visit(self, walk: _Walk, at: int) -> None:
+        length, effect, value = self.instruction(at)
+        state = walk.states[at]
+        _check_end(state, length, effect)
+        if effect == Effect.RETURN:
+            walk.ends.add(at)
+        elif effect == Effect.JUMP_INDIRECT:
+            if at + length + value not in self._endless_slots:
+                walk.ends.add(at)
+        elif effect == Effect.CALL:
+            walk.calls.add(at + length + value)
+        following = self._step(state, effect, value)
+        for target in self._targets(at, length, effect, value):
+            if target in self._functions and target != walk.start:
+                walk.exits.add(target)
+                walk.leaves.add(at)
+            elif not self.contains(target):
+                walk.ends.add(at)
+            else:
+                walk.enter(target, following)
+
+    def _drop_dead_ends(
+        self, states: dict[int, State], ends: set[int], starts: list[int]
+    ) -> dict[int, State]:
+        """Drop what only follows a call, and never returns: the call may not return, either.
+
+        Args:
+            states: of all instructions.
+            ends: instructions at which the function ends, with a state that proves those before.
+            starts: instructions whose states are proved.
+        """
+        sources: defaultdict[int, list[int]] = defaultdict(list)
+        near: dict[int, list[int]] = {}
+        for at in states:
+            length, effect, value = self.instruction(at)
+            targets = self._targets(at, length, effect, value)
+            for target in targets:
+                sources[target].append(at)
+            is_certain = effect not in _CALLS or (
+                effect == Effect.CALL and self._surely_returns(at + length + value)
+            )
+            near[at] = targets if is_certain else []
+        good = set(_reach(ends, sources))
+        good.update(starts)
+        return {at: states[at] for at in _reach(good, near) if at in states}
+
+    def _surely_returns(self, callee: int) -> bool:
+        function = self._functions.get(callee)
+        return function is not None and function.returns and bool(function.states)
+
+    def _step(self, state: State, effect: int, value: int) -> State:
+        if effect == Effect.NONE or effect >= Effect.CALL:
+            return state
+        key = state, effect, value
+        after = self._steps.get(key)
+        if after is None:
+            after = self._steps.setdefault(key, step(state, effect, value))
+        return after
+
+    def _targets(self, at: int, length: int, effect: int, value: int) -> list[int]:
+        behind = at + length
+        if effect == Effect.NONE:
+            return [behind]
+        if effect in _CALLS:
+            endless = self._endless if effect == Effect.CALL else self._endless_slots
+            return [] if behind + value in endless else [behind]
+        targets = [] if effect in _STOPS else [behind]
+        if effect in _JUMPS:
+            targets.append(behind + value)
+        return targets
+
+    def add_rest(self) -> None:
+        """Follow code that no function was seen to reach back from where it returns.
+
+        Such are the cases of a switch, and functions that are called by address alone.
+        """
+        rest = self._sweep()
+        forward: dict[int, list[int]] = {}
+        linked: defaultdict[int, list[int]] = defaultdict(list)
+        for at, (length, effect, value) in rest.items():
+            forward[at] = targets = self._targets(at, length, effect, value)
+            for target in targets:
+                if target in rest and target not in self._functions:
+                    linked[at].append(target)
+                    linked[target].append(at)
+        seen: set[int] = set()
+        for at in rest:
+            if at not in seen:
+                self._solve(_connected(at, linked, seen), rest, forward)
+
+    def _sweep(self) -> dict[int, Instruction]:
+        """Decodes the code between the instructions that were reached."""
+        rest = {}
+        for start, end in self._gaps:
+            at = start
+            while at < end:
+                length, effect, value = self.instruction(at)
+                if at not in self.states and length:
+                    rest[at] = length, effect, value
+                at += max(length, 1)
+        return rest
+
+    def _solve(
+        self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
+    ) -> None:
+        """Find the states of connected code; none if they contradict each other."""
+        members = set(part)
+        sources: defaultdict[int, list[int]] = defaultdict(list)
+        states: dict[int, State] = {}
+        for at in part:
+            for target in forward[at]:
+                if target in members:
+                    sources[target].append(at)
+            for state in self._grounds(forward[at], members, *rest[at][1:]):
+                if is_known(state) and states.setdefault(at, state) != state:
+                    return
+        waiting = list(states)
+        grounds = set(waiting)
+        try:
+            while waiting:
+                at = waiting.pop()
+                following = step(states[at], *rest[at][1:])
+                near = [(target, following) for target in forward[at] if target in members]
+                near += [(other, step_back(states[at], *rest[other][1:])) for other in sources[at]]
+                for place, other in near:
+                    if place in self._functions or not is_known(other):
+                        continue
+                    if place not in states:
+                        states[place] = other
+                        waiting.append(place)
+                    else:
+                        merge(states[place], other)
+        except Inconsistent:
+            return
+        self.states.update(self._drop_dead_ends(states, grounds, []))
+
+    def _grounds(
+        self, targets: list[int], members: set[int], effect: int, value: int
+    ) -> Iterator[State]:
+        """Yields the states before an instruction that follow from where it leads."""
+        if effect == Effect.RETURN:
+            yield ENTRY
+        for target in targets:
+            if target in self._functions:
+                if effect == Effect.JUMP:
+                    yield ENTRY
+            elif target not in members and target in self.states:
+                yield step_back(self.states[target], effect, value)
+
+
+def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, None]:
+    seen = dict.fromkeys(starts)
+    waiting = list(seen)
+    while waiting:
+        for other in links.get(waiting.pop(), ()):
+            if other not in seen:
+                seen[other] = None
+                waiting.append(other)
+    return seen
+
+
+def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
+    """Returns an instruction with all that are linked to it; adds them to ``seen``."""
+    part = list(_reach([at], linked))
+    seen.update(part)
+    return part

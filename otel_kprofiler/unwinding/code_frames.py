@@ -1,0 +1,276 @@
+"""Makes ``.eh_frame`` for x86-64 code that has none, such as musl's, by following its instructions.
+
+:func:`main` is for a child process that imports none of the rest of this package:
+
+    ADDRESS ORIGIN ENTRY GAPS PARTS < file > number of pairs, pairs, frames
+
+ADDRESS is the address of the frames, ORIGIN the base of the pairs, ENTRY the program's first
+instruction. GAPS are the code without rules, as start:end,…; PARTS those of the file, as
+name=offset:size:address,…: existing ``pairs``, ``text`` and ``data`` segments, and sections.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import re
+import resource
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from otel_kprofiler.unwinding.code_flow import Flow
+from otel_kprofiler.unwinding.code_state import OUTERMOST, UNKNOWN, State
+from otel_kprofiler.unwinding.go_frames import Segment, make_program, pack_number, pack_tables
+
+MEMORY_BYTES: Final = 1 << 30
+SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
+
+_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
+# Version 1, "zRD", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
+# def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. D marks what this module makes.
+_CIE: Final = struct.pack(
+    "<II28s", 32, 0,
+    b"\1zRD\0\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f",
+)  # fmt: skip
+_BY_SP, _BY_FP = b"\x0c\7", b"\x0c\6"  # def_cfa
+_FP_SAVED: Final = b"\x86"  # offset rbp
+_FP_KEPT: Final = b"\xc6"  # restore rbp
+_FP_LOST: Final = b"\7\6"  # undefined rbp
+_CALLED: Final = b"\xd0"  # restore rip
+_NOT_CALLED: Final = b"\7\x10"  # undefined rip
+_NO_RULE: Final = b"\x16\x10\0"  # val_expression rip, without operations: ends the stack
+_SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
+_CALL_OR_JUMP: Final = re.compile(rb"[\xe8\xe9](?=(.{4}))", re.DOTALL)
+_CALL_BYTES: Final = 5
+_MAX_ROWS: Final = 64
+_WORD: Final = 8
+
+_SYMBOL: Final = struct.Struct("<IBxHQ8x")
+_RELOCATION: Final = struct.Struct("<QQq")
+_FUNCTION: Final = 2  # STT_FUNC
+_GLOB_DAT, _JUMP_SLOT, _RELATIVE = 6, 7, 8  # R_X86_64_*
+_ENDLESS: Final = frozenset(
+    b"exit _exit _Exit quick_exit abort thrd_exit pthread_exit longjmp siglongjmp _longjmp"
+    b" __longjmp_chk __stack_chk_fail __assert_fail __libc_start_main __fortify_fail __chk_fail"
+    b" _Unwind_Resume __cxa_throw __cxa_rethrow err errx verr verrx".split()
+)
+"""Functions of C and C++ libraries that do not return."""
+
+Gap = tuple[int, int]
+Parts = Mapping[str, Sequence[Segment]]
+
+
+class Symbols:
+    """Where a file's functions start, and which imported ones do not return.
+
+    Args:
+        file: content of the file.
+        parts: its segments and sections.
+    """
+
+    def __init__(self, file: bytes | mmap.mmap, parts: Parts) -> None:
+        self._file, self._parts = file, parts
+
+    def functions(self) -> Iterator[int]:
+        """Yields the addresses of functions in the symbol tables."""
+        for name in (".dynsym", ".symtab"):
+            for _, info, section, address in _SYMBOL.iter_unpack(self._read(name, _SYMBOL.size)):
+                if info & 15 == _FUNCTION and section:
+                    yield address
+
+    def endless_slots(self) -> Iterator[int]:
+        """Yields where the dynamic linker stores addresses of functions that do not return."""
+        symbols, names = self._read(".dynsym", _SYMBOL.size), self._read(".dynstr", 1)
+        for address, info, _ in self._relocations():
+            at = (info >> 32) * _SYMBOL.size
+            if info & 0xFFFFFFFF in (_GLOB_DAT, _JUMP_SLOT) and at < len(symbols):
+                start = _SYMBOL.unpack_from(symbols, at)[0]
+                if names[start : max(start, names.find(b"\0", start))] in _ENDLESS:
+                    yield address
+
+    def pointers(self) -> Iterator[int]:
+        """Yields numbers in data that may be addresses of functions."""
+        for _, info, addend in self._relocations():
+            if info & 0xFFFFFFFF == _RELATIVE:
+                yield addend
+        for segment in self._parts.get("data", ()):
+            words = self._file[segment.offset : segment.offset + segment.size & -_WORD]
+            yield from memoryview(words[: len(words) & -_WORD]).cast("Q")
+
+    def _relocations(self) -> Iterator[tuple[int, int, int]]:
+        for name in (".rela.dyn", ".rela.plt"):
+            yield from _RELOCATION.iter_unpack(self._read(name, _RELOCATION.size))
+
+    def _read(self, name: str, row_bytes: int) -> bytes:
+        for part in self._parts.get(name, ()):
+            return self._file[part.offset : part.offset + part.size - part.size % row_bytes]
+        return b""
+
+
+def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap]) -> Flow:
+    """Follows the code in gaps, and what it calls.
+
+    Args:
+        file: content of the file.
+        parts: its segments and sections, as of :func:`main`.
+        entry: the program's first instruction; 0 if there is none.
+        gaps: ranges of code without rules.
+    """
+    symbols = Symbols(file, parts)
+    texts = [(text.address, file[text.offset : text.offset + text.size]) for text in parts["text"]]
+
+    def within(addresses: Iterable[int]) -> set[int]:
+        return {at for at in addresses if any(start <= at < end for start, end in gaps)}
+
+    # A program with fixed addresses has them in its instructions.
+    is_fixed = min(part.address for part in (*parts["text"], *parts.get("data", ()))) > 0
+
+    def references(flow: Flow) -> Iterator[int]:
+        yield from flow.references()
+        if is_fixed:
+            yield from flow.absolutes()
+
+    flow = Flow(texts, gaps, entry, frozenset(symbols.endless_slots()))
+    flow.add_functions(within({entry, *symbols.functions()}))
+    flow.add_functions(within(references(flow)))
+    flow.add_candidates(within(_called(texts, gaps)))
+    flow.add_candidates(within({*symbols.pointers(), *flow.absolutes()}))
+    flow.add_functions(within(references(flow)))
+    flow.add_rest()
+    return flow
+
+
+def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
+    """Yields targets of calls and jumps outside gaps, and of what looks like them."""
+    for address, code in texts:
+        at = 0
+        while (match := _CALL_OR_JUMP.search(code, at)) is not None:
+            place = address + match.start()
+            behind = next((end for start, end in gaps if start <= place < end), 0)
+            if behind:
+                at = behind - address
+                continue
+            at = match.start() + 1
+            yield place + _CALL_BYTES + int.from_bytes(match[1], "little", signed=True)
+
+
+class FrameMaker:
+    """Makes entries.
+
+    Args:
+        flow: the states of the code.
+        address: address of the first byte of the entries.
+    """
+
+    def __init__(self, flow: Flow, address: int) -> None:
+        self._flow, self._address = flow, address
+        self.frames = bytearray(_CIE)
+        self.pairs: list[tuple[int, int]] = []
+
+    def add(self, start: int, end: int) -> None:
+        """Add entries for a range of code."""
+        rows: list[tuple[int, State]] = []
+        behind = start  # of the last instruction whose state is known
+        for at in range(start, end):
+            state = self._flow.states.get(at)
+            if state is not None:
+                behind = at + self._flow.instruction(at)[0]
+            elif at < behind:
+                continue
+            state = state or UNKNOWN
+            if rows and rows[-1][1] == state:
+                continue
+            if len(rows) >= _MAX_ROWS:
+                self._add_entry(rows, at)
+                rows = []
+            rows.append((at, state))
+        if rows:
+            self._add_entry(rows, end)
+
+    def _add_entry(self, rows: Sequence[tuple[int, State]], end: int) -> None:
+        start = rows[0][0]
+        program = make_program([(at - start, _rule(state)) for at, state in rows])
+        at = len(self.frames)
+        address = self._address + at
+        length = _ENTRY.size - 4 + len(program)
+        self.frames += _ENTRY.pack(length, at + 4, start - (address + 8), end - start, 0) + program
+        self.pairs.append((start, address))
+
+
+def _rule(state: State) -> bytes:
+    """Returns the CFA instructions that set the rules of a state."""
+    if state == OUTERMOST:
+        return _NOT_CALLED
+    if state.sp is not None and state.sp >= _WORD:
+        rule = _BY_SP + pack_number(state.sp)
+    elif state.fp is not None and state.fp > _WORD:
+        rule = _BY_FP + pack_number(state.fp)
+    else:
+        return _NO_RULE
+    if state.saved == 0:
+        return _CALLED + rule + _FP_KEPT
+    if state.saved > _WORD and state.saved % _WORD == 0:
+        return _CALLED + rule + _FP_SAVED + pack_number(state.saved // _WORD)
+    return _CALLED + rule + _FP_LOST
+
+
+def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
+    """Yields the ranges of code without signal trampolines, which the BPF program recognizes.
+
+    It looks up the byte before, too.
+    """
+    at = 0
+    while (trampoline := code.find(_SIGRETURN, at)) >= 0:
+        yield start + at, start + max(at, trampoline - 1)
+        at = trampoline + len(_SIGRETURN)
+    yield start + at, start + len(code)
+
+
+def make_frames(
+    file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap], address: int
+) -> FrameMaker:
+    """Makes entries for all gaps; takes the arguments of :func:`follow`, and of the entries."""
+    maker = FrameMaker(follow(file, parts, entry, gaps), address)
+    for start, end in gaps:
+        for text in parts["text"]:
+            if text.address <= start and end <= text.address + text.size:
+                at = start - text.address + text.offset
+                for first, last in cut_trampolines(file[at : at + end - start], start):
+                    maker.add(first, last)
+    return maker
+
+
+def _parse_parts(words: Iterable[str]) -> dict[str, list[Segment]]:
+    parts = {}
+    for word in words:
+        name, _, places = word.partition("=")
+        parts[name] = [Segment(*map(int, place.split(":"))) for place in places.split(",") if place]
+    return parts
+
+
+def main() -> None:
+    """Read the file from standard input, write its tables to standard output.
+
+    Raises:
+        SystemExit: the tables cannot be made; carries the reason for standard error.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    address, origin, entry = map(int, sys.argv[1:4])
+    gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]
+    parts = _parse_parts(sys.argv[5:])
+    gc.disable()  # the many objects contain no cycles to collect
+    try:
+        with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
+            maker = make_frames(file, parts, entry, gaps, address)
+            pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
+            result = pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)
+    except (ValueError, OSError, MemoryError, struct.error) as error:
+        raise SystemExit(str(error) or type(error).__name__) from error
+    while result:
+        result = result[os.write(1, result) :]
+    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
