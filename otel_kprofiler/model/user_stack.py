@@ -9,7 +9,7 @@ import enum
 import errno
 import struct
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model.stack import STACK_OK, STACK_TRUNCATED, StackStatus
@@ -28,6 +28,8 @@ IN_MOVED_TEXT: Final = 8
 The frame's file is the file mapped around that memory.
 """
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
+_TRAMPOLINE_MASK: Final = (1 << SOURCE_BITS) - 1 | IN_MOVED_TEXT << SOURCE_BITS
+"""Clears the source of a word, which makes it :attr:`FrameSource.REGISTERS`."""
 NO_MAPPING: Final = 15
 
 
@@ -80,7 +82,7 @@ class FrameSource(enum.IntEnum):
     """Method that yielded a frame."""
 
     REGISTERS = 0
-    """The leaf: the interrupted instruction."""
+    """The leaf: the interrupted instruction; after :func:`mark_trampolines`, also a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
     """Found by frame pointer; the return address follows a call. A callee may be missing."""
@@ -162,7 +164,7 @@ def find_user_addresses(raw: bytes) -> array[int]:
     Raises:
         ValueError: the stack is damaged.
     """
-    words = split_user_stack(raw)[2]
+    words = mark_trampolines(split_user_stack(raw)[2])
     exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
     return array(
         "Q",
@@ -171,6 +173,20 @@ def find_user_addresses(raw: bytes) -> array[int]:
             for word in words
         ],
     )
+
+
+def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
+    """Marks the trampolines to which signal handlers return as frames with exact addresses.
+
+    The kernel pushes a trampoline's first instruction as the handler's return address: no call
+    precedes it, and the byte before it may belong to another function.
+    """
+    marked: array[int] | None = None
+    for at in range(1, len(words)):
+        if words[at] >> SOURCE_BITS & ~IN_MOVED_TEXT == FrameSource.SIGNAL:
+            marked = marked or array("Q", words)
+            marked[at - 1] &= _TRAMPOLINE_MASK
+    return words if marked is None else marked
 
 
 def pack_user_stack(

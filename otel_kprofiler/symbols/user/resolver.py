@@ -27,6 +27,7 @@ from otel_kprofiler.model import (
     Side,
     Unresolved,
     mapping_fields,
+    mark_trampolines,
     split_user_stack,
 )
 from otel_kprofiler.symbols.resolver import Stateless
@@ -41,7 +42,8 @@ _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 _BY_TABLE: Final = int(FrameSource.TABLE)
-_EXACT: Final = (int(FrameSource.REGISTERS), int(FrameSource.SIGNAL))
+_SIGNAL: Final = int(FrameSource.SIGNAL)
+_EXACT: Final = (int(FrameSource.REGISTERS), _SIGNAL)
 _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.FRAME_POINTER: "frame_pointer",
     FrameSource.GUESS: "guess",
@@ -173,9 +175,10 @@ class _Words(dict[int, Frame]):
     Attributes:
         pending: number of look-ups of frames that may be improved later.
         may_have_code: whether a word has a frame outside files.
+        has_signals: whether a word has a frame that a signal interrupted.
     """
 
-    __slots__ = ("_mappings", "may_have_code", "pending")
+    __slots__ = ("_mappings", "has_signals", "may_have_code", "pending")
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
@@ -185,6 +188,7 @@ class _Words(dict[int, Frame]):
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
         self.pending = 0
         self.may_have_code = False
+        self.has_signals = False
 
     def __missing__(self, word: int) -> Frame:
         mapping = self._mappings[word >> ADDRESS_BITS & NO_MAPPING]
@@ -199,6 +203,8 @@ class _Words(dict[int, Frame]):
         frame, is_final = mapping.frame(word)
         if frame.module is None:
             self.may_have_code = True
+        if word >> SOURCE_BITS & ~IN_MOVED_TEXT == _SIGNAL:
+            self.has_signals = True
         if is_final:
             self[word] = frame
         else:
@@ -327,6 +333,9 @@ class UserResolver(Stateless):
             cached = self._map_all(mappings)
         cached.pending, old_count = 0, len(cached)
         frames, new = tuple(map(cached.__getitem__, words)), tuple.__new__
+        if cached.has_signals:
+            cached.pending = 0
+            frames = tuple(map(cached.__getitem__, mark_trampolines(words)))
         self._kept += len(cached) - old_count
         # Takes a third of the time of Side(…).
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached

@@ -31,9 +31,9 @@ def test_a_stack_survives_a_round_trip():
     assert list(zip(stack.addresses, stack.places, stack.sources, strict=True)) == FRAMES
 
 
-def test_callers_are_looked_up_one_byte_before_their_return_address():
+def test_callers_but_no_trampolines_are_looked_up_one_byte_before_their_return_address():
     assert list(find_user_addresses(RAW)) == [
-        0x7FFF00000010, 0x7F000000001F, 0x1233, 0xFFFFFFFFFFFFFF,
+        0x7FFF00000010, 0x7F000000001F, 0x1234, 0xFFFFFFFFFFFFFF,
     ]  # fmt: skip
 
 

@@ -100,10 +100,10 @@ def test_leaves_are_exact_and_callers_one_byte_before_their_return_address(host)
     assert leaf.lines[0].system_name == "second.isra.0"
 
 
-def test_a_user_frame_that_a_signal_interrupted_is_exact(host):
+def test_user_frames_of_a_signal_trampoline_and_of_the_interrupted_code_are_exact(host):
     user = [(0x5000, REGISTERS), (0x6000, TABLE), (0x7000, SIGNAL), (0x8000, FRAME_POINTER)]
     stack = resolver(KernelSymbolizer.live(host)).resolve(sample(BASE + 0x110, user=user))
-    assert [frame.address for frame in stack.frames[1:]] == [0x5000, 0x5FFF, 0x7000, 0x7FFF]
+    assert [frame.address for frame in stack.frames[1:]] == [0x5000, 0x6000, 0x7000, 0x7FFF]
 
 
 def test_a_sample_has_kernel_frames_then_user_frames(host):

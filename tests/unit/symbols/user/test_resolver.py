@@ -89,6 +89,7 @@ def test_frame_addresses_are_elf_virtual_addresses(resolve):
         raw(
             (0x30000, LIBC, REGISTERS),
             (0x30010, LIBC, TABLE),
+            (0x30020, LIBC, TABLE),
             (0x1900, PROGRAM, SIGNAL),
             (0x8010, PROGRAM, TABLE),
         )
@@ -96,6 +97,7 @@ def test_frame_addresses_are_elf_virtual_addresses(resolve):
     assert [(frame.module.name, frame.address) for frame in side.frames] == [
         ("libc.so.6", 0x30000),
         ("libc.so.6", 0x3000F),  # in the call, not after it
+        ("libc.so.6", 0x30020),  # the trampoline, to which no call returns
         ("program", 0x402900),  # where the signal hit
         ("program", 0x60000F),
     ]
