@@ -117,7 +117,7 @@ class HttpServer(ThreadingHTTPServer):
         return slowest if now - self._answering[slowest] >= _STALLED_S else None
 
     def keep(self, request: socket.socket) -> None:
-        """Keep a connection open whose request was read, however many clients connect.
+        """Keep open a connection whose request was read, however many clients connect.
 
         It ends with its response, at its deadline, or once its client stops reading while others
         wait.

@@ -36,7 +36,7 @@ class DumpRow(NamedTuple):
         ran_ns: how long it ran since then, without interrupts and time stolen by the hypervisor.
         ran_until_ns: when it last ran, on a clock that excludes interrupts and stolen time; 0 if
             unknown.
-        lacking_ns: how far that clock is now behind the scheduler's.
+        lacking_ns: how far the clock of ``ran_until_ns`` is now behind the scheduler's.
         queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.

@@ -106,8 +106,8 @@ class PythonProcess(NamedTuple):
         runtime_at: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.
         eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
-        eval_bytes: bytes of the loop that run before its frame is the current frame; 0 if there are
-            none.
+        eval_bytes: length of the loop's prologue, which runs before its frame is the current frame;
+            0 if there is none.
         image_tag: distinguishes stacks of the process's current program.
     """
 

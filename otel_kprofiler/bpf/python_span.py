@@ -50,7 +50,7 @@ class SpanPath(NamedTuple):
         labels_key: key of the label set's number in that dictionary.
         labels_key_hash: hash of ``labels_key``.
         dict_type: ``dict``.
-        attribute: name of the span context in spans.
+        attribute: name of the attribute in which spans keep their span context.
         attribute_hash: hash of ``attribute``.
         values_style: storage of instance attributes, one of ``VALUES_…``.
         classes: known classes of spans, up to :data:`MAX_SPAN_CLASSES`.

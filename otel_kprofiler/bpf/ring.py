@@ -47,7 +47,7 @@ class RingChunk(NamedTuple):
 
     Attributes:
         data: committed records as in the ring, including headers.
-        complete: whether it has everything reserved up to the requested position.
+        complete: whether it has every record reserved up to the requested position.
     """
 
     data: bytes

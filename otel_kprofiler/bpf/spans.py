@@ -19,8 +19,9 @@ class SpanLayout(NamedTuple):
         flags_type: type of the flags, with the layout of ``int``.
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
-        size_shift: number of bits below the number of digits.
-        negative_bit: the bit among these that marks negative integers; 0 if a negative size does.
+        size_shift: number of flag bits below the number of digits in that word.
+        negative_bit: mask of the flag bit that marks negative integers; 0 if their number of digits
+            is negative instead.
         unsampled: 1 to include spans that are not sampled.
     """
 

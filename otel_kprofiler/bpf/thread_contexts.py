@@ -65,7 +65,7 @@ class ContextPlace(NamedTuple):
             pointer.
         generation: lowest generation of a vector with the module; 0 disables the check.
         stride: size of an entry of the vector, in bytes.
-        length_at: offset of the vector's length from its address.
+        length_at: offset of the vector's length from the vector's address.
         vector_at: offset of the vector's address from the thread pointer.
         kind: type of the variable.
         wrap_at: offset in bytes of the pointer to the record, for ``WRAPPED_IN_V8``.

@@ -97,7 +97,7 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
 
 
 def count_recursions(program_fd: int) -> int:
-    """Returns how often the kernel left out a program because the CPU was inside it.
+    """Returns how often the kernel skipped a program because it was already running on the CPU.
 
     Counted since 5.12 (``bpf_prog_show_fdinfo`` of kernel/bpf/syscall.c); 0 if that cannot be read.
     """

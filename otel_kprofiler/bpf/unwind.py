@@ -64,15 +64,16 @@ class Processor(NamedTuple):
         address_mask: bits of a return address; pointer authentication uses the others.
         sigreturn: the first eight bytes of a signal trampoline.
         syscall: the system call instruction.
-        goexit: Go's ``runtime.goexit`` around the return address into it; empty if unknown.
-        goexit_back: number of its bytes before the return address.
+        goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty
+            if unknown.
+        goexit_back: number of bytes of ``goexit`` before that address.
         sigreturn_bytes: length of a signal trampoline up to the end of its system call.
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
         sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are the
             numbers of the frame pointer and the return address.
         mode_at: offset in ``pt_regs`` of the processor mode.
-        user_mask: its bits that are ``user_value`` in user mode; ``narrow_mask`` and
-            ``narrow_value`` identify 32-bit code.
+        user_mask: bits of the mode that equal ``user_value`` in user mode; ``narrow_mask`` and
+            ``narrow_value`` identify 32-bit code in the same way.
         interrupt: registers in ``pt_regs``.
         signal: registers saved by a signal.
         preserved: DWARF numbers of the registers that calls preserve, other than sp and fp; up to

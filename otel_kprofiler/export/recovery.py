@@ -87,7 +87,7 @@ class Recovery:
     Attributes:
         totals: the latest totals of all records.
         waiting: undelivered batches, oldest first.
-        last: the highest number in use.
+        last: the highest batch number in use; new batches get higher ones.
         sizes: bytes of each segment, by number.
         damaged: samples that are neither settled nor readable, by kind: samples of damaged batches,
             and samples of the last window that were not appended before a kill.

@@ -71,7 +71,7 @@ _SCHEMA: Final = [
 
 
 class _Point(NamedTuple):
-    """A sample at a time; sorted by time."""
+    """A sample at one of its times; points sort by time."""
 
     time_ns: int
     measure: int

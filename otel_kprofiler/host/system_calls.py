@@ -98,7 +98,7 @@ def number_calls(machine: str = "") -> Mapping[str, int]:
     """Returns the numbers of system calls by name.
 
     Args:
-        machine: of 64-bit programs, as in uname(2); empty for this one.
+        machine: machine of 64-bit programs, as named by uname(2); empty for this host's.
     """
     words = (_AARCH64 if (machine or platform.machine()) == "aarch64" else _X86_64) + _COMMON
     numbers: dict[str, int] = {}

@@ -51,8 +51,8 @@ class Interpreter(NamedTuple):
         runtime: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.
         eval_loop: ``_PyEval_EvalFrameDefault``, and its cold part if the compiler has split it.
-        entry_bytes: upper bound of the loop's bytes that run before its frame is the current
-            frame; 0 if it is current from the first instruction on.
+        entry_bytes: upper bound of the length of the loop's prologue, which runs before its frame
+            is the current frame; 0 if the frame is current from the first instruction on.
         texts: executable segments of the file.
         build_id: build id of the file; None if it has none.
     """

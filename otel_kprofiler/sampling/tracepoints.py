@@ -46,7 +46,7 @@ class TracepointPlan(NamedTuple):
 
     Attributes:
         spec: the tracepoint.
-        number: of the event, from 1.
+        number: number of the event, from 1.
         value: where its events have their values.
     """
 
@@ -174,7 +174,7 @@ class Tracepoints:
 
     @property
     def missed(self) -> Mapping[int, int]:
-        """Returns samples that the kernel left out, by number of the event, as of the last look."""
+        """Returns the samples that the kernel skipped, by event number, as of :meth:`follow`."""
         return self._recursions
 
     def open(self) -> None:
@@ -189,7 +189,7 @@ class Tracepoints:
                 raise self._convert(error, plan.spec.name) from error
 
     def follow(self) -> None:
-        """Look at what the kernel left out."""
+        """Update the counts of samples that the kernel skipped."""
         for plan, program in self._programs.items():
             recursions = count_recursions(program.program_fd(TRACEPOINT_PROGRAM))
             self._recursions[plan.number] = recursions // plan.spec.period

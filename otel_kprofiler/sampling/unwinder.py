@@ -179,7 +179,7 @@ def _load_running(
 ) -> bool:
     """Load the tables of running programs to be sampled, and of further files.
 
-    Returns whether the program that lists them has ended.
+    Returns whether the BPF program that lists their files has ended.
     """
     from otel_kprofiler.unwinding import list_running, map_files  # noqa: PLC0415
 

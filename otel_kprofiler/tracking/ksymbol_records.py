@@ -157,7 +157,7 @@ class PerfMemory:
     """The mapped pages of an event's ring; tests replace it."""
 
     def __init__(self, fd: int, size: int) -> None:
-        # If mapped writable, the kernel drops new records instead of overwriting unread ones.
+        # Writable, so that the kernel drops new records instead of overwriting unread ones.
         self._mapped = mmap.mmap(fd, mmap.PAGESIZE + size)
         self.control = memoryview(self._mapped)[: mmap.PAGESIZE].cast("Q")
         self.data = memoryview(self._mapped)[mmap.PAGESIZE :]

@@ -35,9 +35,9 @@ class Function(NamedTuple):
     """The code reached from the start of a function.
 
     Attributes:
-        states: before each instruction; empty if the code is inconsistent.
+        states: state before each instruction; empty if the code is inconsistent.
         exits: functions that it jumps to.
-        returns: whether it returns itself, or jumps to a place that is unknown.
+        returns: whether it has a return instruction, or jumps to an unknown place.
         calls: functions that it calls.
     """
 
@@ -52,11 +52,11 @@ class _Walk:
 
     Attributes:
         start: its first instruction.
-        states: before each instruction.
+        states: state before each instruction.
         waiting: instructions to visit.
         exits, calls: as in :class:`Function`.
-        ends: instructions that return, or jump to a place that is unknown.
-        leaves: those that lead to another function.
+        ends: instructions that return, or jump to an unknown place.
+        leaves: instructions that lead to another function.
     """
 
     def __init__(self, start: int, state: State) -> None:
@@ -90,9 +90,9 @@ class Flow:
 
     Args:
         texts: start (SVMA) and bytes of the executable segments.
-        gaps: ranges of code whose states are wanted.
+        gaps: ranges of code whose states are needed.
         entry: the program's first instruction; its caller is the kernel.
-        endless_slots: where the addresses of imported functions are that do not return.
+        endless_slots: addresses of the slots that hold imported functions that never return.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Flow:
         return function.calls
 
     def _fits(self, function: Function) -> bool:
-        """Returns whether a function returns as functions do, and agrees with all other code."""
+        """Returns whether a function returns to its caller, and agrees with all other code."""
         states = function.states
         returns = any(
             self.instruction(at)[1] == Effect.RETURN and state == ENTRY
@@ -253,11 +253,11 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Drop what only follows a call, and never returns: the call may not return, either.
+        """Drop code that only follows a call and never returns: the call may not return, either.
 
         Args:
-            states: of all instructions.
-            ends: instructions at which the function ends, with a state that proves those before.
+            states: states of all instructions.
+            ends: instructions that end the function with a state that proves the states before.
             starts: instructions whose states are proved.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
@@ -301,9 +301,9 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Follow code that no function was seen to reach back from where it returns.
+        """Follow code that no known function reaches, backwards from where it returns.
 
-        Such are the cases of a switch, and functions that are called by address alone.
+        Examples are the cases of a switch, and functions that are only called by address.
         """
         rest = self._sweep()
         forward: dict[int, list[int]] = {}
@@ -368,7 +368,7 @@ class Flow:
     def _grounds(
         self, targets: list[int], members: set[int], effect: int, value: int
     ) -> Iterator[State]:
-        """Yields the states before an instruction that follow from where it leads."""
+        """Yields the states before an instruction that its known successors imply."""
         if effect == Effect.RETURN:
             yield ENTRY
         for target in targets:
@@ -391,7 +391,7 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
 
 
 def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns an instruction with all that are linked to it; adds them to ``seen``."""
+    """Returns an instruction and all those connected to it by jumps; adds them to ``seen``."""
     part = list(_reach([at], linked))
     seen.update(part)
     return part

@@ -4,9 +4,10 @@
 
     ADDRESS ORIGIN ENTRY GAPS PARTS < file > number of pairs, pairs, frames
 
-ADDRESS is the address of the frames, ORIGIN the base of the pairs, ENTRY the program's first
-instruction. GAPS are the code without rules, as start:end,…; PARTS those of the file, as
-name=offset:size:address,…: existing ``pairs``, ``text`` and ``data`` segments, and sections.
+ADDRESS is the address for the made ``.eh_frame``, ORIGIN the base of the search table's pairs, and
+ENTRY the program's first instruction. GAPS lists the code without unwind rules, as start:end,…;
+PARTS lists parts of the file, as name=offset:size:address,…: the existing ``pairs``, the ``text``
+and ``data`` segments, and sections.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Symbols:
                     yield address
 
     def endless_slots(self) -> Iterator[int]:
-        """Yields where the dynamic linker stores addresses of functions that do not return."""
+        """Yields the slots that hold the addresses of imported functions that never return."""
         symbols, names = self._read(".dynsym", _SYMBOL.size), self._read(".dynstr", 1)
         for address, info, _ in self._relocations():
             at = (info >> 32) * _SYMBOL.size
@@ -144,7 +145,7 @@ def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields targets of calls and jumps outside gaps, and of what looks like them."""
+    """Yields the targets of calls and jumps outside gaps, and of bytes that look like them."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:

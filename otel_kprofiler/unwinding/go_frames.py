@@ -371,7 +371,7 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
 
 
 def _find_pushes(table: Table, step: int) -> list[int]:
-    """Finds where every ``step``-th function first pushes rbp, relative to the code."""
+    """Finds where every ``step``-th function first pushes rbp, as a code offset."""
     pushes = []
     for function in table.functions(step):
         sizes = table.sizes(function.sizes) if function.sizes else ()

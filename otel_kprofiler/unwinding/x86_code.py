@@ -208,7 +208,7 @@ class _Operands(NamedTuple):
     Attributes:
         code: machine code.
         at: offset of the ModRM byte.
-        end: offset behind it, its SIB byte and displacement.
+        end: offset after the ModRM byte, its SIB byte and its displacement.
         rex: the REX prefix; 0 if there is none.
         rm: the register in the lower bits; -1: memory.
         reg: the register, or the operation, in the middle bits.

@@ -241,7 +241,7 @@ def test_the_table_is_exact_after_a_forced_loss():
 def test_frames_sampled_during_a_loss_have_no_name():
     """A program was unloaded unseen, and another may have been loaded at its address.
 
-    If all symbols were reread before that time, there certainly was none.
+    Once all symbols have been reread, an address without a symbol certainly has no program.
     """
     results = set()
     for _ in range(10):

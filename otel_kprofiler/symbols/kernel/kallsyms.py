@@ -183,7 +183,7 @@ class KallsymsParser:
             self._end_after(int(self._last_core, 16))
 
     def _end_after(self, address: int) -> None:
-        """End the function at an address there, unless nothing can follow it."""
+        """End the function at an address one byte later, unless that is the last address."""
         if address < _LAST_ADDRESS:
             self._skipped.append(address + 1)
 

@@ -70,7 +70,7 @@ class ProcessCode:
         return has_more
 
     def _end_unmapped(self, now_ns: int) -> None:
-        """End functions in memory that was unmapped since the last comparison."""
+        """End functions in memory that was unmapped since the last call."""
         mappings = parse_mappings(read_maps(self._host, self._process.tgid))
         memory = find_memory(mappings)
         if not memory:

@@ -76,7 +76,7 @@ class Parsed(NamedTuple, Generic[EventT]):
 
 
 class JitFile(ABC, Generic[EventT]):
-    """A file of one process. Thread-safe; ``update`` is for one thread.
+    """A file in which one process describes its code. Thread-safe; ``update`` is for one thread.
 
     Args:
         process: the process, with its start time: the file of a later process with the same pid is

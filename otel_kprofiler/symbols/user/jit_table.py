@@ -83,7 +83,7 @@ class JitTable:
             code: the function.
             since_ns: time from which it is at its address.
             seen_ns: time at which it was read.
-            gone_ns: last known time of the functions that it overlaps.
+            gone_ns: last time at which the functions that it overlaps are known to have existed.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:

@@ -403,7 +403,7 @@ class _Printer:
 
 
 def void(_: object) -> None:
-    """Drop a result."""
+    """Discard a result."""
 
 
 def _escape(char: str, quote: str) -> str:
