@@ -228,8 +228,8 @@ class Frame(NamedTuple):
         builtin: for code built into ``vmlinux``, the modules that would contain it otherwise:
             several if they share an object file, none for most code.
         found_by: unwinding method, if it is not conclusive: ``frame_pointer`` (a callee may be
-            missing) or ``guess`` for the frame, ``moved_text`` for the file (the memory fills a
-            hole between two mappings of the file).
+            missing), ``guess`` or ``disassembly`` for the frame, ``moved_text`` for the file (the
+            memory fills a hole between two mappings of the file).
     """
 
     module: Module | None

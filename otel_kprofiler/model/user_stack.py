@@ -90,6 +90,8 @@ class FrameSource(enum.IntEnum):
     """Caller of a leaf without unwind entry; the address on top of the stack follows a call."""
     SIGNAL = 4
     """Interrupted by a signal; from the registers saved by the kernel."""
+    DISASSEMBLY = 5
+    """Found by rules computed from the callee's machine code; the return address follows a call."""
 
 
 class FileKey(NamedTuple):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-from otel_kprofiler.elf import ElfFile, frame_index
+from otel_kprofiler.elf import ElfFile, Section, Source, frame_index, read_sections
 from otel_kprofiler.host import (
     ChildFailed,
     ChildLimits,
@@ -18,7 +20,8 @@ from otel_kprofiler.host import (
     identify_content,
 )
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import go_frames
+from otel_kprofiler.unwinding import code_frames, go_frames
+from otel_kprofiler.unwinding.gaps import Gap
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, check_pairs
 
@@ -30,6 +33,20 @@ FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """For ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
 """For ``.gopclntab``: six times what the linker's tables need."""
+MAX_CODE_BYTES: Final = 4 << 20
+CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
+"""For code without tables: five times the need of musl."""
+CODE_TIMEOUT_S: Final = 120.0
+_PAIR: Final = struct.Struct("<ii")
+_RUN_MODULE: Final = """
+import sys, types
+for name, path in {packages}:
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from {module} import main
+main()
+"""
+"""Imports a module without its packages, whose modules would take time and memory."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -59,7 +76,22 @@ class Children(LimitedChildren):
         Raises:
             TableRefused: the script failed, took too long, or was stopped.
         """
-        command = [sys.executable, "-I", "-S", script, *map(str, arguments)]
+        return self._run([script, *map(str, arguments)], fd, limits)
+
+    def run_module(
+        self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
+    ) -> bytes:
+        """Run ``main`` of a module that imports at most other modules of its package, as a script.
+
+        Takes the arguments and raises the errors of :meth:`run_script`; ``module`` is its name.
+        """
+        path = Path(code_frames.__file__).parent
+        packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
+        script = _RUN_MODULE.format(packages=packages, module=module)
+        return self._run(["-c", script, *map(str, arguments)], fd, limits)
+
+    def _run(self, words: list[str], fd: int, limits: ChildLimits) -> bytes:
+        command = [sys.executable, "-I", "-S", *words]
         try:
             return self.run(command, fd, limits)
         except ChildFailed as error:
@@ -150,16 +182,67 @@ def index_go(
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
     with children.trying_once(fd, ".gopclntab"):
         limits = ChildLimits(go_frames.MEMORY_BYTES, GO_CPU.grant(table.size), TIMEOUT_S)
-        made = children.run_script(go_frames.__file__, fd, arguments, limits)
-        (entries,) = go_frames.COUNT.unpack_from(made)
-        end = go_frames.COUNT.size + entries * ENTRY_BYTES
-        _check(made[go_frames.COUNT.size : end])
-    return tables._replace(
-        search_offset=None,
-        entries=entries,
-        made=made[go_frames.COUNT.size : end],
-        made_frames=made[end:],
-    )
+        return _parse_made(children.run_script(go_frames.__file__, fd, arguments, limits), tables)
+
+
+def index_code(
+    fd: int,
+    source: Source,
+    elf: ElfFile,
+    gaps: list[Gap],
+    others: Tables | None,
+    *,
+    children: Children,
+) -> Tables:
+    """Make tables from machine code; blocks until the process has exited.
+
+    Args:
+        fd: the file, open for reading.
+        source: its content.
+        elf: its parsed headers.
+        gaps: ranges of code without rules.
+        others: the file's existing tables.
+        children: runs the child process.
+
+    Raises:
+        TableRefused: the code is too large, or the process exceeded a limit.
+        ElfError: the section headers are damaged.
+    """
+    size = sum(end - start for start, end in gaps)
+    if size > MAX_CODE_BYTES:
+        raise TableRefused(Refusal.TOO_LARGE, f"{size} bytes of code without rules")
+    text = elf.texts[0]
+    tables = others or Tables(text.address, None, 0, text._replace(size=0))
+    arguments = [tables.frames.address + tables.made_at, tables.origin, elf.entry]
+    data = [load for load in elf.loads if load not in elf.texts]
+    parts = {"text": elf.texts, "data": data}
+    sections = {section.name.decode("latin-1"): section for section in read_sections(source, elf)}
+    parts |= {name: [_locate(sections[name])] for name in code_frames.SECTIONS if name in sections}
+    if tables.search_offset is not None:
+        parts["pairs"] = [Segment(tables.search_offset, tables.search_bytes, 0)]
+    words = [",".join(f"{start}:{end}" for start, end in gaps)]
+    for name, places in parts.items():
+        words.append(f"{name}=" + ",".join(":".join(map(str, place)) for place in places))
+    with children.trying_once(fd, "code"):
+        limits = ChildLimits(code_frames.MEMORY_BYTES, CODE_CPU.grant(size), CODE_TIMEOUT_S)
+        made = children.run_module(code_frames.__name__, fd, [*arguments, *words], limits)
+        return _parse_made(made, tables)
+
+
+def _locate(section: Section) -> Segment:
+    return Segment(section.offset, section.size, section.address)
+
+
+def _parse_made(made: bytes, tables: Tables) -> Tables:
+    (entries,) = go_frames.COUNT.unpack_from(made)
+    end = go_frames.COUNT.size + entries * ENTRY_BYTES
+    pairs = made[go_frames.COUNT.size : end]
+    if tables.made:  # not in the file, from which the process takes the others
+        rows = sorted(_PAIR.iter_unpack(pairs + tables.made))
+        pairs = b"".join(_PAIR.pack(*row) for row in rows)
+    _check(pairs)
+    entries = len(pairs) // ENTRY_BYTES
+    return tables._replace(search_offset=None, entries=entries, made=pairs, made_frames=made[end:])
 
 
 def _check(pairs: bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from otel_kprofiler.elf import (
+    MACHINES,
     ElfError,
     ElfFile,
     ElfProblem,
@@ -28,8 +29,9 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import VDSO_NAME, FileDetails, KnownFiles
 from otel_kprofiler.stopping import reading
+from otel_kprofiler.unwinding.gaps import find_gaps
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
-from otel_kprofiler.unwinding.indexing import Children, index_frames, index_go
+from otel_kprofiler.unwinding.indexing import Children, index_code, index_frames, index_go
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused, refusing
 from otel_kprofiler.unwinding.request import VDSO
 from otel_kprofiler.unwinding.table import Tables, find_tables
@@ -155,15 +157,46 @@ def _check_unchanged(opened: OpenedFile) -> None:
 def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index) -> LoadableTables:
     check_texts(elf.texts)
     tables = find_tables(source, elf)
+    made: Tables | None = None
     if opened is not None and (elf.is_go or tables is None):
-        tables = _find_go(source, elf, opened, tables, index) or tables
+        made = _find_go(source, elf, opened, tables, index)
+    if opened is not None and made is None:
+        tables = tables or _index_frames(source, elf, opened, index)
+        made = _find_code(source, elf, opened, tables, index)
+    tables = made or tables
     if tables is None:
-        frames = find_section(source, elf, _FRAMES)
-        if opened is None:
-            raise TableRefused(Refusal.NO_FRAMES)
-        source.read(frames.offset, 0)  # raises if the section is not in the file
-        tables = index(functools.partial(index_frames, opened.fd, frames))
+        raise TableRefused(Refusal.NO_FRAMES)
     return LoadableTables(source, tables, elf, opened)
+
+
+def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index) -> Tables | None:
+    """Makes the search table of ``.eh_frame``; None if the file has no such section."""
+    try:
+        frames = find_section(source, elf, _FRAMES)
+    except ElfError as error:
+        if error.problem is ElfProblem.NO_SECTION:
+            return None
+        raise
+    source.read(frames.offset, 0)  # raises if the section is not in the file
+    try:
+        return index(functools.partial(index_frames, opened.fd, frames))
+    except TableRefused as error:
+        if error.refusal is Refusal.NO_FRAMES:
+            return None
+        raise
+
+
+def _find_code(
+    source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
+) -> Tables | None:
+    """Makes tables for code without rules, with those of the file; None if there is none."""
+    if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
+        return None
+    try:
+        return index(functools.partial(index_code, opened.fd, source, elf, gaps, others))
+    except TableRefused as error:
+        _log.debug("no unwind tables of code in %s: %s", opened.path, error)
+    return None
 
 
 def _find_go(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_FOLDER = Path(__file__).with_name("programs")
+FOLDER = Path(__file__).with_name("programs")
 _INTERPRETED = "def f(n):\n return sum(map(f, [n - 1])) + n if n else 0\nwhile True: f(9)"
 _SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
 _PERL = (
@@ -105,7 +105,7 @@ def make(program: Program, folder: Path) -> list[str]:
     Raises:
         subprocess.CalledProcessError: it could not be built; the output has been printed.
     """
-    values = {"made": folder / program.name.replace(" ", "-"), "source": _FOLDER, "cc1": ""}
+    values = {"made": folder / program.name.replace(" ", "-"), "source": FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):
         asked = ["gcc", "-print-prog-name=cc1"]
         values["cc1"] = subprocess.run(

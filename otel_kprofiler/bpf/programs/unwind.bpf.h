@@ -2,7 +2,7 @@
 /*
  * Unwinds the user stack of the interrupted thread, frame by frame:
  *
- * 1. by the rule in the file's .eh_frame;
+ * 1. by the rule in the file's .eh_frame, or in one that code_frames.py made;
  * 2. in a signal trampoline, by the registers that the kernel saved;
  * 3. in a leaf without a rule, in a file with rules: the return address on top, which is a guess;
  * 4. in code without tables (JIT, Go), by the frame pointer.
@@ -216,7 +216,9 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	if (row->signal) /* all registers may have changed */
 		w->registers = NO_BLOCK;
 	follow_preserved(w, row, cfa);
-	w->source = row->signal ? FROM_SIGNAL : FROM_TABLE;
+	w->source = row->signal ? FROM_SIGNAL
+		  : row->disassembled ? FROM_DISASSEMBLY
+				      : FROM_TABLE;
 	return 0;
 }
 

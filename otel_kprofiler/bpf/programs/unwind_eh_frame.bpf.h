@@ -444,7 +444,7 @@ GLOBAL int read_cie(u32 at)
 		return RULE_UNSUPPORTED;
 	position++;
 	w->pointer_bytes = 8;
-	w->cie_signal = 0;
+	w->cie_signal = w->cie_disassembled = 0;
 	if (w->augmented) {
 		length = uleb(peek(w, position), &value);
 		if (!length || value > WINDOW / 2)
@@ -474,6 +474,8 @@ GLOBAL int read_cie(u32 at)
 				bytes = 1;
 			} else if (letter == 'S') {
 				w->cie_signal = 1;
+			} else if (letter == 'D') { /* of code_frames.py */
+				w->cie_disassembled = 1;
 			} else if (letter != 'B' && letter != 'G') { /* arm64: keys, tags */
 				return RULE_UNSUPPORTED;
 			}
@@ -484,7 +486,7 @@ GLOBAL int read_cie(u32 at)
 	} else {
 		w->position = position;
 	}
-	w->row = (struct row){ .signal = w->cie_signal };
+	w->row = (struct row){ .signal = w->cie_signal, .disassembled = w->cie_disassembled };
 	w->location = 0;
 	w->target = ~0ULL;
 	if (run_program(w, c) != RULE_FOUND)

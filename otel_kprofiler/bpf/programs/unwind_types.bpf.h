@@ -153,6 +153,7 @@ struct row {
 	u8 sp;
 	u8 signal;
 	s8 preserved[MAX_PRESERVED]; /* by index: words from the CFA to the saved register */
+	u8 disassembled; /* not from the file, but from its code */
 };
 
 enum preserved_places {
@@ -258,6 +259,7 @@ struct unwind_work {
 	u32 pointer_bytes; /* of a pointer in an FDE */
 	u32 augmented;
 	u32 cie_signal;
+	u32 cie_disassembled;
 	u32 depth; /* number of states */
 	u32 low;   /* of the binary search; scratch in short loops */
 	u32 count;

@@ -42,6 +42,7 @@ enum frame_source {
 	FROM_FRAME_POINTER,
 	FROM_GUESS, /* code without an entry in its file's table: return address on top */
 	FROM_SIGNAL,
+	FROM_DISASSEMBLY, /* by a table that user space made from the code */
 	IN_MOVED_TEXT = 8, /* additional bit: its file is that of the mappings around it */
 };
 

@@ -47,6 +47,7 @@ _EXACT: Final = (int(FrameSource.REGISTERS), _SIGNAL)
 _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.FRAME_POINTER: "frame_pointer",
     FrameSource.GUESS: "guess",
+    FrameSource.DISASSEMBLY: "disassembly",
 }
 """Unwind methods without proof of the caller."""
 _MOVED_TEXT: Final = "moved_text"

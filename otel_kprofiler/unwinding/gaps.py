@@ -1,0 +1,89 @@
+"""Finds code without unwind rules, such as that of musl in a statically linked program."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from otel_kprofiler.elf import ElfFile, Source, find_offset, read_dynamic_linker
+from otel_kprofiler.unwinding.table import Tables
+
+Gap = tuple[int, int]
+"""Start and end of a range of code."""
+
+_FAR_BYTES: Final = 4096
+"""Between functions; closer ones are not examined, since reading their sizes takes time."""
+_LEAST_BYTES: Final = 1024
+"""Total size of gaps worth a process: linkers leave about 200 bytes in each file without rules."""
+_PADDING: Final = 64
+_MAX_GAPS: Final = 1024
+_PAIR: Final = struct.Struct("<ii")
+_CHUNK_BYTES: Final = 1 << 16
+"""Read at a time: tables of large files would take megabytes."""
+_SIZE_AT: Final = 12
+"""Offset of the function's size in an entry with 32-bit pointers, as linkers write them."""
+_SIZE: Final = struct.Struct("<I")
+
+
+def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
+    """Finds ranges of code without rules, ascending; none if they are not worth a process.
+
+    Args:
+        source: content of the file.
+        elf: the file's parsed headers.
+        tables: the file's existing tables.
+
+    Raises:
+        ElfError: the file cannot be read.
+    """
+    gaps = [gap for gap in _find(source, elf, tables) if gap[1] - gap[0] > _PADDING]
+    is_large = sum(end - start for start, end in gaps) >= _LEAST_BYTES
+    if not is_large and any(start <= elf.entry < end for start, end in gaps):
+        # The first functions of a program that needs musl; a dynamic linker's own is handled.
+        is_large = bool(read_dynamic_linker(source))
+    return gaps[:_MAX_GAPS] if is_large else []
+
+
+def _find(source: Source, elf: ElfFile, tables: Tables | None) -> Iterator[Gap]:
+    covered = list(_covered(source, elf, tables)) if tables else []
+    for text in elf.texts:
+        at, text_end = text.address, text.address + text.size
+        for start, end in covered:
+            if text.address <= start < text_end:
+                yield at, start
+                at = max(at, end)
+        yield at, text_end
+
+
+def _covered(source: Source, elf: ElfFile, tables: Tables) -> Iterator[Gap]:
+    """Yields ranges of functions that are close to each other."""
+    origin, program_entry = tables.origin, elf.entry - tables.origin
+    first: int | None = None
+    last = last_entry = 0
+    for start, entry in _pairs(source, tables):
+        if first is None:
+            first = start
+        elif start - last > _FAR_BYTES or last <= program_entry < start:
+            yield origin + first, origin + last + _size(source, elf, origin + last_entry)
+            first = start
+        last, last_entry = start, entry
+    if first is not None:
+        yield origin + first, origin + last + _size(source, elf, origin + last_entry)
+
+
+def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
+    """Yields the search table: start of a function and of its entry, relative to the origin."""
+    if tables.search_offset is None:
+        yield from _PAIR.iter_unpack(tables.made)
+        return
+    for at in range(0, tables.search_bytes, _CHUNK_BYTES):
+        size = min(_CHUNK_BYTES, tables.search_bytes - at)
+        yield from _PAIR.iter_unpack(source.read(tables.search_offset + at, size))
+
+
+def _size(source: Source, elf: ElfFile, entry: int) -> int:
+    """Reads the size of an entry's function."""
+    at = find_offset(elf.loads, entry, _SIZE_AT + _SIZE.size)
+    size: int = _SIZE.unpack(source.read(at + _SIZE_AT, _SIZE.size))[0]
+    return size
