@@ -29,6 +29,11 @@ from otel_kprofiler.unwinding.x86_code import INVALID, MAX_BYTES, Effect, Instru
 _STOPS: Final = (Effect.JUMP, Effect.JUMP_INDIRECT, Effect.RETURN, Effect.END)
 _CALLS: Final = (Effect.CALL, Effect.CALL_INDIRECT)
 _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
+_PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
+"""Beginnings of nop in all lengths, and int3."""
+_PADDING_PREFIXES: Final = b"\x2e\x66"
+_ALIGNMENT: Final = 16
+"""Compilers align functions to this number of bytes."""
 
 
 class Function(NamedTuple):
@@ -82,6 +87,12 @@ def _check_end(state: State, length: int, effect: int) -> None:
     if not length:
         raise Inconsistent
     if effect == Effect.RETURN and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
+        raise Inconsistent
+
+
+def _check_leave(state: State, effect: int) -> None:
+    """Raise :class:`Inconsistent` if a jump to another function leaves something on the stack."""
+    if effect in _JUMPS and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
         raise Inconsistent
 
 
@@ -243,6 +254,7 @@ class Flow:
         following = self._step(state, effect, value)
         for target in self._targets(at, length, effect, value):
             if target in self._functions and target != walk.start:
+                _check_leave(following, effect)
                 walk.exits.add(target)
                 walk.leaves.add(at)
             elif not self.contains(target):
@@ -294,7 +306,7 @@ class Flow:
             return [behind]
         if effect in _CALLS:
             endless = self._endless if effect == Effect.CALL else self._endless_slots
-            return [] if behind + value in endless else [behind]
+            return [] if behind + value in endless or self._is_padding(behind) else [behind]
         targets = [] if effect in _STOPS else [behind]
         if effect in _JUMPS:
             targets.append(behind + value)
@@ -309,7 +321,12 @@ class Flow:
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)
         for at, (length, effect, value) in rest.items():
-            forward[at] = targets = self._targets(at, length, effect, value)
+            targets = self._targets(at, length, effect, value)
+            behind = at + length
+            if effect in _CALLS and behind % _ALIGNMENT == 0:
+                # The call may be the end of a function, although it is not known not to return.
+                targets = []
+            forward[at] = targets
             for target in targets:
                 if target in rest and target not in self._functions:
                     linked[at].append(target)
@@ -318,6 +335,14 @@ class Flow:
         for at in rest:
             if at not in seen:
                 self._solve(_connected(at, linked, seen), rest, forward)
+
+    def _is_padding(self, at: int) -> bool:
+        """Returns whether there is padding: compilers put it between functions."""
+        for start, end, code in self._texts:
+            if start <= at < end:
+                instruction = code[at - start : at - start + MAX_BYTES]
+                return instruction.lstrip(_PADDING_PREFIXES).startswith(_PADDING)
+        return False
 
     def _sweep(self) -> dict[int, Instruction]:
         """Decodes the code between the instructions that were reached."""

@@ -106,6 +106,24 @@ def test_an_import_that_does_not_return_ends_its_callers():
     assert states(flow)[15] == State(16, 0, None)
 
 
+def test_padding_after_a_call_is_the_end_of_the_function():
+    # 0: sub $8,%rsp; call something outside; nop. 12: push rbx; pop rbx; ret
+    flow = follow("4883ec08 e800000010 0f1f00 53 5b c3", 0)
+    assert states(flow) == {0: ENTRY, 4: State(16, 0, None)}
+    flow.add_rest()
+    assert [states(flow)[at] for at in (4, 12, 13)] == [
+        State(16, 0, None),
+        ENTRY,
+        State(16, 0, None),
+    ]
+
+
+def test_a_jump_to_another_function_leaves_nothing_on_the_stack():
+    # 0: push rbx; jmp 4. 4: ret
+    flow = follow("53 eb01 90 c3", 0, 4)
+    assert states(flow) == {4: ENTRY}
+
+
 def test_cases_of_a_switch_are_followed_back_from_their_end():
     # 0: push rbx; jmp *rax. 3: mov; pop; ret, which only the jump table leads to
     flow = follow("53 ffe0 89c3 5b c3", 0)
