@@ -320,25 +320,30 @@ def test_a_dropped_connection_is_retried(http_receiver, open_exporter, batch):
 def trickle_head(handler):
     for _ in range(100):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n" if not _ else b"X: y\r\n")
-        time.sleep(0.05)
+        time.sleep(0.25)
 
 
 def trickle_body(handler, status=503):
     handler.send_response(status)
     handler.send_header("Connection", "close")
     handler.end_headers()
-    for _ in range(100):
+    for _ in range(500):
         handler.wfile.write(b"\n")
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("trickle", [trickle_head, trickle_body, lambda _: time.sleep(3)])
+def wait_for_the_end(handler):
+    """Sends nothing until the client hangs up."""
+    handler.rfile.read()
+
+
+@pytest.mark.parametrize("trickle", [trickle_head, trickle_body, wait_for_the_end])
 def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, batch, trickle):
     http_receiver.answer(trickle)
     exporter = open_exporter(timeout_s=0.3, retry=RetryPolicy(enabled=False))
     started = time.monotonic()
     result = exporter.export(batch())
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 20
     assert (result.lost, result.error_type) == ({LossCause.RETRIES_EXHAUSTED: 3}, "timeout")
 
 
@@ -348,7 +353,7 @@ def test_the_timeout_bounds_the_response_to_a_delivered_request(
     http_receiver.answer(lambda handler: trickle_body(handler, 200))
     started = time.monotonic()
     assert open_exporter(timeout_s=0.3).export(batch()).exported == 3
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 20
     assert len(http_receiver.requests) == 1
     assert "no complete response" in caplog.text
 
@@ -458,7 +463,7 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(http_receiver, open_export
     started = time.monotonic()
     exporter.shutdown(100)
     thread.join()
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 20
     assert results[0].lost == {LossCause.SHUTDOWN: 3}
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
