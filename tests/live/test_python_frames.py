@@ -297,14 +297,14 @@ def test_closing_leaves_no_descriptor_or_map_open():
 
 
 def test_a_kernel_that_rejects_the_program_is_sampled_without_python_frames(monkeypatch, caplog):
-    load = attachment._load_program
+    load = attachment._load_spec
 
-    def refuse(choice, **settings):
-        if choice.python:
+    def refuse(spec, *settings):
+        if any(name.endswith(attachment.PYTHON_SUFFIX) for name in spec.programs):
             raise SamplerError("refused", log="", hint="")
-        return load(choice, **settings)
+        return load(spec, *settings)
 
-    monkeypatch.setattr(attachment, "_load_program", refuse)
+    monkeypatch.setattr(attachment, "_load_spec", refuse)
     with sampling(register=False) as sampler:
         assert sampler.python is None
         assert sampler.python_problem == "this kernel does not accept the program"
