@@ -240,7 +240,7 @@ def test_removing_the_spool_of_a_running_agent_loses_nothing(
 ):
     """A cleaner of temporary files does the same."""
     spool = tmp_path / "spool"
-    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}")
+    agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
     agent.wait_until(
         lambda: agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]["pending"]
     )
@@ -255,7 +255,7 @@ def test_removing_the_spool_of_a_running_agent_loses_nothing(
     assert before["pending"] > 0
     assert before["lost"] == {}
     receiver.up()
-    again = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}")
+    again = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
     account = again.stop()
     assert account["exporters"]["otlp_grpc"]["carried"] == before["pending"]
     assert account["exporters"]["otlp_grpc"]["lost"] == {}

@@ -162,7 +162,12 @@ def run(fd: int, repeat: int) -> None:
     packet = bytes(64)
     attributes = _RunAttributes(fd, 0, (ctypes.c_uint32 * 2)(len(packet), 0), repeat=repeat)
     attributes.data_in = ctypes.cast(packet, ctypes.c_void_p).value
-    bpf_call(_PROG_TEST_RUN, attributes)
+    while True:
+        try:
+            bpf_call(_PROG_TEST_RUN, attributes)
+        except InterruptedError:  # the kernel stops for any pending signal
+            continue
+        return
 
 
 def kallsyms(*blocks: str) -> set[tuple[int, str]]:

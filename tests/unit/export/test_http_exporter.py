@@ -355,7 +355,8 @@ def test_the_timeout_bounds_the_response_to_a_delivered_request(
     assert open_exporter(timeout_s=0.3).export(batch()).exported == 3
     assert time.monotonic() - started < 20
     assert len(http_receiver.requests) == 1
-    assert "no complete response" in caplog.text
+    # If the server is slow, a read may time out before the exchange does.
+    assert "no complete response" in caplog.text or "it is truncated" in caplog.text
 
 
 @contextlib.contextmanager

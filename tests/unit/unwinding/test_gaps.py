@@ -11,16 +11,16 @@ from otel_kprofiler.unwinding.table import find_tables
 from tests.unit.unwinding.files import content
 
 
-def find(name, *, with_tables=True):
-    """Returns the gaps of a file and its only text."""
+def find(name, *, with_tables=True, entry=0):
+    """Returns the gaps of a file, as if it had that entry point, and its only text."""
     source = ImageSource(content(name))
-    elf = read_elf(source, "x86_64")
+    elf = read_elf(source, "x86_64")._replace(entry=entry)
     (text,) = elf.texts
     return find_gaps(source, elf, find_tables(source, elf) if with_tables else None), text
 
 
 def test_gaps_are_the_code_around_functions_with_rules():
-    gaps, text = find("personality.so")
+    gaps, text = find("personality.so", entry=1)
     dwarf = ELFFile(BytesIO(content("personality.so"))).get_dwarf_info()
     functions = [
         (entry["initial_location"], entry["initial_location"] + entry["address_range"])
@@ -34,6 +34,10 @@ def test_gaps_are_the_code_around_functions_with_rules():
 def test_all_code_of_a_file_without_tables_is_a_gap():
     gaps, text = find("personality.so", with_tables=False)
     assert gaps == [(text.address, text.address + text.size)]
+
+
+def test_gaps_in_files_whose_entry_point_has_a_rule_are_not_worth_a_wait():
+    assert find("personality.so")[0] == []
 
 
 def test_the_code_that_linkers_leave_without_rules_is_not_worth_a_process():
