@@ -5,6 +5,7 @@ Columns are those of ``src/types/profile.ts`` in github.com/firefox-devtools/pro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ _NONE: Final = -1
 _COLORS: Final = {KERNEL_SIDE: "orange", USER_SIDE: "yellow", PYTHON_SIDE: "blue"}
 _OTHER_SIDE: Final = "green"
 _GUID_HEX: Final = 32
+_HEX: Final = re.compile("[0-9a-fA-F]+")
 
 
 class _FrameKey(NamedTuple):
@@ -171,8 +173,11 @@ def _lib(module: Module) -> dict[str, Any]:
 
 
 def _breakpad_id(build_id: str) -> str:
-    """Returns the id that symbol servers use: a GUID in the byte order of Windows, and an age."""
-    if not build_id:
+    """Returns the id that symbol servers use: a GUID in the byte order of Windows, and an age.
+
+    Empty for build ids that are not hexadecimal, such as Go's or those of other profilers' files.
+    """
+    if not _HEX.fullmatch(build_id):
         return ""
     raw = bytes.fromhex(build_id[:_GUID_HEX].ljust(_GUID_HEX, "0"))
     return (raw[3::-1] + raw[5:3:-1] + raw[7:5:-1] + raw[8:]).hex().upper() + "0"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.formats import firefox
+from otel_kprofiler.formats.firefox_tables import _breakpad_id
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
@@ -282,3 +283,15 @@ def test_the_firefox_profiler_reads_the_profile(reader, windows, tmp_path):
         "wait: run_queue": 1,
         "wait: futex": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("build_id", "breakpad_id"),
+    [
+        ("00112233445566778899aabbccddeeff01234567", "33221100554477668899AABBCCDDEEFF0"),
+        ("go:8Yz/-x", ""),
+        ("", ""),
+    ],
+)
+def test_only_hexadecimal_build_ids_have_an_id_for_symbol_servers(build_id, breakpad_id):
+    assert _breakpad_id(build_id) == breakpad_id
