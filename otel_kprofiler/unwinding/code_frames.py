@@ -12,11 +12,8 @@ and ``data`` segments, and sections.
 
 from __future__ import annotations
 
-import gc
 import mmap
-import os
 import re
-import resource
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,18 +21,18 @@ from typing import Final
 
 from otel_kprofiler.unwinding.code_flow import Flow
 from otel_kprofiler.unwinding.code_state import OUTERMOST, UNKNOWN, State
-from otel_kprofiler.unwinding.go_frames import Segment, make_program, pack_number, pack_tables
+from otel_kprofiler.unwinding.frame_writing import (
+    CIE_REST,
+    SIGRETURN,
+    Segment,
+    make_program,
+    pack_entry,
+    pack_number,
+    pack_tables,
+    write_tables,
+)
 
-MEMORY_BYTES: Final = 1 << 30
-SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
-
-_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
-# Version 1, "zRD", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
-# def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. D marks what this module makes.
-_CIE: Final = struct.pack(
-    "<II28s", 32, 0,
-    b"\1zRD\0\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f",
-)  # fmt: skip
+_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # D marks this module's frames
 _BY_SP, _BY_FP = b"\x0c\7", b"\x0c\6"  # def_cfa
 _FP_SAVED: Final = b"\x86"  # offset rbp
 _FP_KEPT: Final = b"\xc6"  # restore rbp
@@ -43,7 +40,6 @@ _FP_LOST: Final = b"\7\6"  # undefined rbp
 _CALLED: Final = b"\xd0"  # restore rip
 _NOT_CALLED: Final = b"\7\x10"  # undefined rip
 _NO_RULE: Final = b"\x16\x10\0"  # val_expression rip, without operations: ends the stack
-_SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 _CALL_OR_JUMP: Final = re.compile(rb"[\xe8\xe9](?=(.{4}))", re.DOTALL)
 _CALL_BYTES: Final = 5
 _MAX_ROWS: Final = 64
@@ -196,8 +192,7 @@ class FrameMaker:
         program = make_program([(at - start, _rule(state)) for at, state in rows])
         at = len(self.frames)
         address = self._address + at
-        length = _ENTRY.size - 4 + len(program)
-        self.frames += _ENTRY.pack(length, at + 4, start - (address + 8), end - start, 0) + program
+        self.frames += pack_entry(at + 4, start, address, end - start, program)
         self.pairs.append((start, address))
 
 
@@ -224,9 +219,9 @@ def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
     It looks up the byte before, too.
     """
     at = 0
-    while (trampoline := code.find(_SIGRETURN, at)) >= 0:
+    while (trampoline := code.find(SIGRETURN, at)) >= 0:
         yield start + at, start + max(at, trampoline - 1)
-        at = trampoline + len(_SIGRETURN)
+        at = trampoline + len(SIGRETURN)
     yield start + at, start + len(code)
 
 
@@ -253,25 +248,14 @@ def _parse_parts(words: Iterable[str]) -> dict[str, list[Segment]]:
 
 
 def main() -> None:
-    """Read the file from standard input, write its tables to standard output.
-
-    Raises:
-        SystemExit: the tables cannot be made; carries the reason for standard error.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    """Make the tables of a file; see :func:`write_tables`."""
     address, origin, entry = map(int, sys.argv[1:4])
     gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]
     parts = _parse_parts(sys.argv[5:])
-    gc.disable()  # the many objects contain no cycles to collect
-    try:
-        with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
-            maker = make_frames(file, parts, entry, gaps, address)
-            pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
-            result = pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)
-    except (ValueError, OSError, MemoryError, struct.error) as error:
-        raise SystemExit(str(error) or type(error).__name__) from error
-    while result:
-        result = result[os.write(1, result) :]
-    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
+
+    def make(file: mmap.mmap) -> bytes:
+        maker = make_frames(file, parts, entry, gaps, address)
+        pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
+        return pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)
+
+    write_tables(make)

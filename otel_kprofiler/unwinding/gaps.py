@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from otel_kprofiler.elf import ElfFile, Source, find_offset, read_dynamic_linker
-from otel_kprofiler.unwinding.table import Tables
+from otel_kprofiler.unwinding.table import Tables, read_chunks
 
 Gap = tuple[int, int]
 """Start and end of a range of code."""
@@ -19,8 +19,6 @@ _LEAST_BYTES: Final = 1024
 _PADDING: Final = 64
 _MAX_GAPS: Final = 1024
 _PAIR: Final = struct.Struct("<ii")
-_CHUNK_BYTES: Final = 1 << 16
-"""Read at a time: tables of large files would take megabytes."""
 _SIZE_AT: Final = 12
 """Offset of the function's size in an entry with 32-bit pointers, as linkers write them."""
 _SIZE: Final = struct.Struct("<I")
@@ -37,12 +35,14 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     Raises:
         ElfError: the file cannot be read.
     """
+    if tables is not None and not elf.entry:
+        return []  # a library with tables
     gaps = [gap for gap in _find(source, elf, tables) if gap[1] - gap[0] > _PADDING]
     is_large = sum(end - start for start, end in gaps) >= _LEAST_BYTES
     if tables is not None:
         # musl's entry point has no rule. Other files' gaps, such as assembly and the functions
         # that V8 embeds, are not worth a wait for the tables that the file has.
-        lacks_entry = elf.entry > 0 and any(start <= elf.entry < end for start, end in gaps)
+        lacks_entry = any(start <= elf.entry < end for start, end in gaps)
         is_large = lacks_entry and (is_large or bool(read_dynamic_linker(source)))
     return gaps[:_MAX_GAPS] if is_large else []
 
@@ -79,9 +79,8 @@ def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
     if tables.search_offset is None:
         yield from _PAIR.iter_unpack(tables.made)
         return
-    for at in range(0, tables.search_bytes, _CHUNK_BYTES):
-        size = min(_CHUNK_BYTES, tables.search_bytes - at)
-        yield from _PAIR.iter_unpack(source.read(tables.search_offset + at, size))
+    for chunk in read_chunks(source, tables.search_offset, tables.search_bytes):
+        yield from _PAIR.iter_unpack(chunk)
 
 
 def _size(source: Source, elf: ElfFile, entry: int) -> int:

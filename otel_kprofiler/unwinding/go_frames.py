@@ -5,9 +5,9 @@ frame or is in its prologue. The Go runtime unwinds with ``.gopclntab``, which h
 every instruction. Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21
 to 1.26.
 
-Runs as a standalone script, from :mod:`otel_kprofiler.unwinding.indexing`:
+:func:`main` is for a child process that imports none of the rest of this package:
 
-    go_frames.py ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
+    ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 
 ADDRESS is the address of the frames, ORIGIN the base of the pairs. The rest are parts of the file,
 as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the loaded segments.
@@ -15,37 +15,37 @@ as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the loade
 
 from __future__ import annotations
 
-import gc
 import itertools
 import mmap
-import os
-import resource
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-MEMORY_BYTES: Final = 1 << 30
-COUNT: Final = struct.Struct("<I")
+from otel_kprofiler.unwinding.frame_writing import (
+    CIE_REST,
+    SIGRETURN,
+    Rows,
+    Segment,
+    make_program,
+    pack_entry,
+    pack_number,
+    pack_tables,
+    write_tables,
+)
 
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
 _FUNCTION: Final = struct.Struct("<Ii8xI21xB")
-_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
-_PAIR: Final = struct.Struct("<ii")
 _TEXT: Final = struct.Struct("<Q")
 _TEXT_AT: Final = 22 * _TEXT.size
 """``text`` in ``moduledata``, whose first word points to the table."""
 _TOP_FRAME, _WRITES_SP = 1, 2
 _LONG: Final = 0x80  # set in all bytes of a varint but the last
 
-# Version 1, "zR", alignments 1 and -8, return address 16, pointers pcrel|sdata4; then
-# def_cfa rsp 8; offset rip 1; undefined rbx, r12 to r15. The same for signals.
-_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
-_CIE: Final = struct.pack("<II24s", 28, 0, b"\1zR\0" + _REST)
-_SIGNAL_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRS\0" + _REST)
-_ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
+_CIE: Final = struct.pack("<II24s", 28, 0, b"\1zR\0" + CIE_REST)
+_SIGNAL_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRS\0" + CIE_REST)
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _CODES: Final[dict[int, bytes]] = {}  # by frame size
 _SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
@@ -63,7 +63,6 @@ _PUSH: Final = b"\x55"  # push %rbp
 _PROLOGUE: Final = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
 _KEEP_SP: Final = b"\x49\x89\xe4"  # mov %rsp, %r12
 _RESTORE_SP: Final = b"\x4c\x89\xe4"  # mov %r12, %rsp
-_SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 _LOAD_BYTES: Final = 4
 _LOADS: Final = tuple(
     bytes([0x48 | high, 0x8B, 0x60 | base, 0x38])  # mov 56(base), %rsp: g.sched.sp
@@ -80,19 +79,9 @@ _CHECKED, _FIT = 200, 0.9
 File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
 """Frame sizes in a function, each with its end offset."""
-Rows = list[tuple[int, bytes]]
-"""CFA instructions by offset."""
 _Shape = tuple[int, int, bool, bytes]
 """Shared by functions with equal frame sizes: size of the code, offset of the required push of rbp
 (-1: none), whether rbp is saved in each frame, CFA program (empty: pops its return address)."""
-
-
-class Segment(NamedTuple):
-    """A part of the file and its address."""
-
-    offset: int
-    size: int
-    address: int
 
 
 class Function(NamedTuple):
@@ -160,16 +149,6 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a number of more than 32 bits")
 
 
-def pack_number(value: int) -> bytes:
-    """Packs a name's number."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
     """Makes the rows of the table.
 
@@ -188,23 +167,6 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
             now = size
         at = end
     return rows
-
-
-def make_program(rows: Rows) -> bytes:
-    """Makes a CFA program from rows, padded with DW_CFA_nop for an entry."""
-    out, now = [], 0
-    for at, code in rows:
-        distance = at - now
-        if distance < len(_ADVANCES):
-            out.append(_ADVANCES[distance])
-        elif distance < 1 << 16:
-            out.append(b"\3" + distance.to_bytes(2, "little"))
-        else:
-            out.append(b"\4" + distance.to_bytes(4, "little"))
-        out.append(code)
-        now = at
-    program = b"".join(out)
-    return program + bytes(-(_ENTRY.size + len(program)) % 4)
 
 
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
@@ -313,7 +275,7 @@ class FrameMaker:
         size, push, saves, program = self._shapes.get(place) or self._add_shape(place)
         if not program:
             return  # the function pops its return address
-        if push < 0 and self._code.read(start, len(_SIGRETURN)) == _SIGRETURN:
+        if push < 0 and self._code.read(start, len(SIGRETURN)) == SIGRETURN:
             return  # handled by the BPF program
         if push >= 0 and self._code.read(start + push, 1) != _PUSH:
             saves = False
@@ -322,9 +284,8 @@ class FrameMaker:
             program = make_program(self._special_rows(function, saves))
         at = len(self.frames)
         address = self._address + at
-        length = _ENTRY.size - 4 + len(program)
         back = at + 4 - len(_CIE) * (name in self._injected)
-        self.frames += _ENTRY.pack(length, back, start - (address + 8), size, 0) + program
+        self.frames += pack_entry(back, start, address, size, program)
         self.pairs.append((start, address))
 
     def _add_shape(self, place: int) -> _Shape:
@@ -408,42 +369,15 @@ def make_tables(
     return maker
 
 
-def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, origin: int) -> bytes:
-    """Packs the tables. Raises ``ValueError`` if a function is out of range."""
-    try:
-        rows = [(start - origin, entry - origin) for start, entry in made]
-        rows += _PAIR.iter_unpack(pairs)
-        rows.sort()
-        search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
-    except struct.error as error:
-        raise ValueError("a function far from its entry") from error
-    return COUNT.pack(len(rows)) + search + frames
-
-
 def main() -> None:
-    """Read the file from standard input, write its tables to standard output.
-
-    Raises:
-        SystemExit: the table is damaged or unknown; carries the reason for standard error.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    """Make the tables of a file; see :func:`write_tables`."""
     address, origin = map(int, sys.argv[1:3])
     parts = [Segment(*map(int, word.split(":"))) for word in sys.argv[3:]]
     pairs, table, text, *segments = parts
-    gc.disable()  # the many objects contain no cycles to collect
-    try:
-        with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
-            maker = make_tables(file, table, text.address, segments, address)
-            others = file[pairs.offset : pairs.offset + pairs.size]
-            result = pack_tables(maker.pairs, bytes(maker.frames), others, origin)
-    except (ValueError, OSError, MemoryError) as error:
-        raise SystemExit(str(error) or type(error).__name__) from error
-    while result:
-        result = result[os.write(1, result) :]
-    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
 
+    def make(file: mmap.mmap) -> bytes:
+        maker = make_tables(file, table, text.address, segments, address)
+        others = file[pairs.offset : pairs.offset + pairs.size]
+        return pack_tables(maker.pairs, bytes(maker.frames), others, origin)
 
-if __name__ == "__main__":
-    main()
+    write_tables(make)

@@ -20,7 +20,7 @@ from otel_kprofiler.host import (
     identify_content,
 )
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding import code_frames, go_frames
+from otel_kprofiler.unwinding.frame_writing import COUNT, MEMORY_BYTES
 from otel_kprofiler.unwinding.gaps import Gap
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, check_pairs
@@ -37,6 +37,10 @@ MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """For code without tables: five times the need of musl."""
 CODE_TIMEOUT_S: Final = 120.0
+CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
+"""Sections that identify functions and their addresses, as far as a file has them."""
+_GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
+"""Not imported here: what only child processes run would stay in the agent's memory."""
 _PAIR: Final = struct.Struct("<ii")
 _RUN_MODULE: Final = """
 import sys, types
@@ -85,7 +89,7 @@ class Children(LimitedChildren):
 
         Takes the arguments and raises the errors of :meth:`run_script`; ``module`` is its name.
         """
-        path = Path(code_frames.__file__).parent
+        path = Path(__file__).parent
         packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
         script = _RUN_MODULE.format(packages=packages, module=module)
         return self._run(["-c", script, *map(str, arguments)], fd, limits)
@@ -181,8 +185,8 @@ def index_go(
     arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
     with children.trying_once(fd, ".gopclntab"):
-        limits = ChildLimits(go_frames.MEMORY_BYTES, GO_CPU.grant(table.size), TIMEOUT_S)
-        return _parse_made(children.run_script(go_frames.__file__, fd, arguments, limits), tables)
+        limits = ChildLimits(MEMORY_BYTES, GO_CPU.grant(table.size), TIMEOUT_S)
+        return _parse_made(children.run_module(_GO_FRAMES, fd, arguments, limits), tables)
 
 
 def index_code(
@@ -217,15 +221,15 @@ def index_code(
     data = [load for load in elf.loads if load not in elf.texts]
     parts = {"text": elf.texts, "data": data}
     sections = {section.name.decode("latin-1"): section for section in read_sections(source, elf)}
-    parts |= {name: [_locate(sections[name])] for name in code_frames.SECTIONS if name in sections}
+    parts |= {name: [_locate(sections[name])] for name in CODE_SECTIONS if name in sections}
     if tables.search_offset is not None:
         parts["pairs"] = [Segment(tables.search_offset, tables.search_bytes, 0)]
     words = [",".join(f"{start}:{end}" for start, end in gaps)]
     for name, places in parts.items():
         words.append(f"{name}=" + ",".join(":".join(map(str, place)) for place in places))
     with children.trying_once(fd, "code"):
-        limits = ChildLimits(code_frames.MEMORY_BYTES, CODE_CPU.grant(size), CODE_TIMEOUT_S)
-        made = children.run_module(code_frames.__name__, fd, [*arguments, *words], limits)
+        limits = ChildLimits(MEMORY_BYTES, CODE_CPU.grant(size), CODE_TIMEOUT_S)
+        made = children.run_module(_CODE_FRAMES, fd, [*arguments, *words], limits)
         return _parse_made(made, tables)
 
 
@@ -234,9 +238,9 @@ def _locate(section: Section) -> Segment:
 
 
 def _parse_made(made: bytes, tables: Tables) -> Tables:
-    (entries,) = go_frames.COUNT.unpack_from(made)
-    end = go_frames.COUNT.size + entries * ENTRY_BYTES
-    pairs = made[go_frames.COUNT.size : end]
+    (entries,) = COUNT.unpack_from(made)
+    end = COUNT.size + entries * ENTRY_BYTES
+    pairs = made[COUNT.size : end]
     if tables.made:  # not in the file, from which the process takes the others
         rows = sorted(_PAIR.iter_unpack(pairs + tables.made))
         pairs = b"".join(_PAIR.pack(*row) for row in rows)

@@ -92,7 +92,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
         raise TableRefused(Refusal.OUT_OF_BOUNDS, f"{entries} functions in {size} bytes")
     search = at + _HEADER.size
     address = origin + len(_ENCODINGS) + relative
-    lowest, highest = check_pairs(_chunks(source, search, entries * ENTRY_BYTES))
+    lowest, highest = check_pairs(read_chunks(source, search, entries * ENTRY_BYTES))
     if origin + lowest < address:
         raise TableRefused(Refusal.OUT_OF_BOUNDS, "an entry before .eh_frame")
     frames = _frames_until(source, elf.loads, address, origin + highest)
@@ -130,7 +130,8 @@ def _has_pairs(head: bytes) -> bool:
     return False
 
 
-def _chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
+def read_chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
+    """Yields part of a file in chunks of whole pairs. Raises ``ElfError``."""
     for start in range(0, size, _CHUNK_BYTES):
         yield source.read(offset + start, min(_CHUNK_BYTES, size - start))
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from otel_kprofiler.elf import ElfError, ImageSource, find_section, make_pairs, read_elf
 from otel_kprofiler.unwinding import TableRefused
-from otel_kprofiler.unwinding.go_frames import make_tables, pack_tables
+from otel_kprofiler.unwinding.frame_writing import pack_tables
+from otel_kprofiler.unwinding.go_frames import make_tables
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.table import find_tables
 from tests.unit.unwinding.files import NAMES, content

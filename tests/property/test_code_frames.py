@@ -10,8 +10,9 @@ from elftools.elf.elffile import ELFFile
 
 from otel_kprofiler.elf import FileSource, read_elf, read_sections
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding.code_frames import SECTIONS, follow
+from otel_kprofiler.unwinding.code_frames import follow
 from otel_kprofiler.unwinding.code_state import OUTERMOST
+from otel_kprofiler.unwinding.indexing import CODE_SECTIONS
 from otel_kprofiler.unwinding.x86_code import Effect
 from tests.further import further
 from tests.truth.tables import ElfTables
@@ -32,7 +33,7 @@ def follow_file(path):
         elf = read_elf(source)
         sections = {section.name.decode(): section for section in read_sections(source, elf)}
     parts = {"text": elf.texts, "data": [load for load in elf.loads if load not in elf.texts]}
-    for name in SECTIONS:
+    for name in CODE_SECTIONS:
         if name in sections:
             section = sections[name]
             parts[name] = [Segment(section.offset, section.size, section.address)]

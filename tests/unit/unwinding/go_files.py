@@ -3,7 +3,7 @@
 import struct
 from typing import NamedTuple
 
-from otel_kprofiler.unwinding.go_frames import Segment
+from otel_kprofiler.unwinding.frame_writing import Segment
 
 TEXT, TEXT_SIZE = 0x401000, 0x4000
 TABLE_ADDRESS = 0x500000

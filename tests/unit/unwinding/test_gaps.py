@@ -2,6 +2,7 @@
 
 from io import BytesIO
 
+import pytest
 from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 
@@ -36,8 +37,9 @@ def test_all_code_of_a_file_without_tables_is_a_gap():
     assert gaps == [(text.address, text.address + text.size)]
 
 
-def test_gaps_in_files_whose_entry_point_has_a_rule_are_not_worth_a_wait():
-    assert find("personality.so")[0] == []
+@pytest.mark.parametrize("entry", [0, 1100], ids=["library", "program"])
+def test_gaps_are_not_worth_a_wait_unless_the_entry_point_is_in_one(entry):
+    assert find("personality.so", entry=entry)[0] == []
 
 
 def test_the_code_that_linkers_leave_without_rules_is_not_worth_a_process():

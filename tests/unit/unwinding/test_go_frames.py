@@ -16,14 +16,8 @@ from elftools.elf.elffile import ELFFile
 from otel_kprofiler.elf import ElfError, ElfFile, FileSource, find_section, read_elf
 from otel_kprofiler.host import limited_children
 from otel_kprofiler.unwinding import TableRefused, go_frames
-from otel_kprofiler.unwinding.go_frames import (
-    Code,
-    Segment,
-    Table,
-    find_text,
-    make_tables,
-    pack_tables,
-)
+from otel_kprofiler.unwinding.frame_writing import Segment, pack_tables
+from otel_kprofiler.unwinding.go_frames import Code, Table, find_text, make_tables
 from otel_kprofiler.unwinding.indexing import Children, index_go
 from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 

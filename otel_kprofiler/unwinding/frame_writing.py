@@ -1,0 +1,116 @@
+"""Writes ``.eh_frame`` with a search table for x86-64, in child processes that make tables.
+
+Imports none of the rest of this package, which such processes run without.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import mmap
+import os
+import resource
+import struct
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+MEMORY_BYTES: Final = 1 << 30
+"""Limit of the address space of a process that makes tables."""
+COUNT: Final = struct.Struct("<I")
+"""Number of pairs, before them in the output."""
+# Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
+# undefined rbx, r12 to r15.
+CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
+"""A CIE of version 1 after its augmentation, up to its end."""
+SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
+"""Code of a signal trampoline."""
+_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
+_PAIR: Final = struct.Struct("<ii")
+_ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
+
+Rows = list[tuple[int, bytes]]
+"""CFA instructions by offset."""
+
+
+class Segment(NamedTuple):
+    """A part of the file and its address."""
+
+    offset: int
+    size: int
+    address: int
+
+
+def pack_number(value: int) -> bytes:
+    """Packs a number as ULEB128."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def make_program(rows: Rows) -> bytes:
+    """Makes a CFA program from rows, padded with DW_CFA_nop for an entry."""
+    out, now = [], 0
+    for at, code in rows:
+        distance = at - now
+        if distance < len(_ADVANCES):
+            out.append(_ADVANCES[distance])
+        elif distance < 1 << 16:
+            out.append(b"\3" + distance.to_bytes(2, "little"))
+        else:
+            out.append(b"\4" + distance.to_bytes(4, "little"))
+        out.append(code)
+        now = at
+    program = b"".join(out)
+    return program + bytes(-(_ENTRY.size + len(program)) % 4)
+
+
+def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -> bytes:
+    """Packs an entry.
+
+    Args:
+        back: distance from the entry's second word to its CIE.
+        start: address of the code.
+        address: address of the entry.
+        size: size of the code.
+        program: CFA instructions, from :func:`make_program`.
+    """
+    length = _ENTRY.size - 4 + len(program)
+    return _ENTRY.pack(length, back, start - (address + 8), size, 0) + program
+
+
+def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, origin: int) -> bytes:
+    """Packs the tables. Raises ``ValueError`` if a function is out of range."""
+    try:
+        rows = [(start - origin, entry - origin) for start, entry in made]
+        rows += _PAIR.iter_unpack(pairs)
+        rows.sort()
+        search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
+    except struct.error as error:
+        raise ValueError("a function far from its entry") from error
+    return COUNT.pack(len(rows)) + search + frames
+
+
+def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
+    """Map the file from standard input, write its tables to standard output; in limited memory.
+
+    Args:
+        make: makes the packed tables of the mapped file.
+
+    Raises:
+        SystemExit: the tables cannot be made; carries the reason for standard error.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    gc.disable()  # the many objects contain no cycles to collect
+    try:
+        with mmap.mmap(0, 0, prot=mmap.PROT_READ) as file:
+            result = make(file)
+    except (ValueError, OSError, MemoryError, struct.error) as error:
+        raise SystemExit(str(error) or type(error).__name__) from error
+    while result:
+        result = result[os.write(1, result) :]
+    os.write(2, b"\x04")  # ``DONE`` of host/limited_children.py
