@@ -249,9 +249,9 @@ class _Columns:
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:
         name = process_name(resource, sample.thread_name)
-        process = _index(self._processes, (name, process_id(resource)))
-        thread = _index(self._threads, (sample.thread_name, sample.tid, process))
-        return _index(self._rows, (self._leaf(name, sample), thread, sample.cpu, kind))
+        process = index_of(self._processes, (name, process_id(resource)))
+        thread = index_of(self._threads, (sample.thread_name, sample.tid, process))
+        return index_of(self._rows, (self._leaf(name, sample), thread, sample.cpu, kind))
 
     def _add(self, row: int, sample: WindowSample, factor: int, axis: _Axis) -> None:
         counts, (first, bins, start_ns, bin_ns) = self._counts, axis
@@ -264,7 +264,7 @@ class _Columns:
     def _leaf(self, process: str, sample: WindowSample) -> int:
         leaf = self._stack_leaf(process, sample.stack)
         for row in wait_rows(sample):
-            leaf = _index(self._nodes, (leaf, _index(self._frames, row)))
+            leaf = index_of(self._nodes, (leaf, index_of(self._frames, row)))
         return leaf
 
     def _stack_leaf(self, process: str, stack: Stack) -> int:
@@ -273,11 +273,11 @@ class _Columns:
             path = self._paths.get(stack)
             if path is None:
                 rows = map(frame_row, stack_entries(stack))
-                path = self._paths[stack] = tuple(_index(self._frames, row) for row in rows)
-            root = _index(self._frames, process_row(process))
-            leaf = _index(self._nodes, (-1, root))
+                path = self._paths[stack] = tuple(index_of(self._frames, row) for row in rows)
+            root = index_of(self._frames, process_row(process))
+            leaf = index_of(self._nodes, (-1, root))
             for frame in path:
-                leaf = _index(self._nodes, (leaf, frame))
+                leaf = index_of(self._nodes, (leaf, frame))
             self._leaves[process, stack] = leaf
         return leaf
 
@@ -322,15 +322,15 @@ def assemble(
     strings: dict[str, int] = {"": 0}
     frame_rows = [
         (
-            *(_index(strings, text) for text in (row.label, row.module, row.reason, row.file)),
+            *(index_of(strings, text) for text in (row.label, row.module, row.reason, row.file)),
             _KINDS[row.color],
             row.inlined,
             row.line,
         )
         for row in frames
     ]
-    process_rows = [(_index(strings, name), pid) for name, pid in processes]
-    thread_rows = [(_index(strings, name), tid, process) for name, tid, process in threads]
+    process_rows = [(index_of(strings, name), pid) for name, pid in processes]
+    thread_rows = [(index_of(strings, name), tid, process) for name, tid, process in threads]
     return {
         "kinds": [_kind(kind, periods) for kind, periods in kinds.items()],
         "strings": [escape_controls(text) for text in strings],
@@ -365,7 +365,8 @@ def pack(numbers: Sequence[int]) -> str:
     return f"{packed.typecode}:{b64encode(packed.tobytes()).decode()}"
 
 
-def _index(table: dict[Any, int], key: Any) -> int:
+def index_of(table: dict[Any, int], key: Any) -> int:
+    """Returns the index of a row, which is added if it is new."""
     return table.setdefault(key, len(table))
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from otel_kprofiler.formats.columns import index_of
 from otel_kprofiler.formats.entries import Entry, frame_entries, side_remarks
 from otel_kprofiler.model import KERNEL_SIDE, PYTHON_SIDE, USER_SIDE, Frame, Module, SideKind, Stack
 from otel_kprofiler.text import escape_surrogates
@@ -47,7 +48,7 @@ class SharedTables:
 
     def string(self, text: str) -> int:
         """Returns the index of a string."""
-        return _index(self._strings, escape_surrogates(text))
+        return index_of(self._strings, escape_surrogates(text))
 
     def stack(self, stack: Stack) -> int | None:
         """Returns the index of a stack; None if it has no frames."""
@@ -56,8 +57,8 @@ class SharedTables:
             reasons = set()
             for key in _keys(stack):
                 self._symbol(key)
-                frame = _index(self._frames, key)
-                node = _index(self._nodes, (node, frame))
+                frame = index_of(self._frames, key)
+                node = index_of(self._nodes, (node, frame))
                 reasons.add(key.entry.reason)
             self._stacks[stack] = node
             self._reasons[stack] = reasons - {""}
@@ -73,8 +74,8 @@ class SharedTables:
         entry, module, address, offset, depth = key
         if module is None or depth or entry.reason or not offset:
             return None
-        lib = _index(self._modules, module)
-        return _index(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
+        lib = index_of(self._modules, module)
+        return index_of(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
 
     def categories(self) -> list[dict[str, Any]]:
         """Returns the categories: the default, and each side of stacks."""
@@ -123,9 +124,9 @@ class SharedTables:
 
     def _frame(self, key: _FrameKey) -> tuple[int | None, ...]:
         entry, module, address, _, depth = key
-        lib = _NONE if module is None else _index(self._modules, module)
-        category = _index(self._categories, entry.side)
-        func = _index(self._funcs, (entry.label, entry.module, entry.file))
+        lib = _NONE if module is None else index_of(self._modules, module)
+        category = index_of(self._categories, entry.side)
+        func = index_of(self._funcs, (entry.label, entry.module, entry.file))
         line = entry.line or None
         return (
             _NONE if module is None else address, lib, depth, category, 0, func,
@@ -133,8 +134,8 @@ class SharedTables:
         )  # fmt: skip
 
     def _func(self, name: str, module: str, file: str) -> tuple[Any, ...]:
-        resource = _index(self._resources, module) if module else _NONE
-        source = _index(self._sources, file) if file else None
+        resource = index_of(self._resources, module) if module else _NONE
+        source = index_of(self._sources, file) if file else None
         return (self.string(name), False, False, resource, source, None, None, None)
 
 
@@ -181,7 +182,3 @@ def _breakpad_id(build_id: str) -> str:
         return ""
     raw = bytes.fromhex(build_id[:_GUID_HEX].ljust(_GUID_HEX, "0"))
     return (raw[3::-1] + raw[5:3:-1] + raw[7:5:-1] + raw[8:]).hex().upper() + "0"
-
-
-def _index(table: dict[Any, int], key: Any) -> int:
-    return table.setdefault(key, len(table))

@@ -25,13 +25,12 @@ from otel_kprofiler.host.perf import (
 )
 from otel_kprofiler.host.privilege_errors import get_privilege_error
 from otel_kprofiler.host.throttling import MAX_SAMPLE_RATE
-from otel_kprofiler.host.tracepoint_specs import TracepointSpec, parse_tracepoint
+from otel_kprofiler.host.tracepoint_specs import MAX_PERIOD, TracepointSpec, parse_tracepoint
 from otel_kprofiler.model import ProfileKind
 
 CPU_CLOCK: Final = "cpu-clock"
 """The event of on-CPU samples."""
 MAX_EVENTS: Final = 16
-_MAX_PERIOD: Final = 1 << 62
 _MAX_RATE: Final = 10_000
 
 _EVENTS: Final = {
@@ -146,7 +145,7 @@ def parse_event(
         period, rate = 0, clock_rate or rate
     if setting:
         key, _, number = setting.partition("=")
-        most = {"period": _MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)
+        most = {"period": MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)
         if not number.isdecimal() or not 1 <= int(number) <= most:
             raise ValueError(
                 f"{text}: write {name}:period=N, N events per sample, or {name}:freq=N, N samples "

@@ -15,7 +15,7 @@ from otel_kprofiler.model import ProfileKind
 
 _SYS_ENTER: Final = "sys_enter"
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_MAX_PERIOD: Final = 1 << 62
+MAX_PERIOD: Final = 1 << 62
 
 
 class ValueSource(NamedTuple):
@@ -116,7 +116,7 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
         name, tracepoint = f"{_SYS_ENTER}_{call}", _SYS_ENTER
     if setting:
         key, _, number = setting.partition("=")
-        if key != "period" or not number.isdecimal() or not 1 <= int(number) <= _MAX_PERIOD:
+        if key != "period" or not number.isdecimal() or not 1 <= int(number) <= MAX_PERIOD:
             raise ValueError(f"{text}: write {name}:period=N, N events per sample")
         period = int(number)
     return TracepointSpec(name, period or 1, tracepoint, _find_call(call) if call else None)

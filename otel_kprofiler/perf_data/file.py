@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.perf_data.cursor import Cursor
+from otel_kprofiler.text import decode_name
 
 MAGIC: Final = b"PERFILE2"
 _HEADER_BYTES: Final = 104
@@ -185,7 +186,7 @@ class Reader:
         elif type_ == _EVENT_UPDATE:
             kind, event_id = cursor.u64(), cursor.u64()
             if kind == _UPDATE_NAME and event_id in self.file.attr_by_id:
-                self.file.names[self.file.attr_by_id[event_id]] = _text(cursor.name())
+                self.file.names[self.file.attr_by_id[event_id]] = decode_name(cursor.name())
         elif type_ == _FEATURE:
             number = cursor.u64()
             if number in _READ_FEATURES:
@@ -201,9 +202,9 @@ class Reader:
     def _read_feature(self, number: int, cursor: Cursor) -> None:
         file = self.file
         if number == _HOSTNAME:
-            file.hostname = _text(cursor.string())
+            file.hostname = decode_name(cursor.string())
         elif number == _OSRELEASE:
-            file.os_release = _text(cursor.string())
+            file.os_release = decode_name(cursor.string())
         elif number == _BUILD_ID:
             while cursor.left >= _RECORD.size:
                 _, misc, size = _RECORD.unpack_from(cursor.data, cursor.position)
@@ -214,7 +215,7 @@ class Reader:
             for index in range(min(count, len(file.attrs))):
                 cursor.skip(attr_bytes)
                 ids = cursor.u32()
-                file.names[index] = _text(cursor.string())
+                file.names[index] = decode_name(cursor.string())
                 cursor.skip(8 * ids)
         elif number == _CLOCK_DATA:
             cursor.skip(8)  # version, clock
@@ -239,7 +240,3 @@ def _parse_attr(raw: bytes) -> EventAttr:
     has_rate, has_ids = bool(flags >> 10 & 1), bool(flags >> 18 & 1)
     period = 1 if has_rate else period
     return EventAttr(type_, config, sample_type, read_format, period, has_ids)
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")

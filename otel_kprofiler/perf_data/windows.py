@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -89,9 +90,8 @@ def read_perf_data(
     records = read_records(reader)
     if names is None:
         names = CodeNames(
-            path.decode("utf-8", "surrogateescape") for path in reader.file.build_ids
-            if path.startswith(b"/")
-        )  # fmt: skip
+            os.fsdecode(path) for path in reader.file.build_ids if path.startswith(b"/")
+        )
     recording = _Recording(reader, Stacks(reader.file.build_ids, names))
     for record in records:
         recording.add(record)
@@ -161,8 +161,8 @@ class _Recording:
         texts = {
             "process.executable.name": name if process.pid else _IDLE,
             "process.executable.path": decode_name(process.program),
-            "host.name": decode_name(file.hostname.encode("utf-8", "surrogateescape")),
-            "os.version": decode_name(file.os_release.encode("utf-8", "surrogateescape")),
+            "host.name": file.hostname,
+            "os.version": file.os_release,
         }
         attributes |= {key: text for key, text in texts.items() if text}
         return Resource(attributes | {"os.type": "linux"})
@@ -234,7 +234,7 @@ class _Recording:
         full = [self._file.names.get(at, f"event {at}") for at in range(len(self._file.attrs))]
         short = [_MODIFIERS.sub("", name) for name in full]
         name = full[index] if short.count(short[index]) > 1 else short[index]
-        return decode_name(name.encode("utf-8", "surrogateescape")).replace("-", "_")
+        return name.replace("-", "_")
 
 
 def _is_clock(attr: EventAttr) -> bool:

@@ -12,22 +12,13 @@ from hypothesis import strategies as st
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.perf_data import read_perf_data
 from tests.fuzz.bounds import READ, REFUSED, read_within
+from tests.unit.test_perf_data import NoNames
 
 pytestmark = pytest.mark.fuzz
 
 DATA = Path(__file__).parents[1] / "data" / "perf"
 FILES = [gzip.decompress(path.read_bytes()) for path in sorted(DATA.glob("*.data.gz"))]
 EXTREME = st.sampled_from([0, 1, 7, 8, 2**15, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
-
-
-class NoNames:
-    """Leaves all code without names."""
-
-    def find_user(self, path, build_id, offset):
-        return None
-
-    def find_kernel(self, module, rva, address):
-        return None
 
 
 def read(data):
@@ -69,7 +60,7 @@ def test_truncated_files_are_read_in_part_or_rejected(whole):
 
 
 def test_forked_processes_with_many_mappings_take_little_memory():
-    """8,000 mappings, inherited by 2,000 processes, each of which adds one."""
+    """Each of 2,000 processes inherits 8,000 mappings, and adds one."""
 
     def record(type_, body):
         return struct.pack("<IHH", type_, 2, 8 + len(body)) + body
