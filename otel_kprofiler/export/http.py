@@ -49,6 +49,8 @@ _BROKEN: Final = (
     urllib3.exceptions.HTTPError,
 )
 """Errors of a connection, before or during a response."""
+_TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
+"""Those of a single read or write; reading a body raises urllib3's."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -141,7 +143,7 @@ class OtlpHttpExporter(OtlpSender):
             with SILENCED.this_thread():
                 return self._exchange(body, timeout_s, late)
         except _BROKEN as error:
-            timed_out = late.is_set() or isinstance(error, requests.Timeout)
+            timed_out = late.is_set() or isinstance(error, _TIMEOUTS)
             status = "timeout" if timed_out else type(error).__name__
             # Use the inner reason: the outer text has the address with its query.
             inner = error.args[0] if error.args else error
@@ -168,10 +170,11 @@ class OtlpHttpExporter(OtlpSender):
             status, headers = response.status_code, response.headers
             try:
                 received = _read_body(response)
-            except _BROKEN:
+            except _BROKEN as error:
                 if not is_delivered(status):
                     raise
-                received = Body(b"", "it is truncated")
+                timed_out = isinstance(error, _TIMEOUTS)
+                received = Body(b"", late_text if timed_out else "it is truncated")
             # Without a length, an aborted body just ends.
             if late.is_set() or self._closed:
                 if not is_delivered(status):
