@@ -40,7 +40,7 @@ WORKERS ?= 3
 test: pythons  ## all tests that this machine can run but the long ones, three files at a time: WORKERS=3
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not long'
 
-test-long:  ## tests of twelve seconds or more, and further cases of slow ones: other loaders, versions, protocols
+test-long:  ## tests of eight seconds or more, and further cases of slow ones: other loaders, versions, protocols
 	$(PYTEST) -m long
 
 test-live:  ## only the tests against the running kernel

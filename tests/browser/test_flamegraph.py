@@ -659,6 +659,7 @@ def timed(browser, expression):
     )
 
 
+@pytest.mark.long
 def test_a_million_samples_open_and_are_filtered_without_delay(browser, tmp_path):
     path = million_page(tmp_path)
     browser.open(path.as_uri())

@@ -484,6 +484,7 @@ def test_top_exits_if_its_first_read_of_a_table_fails(engine, stored):
     assert "none" in run(*words, status=1)
 
 
+@pytest.mark.long
 def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path):
     sides = [f"{engine.address()}?service.name={name}" for name in ("shop", "shipping")]
     times = [f"--time-{side}=0s..{WINDOWS}s" for side in ("before", "after")]

@@ -35,6 +35,7 @@ def test_a_recording_streams_to_a_collector(collector, samples_of, tmp_path, kin
     assert len(requests) > 1, "not all at the end"
 
 
+@pytest.mark.long
 def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, tmp_path):
     without_profiles = open_collector(profiles=False)
     collector = open_collector()
@@ -59,6 +60,7 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
     assert collector.output.read_bytes() == b"", "an empty request is not a profile"
 
 
+@pytest.mark.long
 def test_samples_not_accepted_by_a_dying_collector_are_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()

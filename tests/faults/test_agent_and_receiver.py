@@ -105,7 +105,7 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
     ("exporter", "storage"),
     [
         pytest.param("otlp_grpc", False, id="otlp_grpc-memory"),
-        pytest.param("otlp_http", True, id="otlp_http-storage"),
+        pytest.param("otlp_http", True, id="otlp_http-storage", marks=pytest.mark.long),
         pytest.param("otlp_grpc", True, id="otlp_grpc-storage", marks=pytest.mark.long),
         pytest.param("otlp_http", False, id="otlp_http-memory", marks=pytest.mark.long),
     ],
@@ -134,6 +134,7 @@ def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     check_stream(got, stream)
 
 
+@pytest.mark.long
 def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, receiver, arrived):
     refuse = iter([False, True, False, True, True])
 
@@ -155,6 +156,7 @@ def test_samples_rejected_by_the_receiver_are_counted_as_rejected(run_agent, rec
     assert "not like this" in agent.log.read_text()
 
 
+@pytest.mark.long
 def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
     run_agent, receiver, arrived, tmp_path
 ):
@@ -211,6 +213,7 @@ def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arri
     check_stream(got, stream)
 
 
+@pytest.mark.long
 def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
     run_agent, open_receiver, arrived
 ):
@@ -235,6 +238,7 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
         check_stream(got, stream)
 
 
+@pytest.mark.long
 def test_removing_the_spool_of_a_running_agent_loses_nothing(
     run_agent, receiver, arrived, tmp_path
 ):

@@ -122,6 +122,7 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     assert agent.get("/livez")[0] == 200
 
 
+@pytest.mark.long
 def test_a_frozen_file_system_does_not_delay_the_account(
     run_agent, receiver, arrived, frozen, healthy
 ):

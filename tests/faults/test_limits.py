@@ -90,6 +90,7 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_p
     check_account(agent.stop(), arrived(receiver.payloads))
 
 
+@pytest.mark.long
 def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrived):
     """The agent does not respond while stopped by SIGSTOP; then it continues, and losses are
     counted.
@@ -108,6 +109,7 @@ def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrive
     check_account(agent.stop(), arrived(receiver.payloads))
 
 
+@pytest.mark.long
 def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver, arrived):
     """With the backlog of a freeze; samples that cannot be processed in time are dropped and
     reported.

@@ -206,7 +206,7 @@ def count_coarse(agent, kind):
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 
-@pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks", "executables")))
+@pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks",)))
 def test_a_noisy_process_does_not_cost_other_processes_samples(
     run_agent, receiver, arrived, tmp_path, kind
 ):

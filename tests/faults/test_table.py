@@ -120,6 +120,7 @@ def test_rows_not_run_keep_their_earlier_results_on_the_pages(tmp_path, monkeypa
     assert "(faults.md#a-kind) | 2 | 25 |" in (tmp_path / "reliability.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the priority of the control program")
 def test_samples_dropped_by_a_receiver_appear_as_missing():

@@ -53,6 +53,7 @@ def damaged(draw):
     return bytes(data)
 
 
+@pytest.mark.long
 @EXAMPLES
 @given(damaged())
 @example(SEEDS[0])

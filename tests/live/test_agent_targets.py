@@ -152,6 +152,7 @@ def by_name(found):
     }
 
 
+@pytest.mark.long
 def test_the_container_is_right_for_every_runtime(agent, place):
     expected = {}
     for number, (name, form) in enumerate(FORMS.items()):
@@ -177,6 +178,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
     assert "systemd.unit.name" not in result["dockerscope"]
 
 
+@pytest.mark.long
 def test_processes_that_exit_immediately_are_attributed_to_their_container(agent, place):
     """Uses the cgroup in the sample, since /proc no longer lists them."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
@@ -217,6 +219,7 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
     assert by_name(result).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
     """Descendants are sampled immediately, others that enter within a second."""
@@ -231,6 +234,7 @@ def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
     assert not {"beside", "outside"} & result.keys()
 
 
+@pytest.mark.long
 def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
     for name in ("one", "another", "third"):
         place(name)
@@ -245,6 +249,7 @@ def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
     assert "third" not in by_name(read())
 
 
+@pytest.mark.long
 def test_an_agent_in_a_cgroup_namespace_identifies_containers(agent, place):
     """As in a container: it sees its own cgroup as the root."""
     if not shutil.which("unshare"):

@@ -102,8 +102,12 @@ def stripped(tmp_path):
 
 @pytest.mark.parametrize(
     ("of_receiver", "missed"),
-    [("", {NO_FUNCTION}), ("service_name: {from: []}", {NO_SERVICE, NO_FUNCTION})],
-    ids=["default", "names of services off"],
+    [
+        pytest.param("", {NO_FUNCTION}, id="default", marks=pytest.mark.long),
+        pytest.param(
+            "service_name: {from: []}", {NO_SERVICE, NO_FUNCTION}, id="names of services off"
+        ),
+    ],
 )
 def test_strict_receivers_report_missing_names_without_name_settings(
     receiver, stripped, tmp_path, of_receiver, missed
@@ -115,6 +119,7 @@ def test_strict_receivers_report_missing_names_without_name_settings(
         assert complaints.keys() == missed
 
 
+@pytest.mark.long
 def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tmp_path):
     exporters, log = run_agent(receiver, tmp_path / "agent.yaml", exporter="attributes: references")
     assert receiver.accepted == {}
@@ -124,7 +129,7 @@ def test_strict_receivers_reject_references_and_the_loss_is_counted(receiver, tm
         assert account["lost"].keys() == {"rejected"}
 
 
-@pytest.mark.parametrize("kind", further_of(KINDS, ["grpc", "application/json"]))
+@pytest.mark.parametrize("kind", further_of(KINDS, ["grpc"]))
 def test_strict_receivers_accept_attributes_of_recordings_and_services(receiver, kind, tmp_path):
     protocol = "http/json" if kind == "application/json" else "http/protobuf"
     address = f"grpc://{receiver.grpc}" if kind == "grpc" else receiver.http

@@ -142,6 +142,7 @@ print(json.dumps(problems))
 """
 
 
+@pytest.mark.long
 def test_exhausted_descriptors_are_reported_wherever_they_occur():
     problems = run([sys.executable, "-W", "ignore", "-c", LIMITED])
     assert len(problems) > 5

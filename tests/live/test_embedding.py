@@ -231,15 +231,16 @@ def test_the_resource_is_published_for_other_profilers():
 
 
 def test_descendants_are_profiled_with_separate_resources():
-    code = WORK + "work(0.5)"
+    code = WORK + "work(0.5)\nprint(os.getpid())"
     with profiling(target="children") as (profiler, exporter):
         children = [
-            subprocess.Popen(["/bin/sh", "-c", f'"{sys.executable}" -c "$0"; true', code])
+            subprocess.Popen(
+                ["/bin/sh", "-c", f'"{sys.executable}" -c "$0"; true', code],
+                stdout=subprocess.PIPE,
+            )
             for _ in range(2)
         ]
-        other = subprocess.run(["true"], check=True)
-        for child in children:
-            child.wait()
+        busy = {int(child.communicate()[0]) for child in children}
         profiler.stop()
     groups = [
         group
@@ -253,8 +254,8 @@ def test_descendants_are_profiled_with_separate_resources():
         counts[attributes["process.pid"]] = counts.get(attributes["process.pid"], 0) + sum(
             len(sample.timestamps_unix_ns) for sample in group.samples
         )
-    busy = [pid for pid, count in counts.items() if count > 50 and pid != os.getpid()]
-    assert len(busy) == 2, (counts, other)
+    assert len(busy) == 2
+    assert all(counts[pid] > 50 for pid in busy), counts
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64")

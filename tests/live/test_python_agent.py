@@ -91,6 +91,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
             service.stdin.close()
 
 
+@pytest.mark.long
 def test_two_versions_are_sampled_with_one_in_other_namespaces(built, folder, public_python):
     """With CAP_BPF and CAP_PERFMON, processes of that user, which run before the sampler does."""
     result = find_pythons()

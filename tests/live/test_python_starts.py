@@ -73,6 +73,7 @@ def start(code, directory):
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60 + 20 * STARTS)
 def test_python_frames_are_recorded_however_python_is_started(tmp_path):
     for number in range(STARTS):

@@ -132,6 +132,7 @@ def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs,
     assert processes(tmp_path) - {"sleep"} == {"head", "target", "other"}
 
 
+@pytest.mark.long
 def test_option_comm_selects_one_process_name(programs, tmp_path):
     for name in ("one", "another", "a-name-of-more-than-15-characters"):
         programs(name, LOOP)
@@ -160,6 +161,7 @@ import time; time.sleep(60)
     assert len((tmp_path / "x.folded").read_text().splitlines()) > 0
 
 
+@pytest.mark.long
 def test_a_cgroup_includes_its_descendants(programs, cgroup, tmp_path):
     (cgroup / "below").mkdir()
     programs("beside", LOOP)
@@ -181,6 +183,7 @@ def test_a_container_is_selected_by_an_id_prefix(programs, cgroup, tmp_path):
     assert processes(tmp_path) - {"sleep"} == {"inside"}
 
 
+@pytest.mark.long
 def test_a_pod_is_selected_by_its_uid(programs, cgroup, tmp_path):
     uid = f"ccf19bc6-503b-4dd0-b33d-{os.getpid():012x}"
     pod = cgroup / f"pod{uid}"

@@ -326,6 +326,7 @@ def test_changes_that_need_a_restart_are_reported(agent):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["import random; random.random = lambda: 0.9"], indirect=True)
 def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
     def set_threshold(percent):

@@ -13,6 +13,7 @@ import pytest
 
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.further import further
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
@@ -104,7 +105,7 @@ def changes():
     )
 
 
-@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
+@pytest.mark.parametrize("loader", ["libbpf", *further("bcc")], indirect=True)
 def test_changes_cause_no_gap_and_no_duplicate_sample():
     samples, moments = [], []
     with Witness() as witness, running(**FAST) as sampler:

@@ -125,6 +125,7 @@ def stop(agent):
     return parse_account(out)
 
 
+@pytest.mark.long
 def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     service, impostor = parts.start_service(), parts.start(sys.executable, "-c", IMPOSTOR)
     parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))
@@ -158,6 +159,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     assert accounted == account["taken"]
 
 
+@pytest.mark.long
 def test_the_agent_sends_and_marks_self_profiled_samples_if_set_to_mark(parts):
     service = parts.start_service()
     parts.wait_for(lambda: any(service.pid in window for window in parts.windows(parts.own)))

@@ -9,6 +9,8 @@ import textwrap
 import pytest
 from services import WORK
 
+from tests.further import further
+
 pytestmark = pytest.mark.live
 
 
@@ -52,6 +54,7 @@ def test_a_plain_script_exports_pending_samples_and_dies_of_the_signal(to_file, 
     assert to_file.pids()[pid] >= taken
 
 
+@pytest.mark.long
 def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
     code = """
     import signal, threading
@@ -73,6 +76,7 @@ def test_a_handler_of_the_service_is_called_and_the_service_continues(to_file):
     assert (status, out, err) == (0, "running\n", "")
 
 
+@pytest.mark.long
 def test_a_server_that_raises_the_signal_again_exports_everything_and_dies_of_it(to_file):
     code = """
     import threading, uvicorn
@@ -97,7 +101,7 @@ def test_a_server_that_raises_the_signal_again_exports_everything_and_dies_of_it
     assert to_file.pids()[pid] >= int(out)
 
 
-@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("idle", [*further(False), True])
 def test_workers_terminated_by_their_pool_export_pending_samples(to_file, idle):
     """A pool ends an idle worker by a message and by SIGTERM at the same time."""
     code = """

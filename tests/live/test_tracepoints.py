@@ -203,6 +203,7 @@ def test_samples_for_which_the_ring_has_no_room_are_counted():
     assert not counts["on_cpu"].lost, "events leave a quarter of the ring to other kinds"
 
 
+@pytest.mark.long
 def test_programs_that_interrupt_each_other_write_whole_records():
     """A tracepoint of the clock's interrupt occurs inside the programs of the others."""
     names = ("sys_enter", "hrtimer_expire_entry")

@@ -68,6 +68,7 @@ def test_the_page_names_the_services_source_lines():
     assert WAITS in PAGE
 
 
+@pytest.mark.long
 @pytest.mark.live
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the page records as root")

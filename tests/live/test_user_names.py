@@ -27,7 +27,7 @@ def variants(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "workload",
-    further_of(WORKLOADS, ("replaced library", "exec", "reused pid", "mount namespaces")),
+    further_of(WORKLOADS, ("replaced library", "exec", "reused pid")),
 )
 def test_no_frame_is_named_after_earlier_or_later_code(variants, workload):
     result = run(workload, variants, 1.5)
@@ -53,6 +53,7 @@ def leaves(windows, module):
     return [frame for frame in frames if frame.module and frame.module.name.startswith(module)]
 
 
+@pytest.mark.long
 def test_a_deleted_program_is_resolved_with_its_own_symbols(tmp_path):
     program = compile_c(tmp_path / "works", WORKS % "static", "-O1")
     with running(program):

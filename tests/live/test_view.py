@@ -53,6 +53,7 @@ def wait_for(address, is_there):
     raise AssertionError(data["summary"], data["strings"])
 
 
+@pytest.mark.long
 def test_view_shows_the_running_host(busy):
     with view() as (command, address):
         data = wait_for(

@@ -110,6 +110,7 @@ SPANS = int(os.environ.get("KPROFILER_SPANS", "150"))
 TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 
+@pytest.mark.long
 def test_span_parts_sum_to_the_span_duration(tmp_path):
     """Code, kernel and waits of requests that record how long they took, under gunicorn."""
     file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"

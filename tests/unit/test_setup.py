@@ -123,6 +123,7 @@ def test_the_system_python_is_preferred_over_the_path(clone, elsewhere, older):
     assert len(ages) == 1, "made once, and kept"
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_an_unusable_environment_is_replaced_and_reported(clone, elsewhere):
     venv = clone / ".venv"
@@ -148,6 +149,7 @@ def test_an_unusable_environment_is_replaced_and_reported(clone, elsewhere):
     assert str(moved) in (moved / ".venv/bin/show").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_broken_environment_of_another_user_is_replaced(clone):
     venv = clone / ".venv"
@@ -172,6 +174,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
     assert (clone / ".venv/precious").exists()
 
 
+@pytest.mark.long
 @pytest.mark.system
 @needs_root
 def test_path_then_the_environment_are_searched_without_a_usable_system_python(
@@ -227,6 +230,7 @@ def test_a_user_without_sudo_gets_everything_that_needs_no_root(clone):
         shutil.rmtree(public)
 
 
+@pytest.mark.long
 @pytest.mark.system
 @needs_root
 def test_commands_find_the_environments_programs_and_the_system_python(clone):
@@ -278,6 +282,7 @@ def test_a_failing_step_aborts_the_setup(clone):
     assert not (clone / ".venv/installed").exists()
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_an_installed_clone_is_installed_again_only_if_something_changed(clone):
     def installs(*words):

@@ -224,6 +224,7 @@ def test_memory_is_limited(tmp_path):
     assert done.stderr == b"MemoryError\n"
 
 
+@pytest.mark.long
 def test_an_entry_takes_little_memory():
     """Entries have minimal size, and are not in the order of their functions."""
     count = 150_000

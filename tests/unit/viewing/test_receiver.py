@@ -468,6 +468,7 @@ def test_connections_are_limited(intake, monkeypatch):
         assert 200 < await_count(receiver.port, 300) <= 300
 
 
+@pytest.mark.long
 def test_idle_connections_are_closed(receivers, clients):
     for _ in range(40):
         clients(b"")

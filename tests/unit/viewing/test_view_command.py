@@ -183,6 +183,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
         )
 
 
+@pytest.mark.long
 def test_memory_used_by_hostile_requests_is_released(recent):
     """A header of 4 kB that others repeat by one byte each (RFC 7541) leaves memory in pieces."""
     with listen() as (command, address):
@@ -216,6 +217,7 @@ def test_filters_select_which_received_samples_to_keep(recent):
     assert "dd" not in data["strings"]
 
 
+@pytest.mark.long
 def test_a_named_store_shows_samples_of_earlier_runs(recent, tmp_path):
     store = str(tmp_path / "x.db")
     for is_first in (True, False):
