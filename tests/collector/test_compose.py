@@ -176,6 +176,7 @@ def stored_services(engine):
     return {tuple(row) for row in engine.ask(query)}
 
 
+@pytest.mark.long
 @NEEDS_ENGINE
 @pytest.mark.live
 @pytest.mark.usefixtures("sampling_host")

@@ -101,13 +101,14 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
         check_stream(got, stream)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("exporter", "storage"),
     [
         pytest.param("otlp_grpc", False, id="otlp_grpc-memory"),
-        pytest.param("otlp_http", True, id="otlp_http-storage", marks=pytest.mark.long),
-        pytest.param("otlp_grpc", True, id="otlp_grpc-storage", marks=pytest.mark.long),
-        pytest.param("otlp_http", False, id="otlp_http-memory", marks=pytest.mark.long),
+        pytest.param("otlp_http", True, id="otlp_http-storage"),
+        pytest.param("otlp_grpc", True, id="otlp_grpc-storage"),
+        pytest.param("otlp_http", False, id="otlp_http-memory"),
     ],
 )
 def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(

@@ -72,6 +72,7 @@ def test_every_sample_lost_during_a_freeze_is_counted(run_agent, open_receiver, 
         sys.stdout.write(line + "\n")
 
 
+@pytest.mark.long
 def test_unrelated_signals_neither_kill_nor_disturb_the_agent(run_agent, receiver, arrived):
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=997, more=UNHURRIED)

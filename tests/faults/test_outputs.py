@@ -58,6 +58,7 @@ def reload(agent, receiver):
     agent.wait_until(lambda: len(receiver.payloads) > before + 6)
 
 
+@pytest.mark.long
 def test_an_unread_standard_error_does_not_block_the_agent(run_agent, receiver, arrived, full_pipe):
     receiver.up()
     agent = run_agent(receiver.endpoint, stderr=full_pipe)

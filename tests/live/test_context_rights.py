@@ -68,6 +68,7 @@ def test_spans_of_the_same_users_processes_need_no_further_capability(record_as_
     assert "not read" not in printed
 
 
+@pytest.mark.long
 def test_processes_of_other_users_without_spans_are_counted_with_the_reason(record_as_nobody):
     links, printed = record_as_nobody(SOMEBODY)
     assert links == []

@@ -183,6 +183,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
     assert "kernel_clone" in functions(thread, "kernel")
 
 
+@pytest.mark.long
 def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
     """Anything that takes that lock to read its memory or mappings would wait forever."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:

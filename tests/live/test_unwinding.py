@@ -165,6 +165,7 @@ def test_the_work_limit_truncates_the_stack(built, compiled):
     assert max(dump.work for dump in loaded) < 100 + LONGEST_STEP
 
 
+@pytest.mark.long
 @needs_clang
 @needs_gcc
 @pytest.mark.parametrize("kind", costly.KINDS)

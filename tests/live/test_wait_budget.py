@@ -99,6 +99,7 @@ def waits_of(samples, process):
     )
 
 
+@pytest.mark.long
 def test_many_sleeping_threads_are_sampled_at_the_requested_rate(sleepers):
     """20,000 waits a second: at the first threshold, all of them would be sampled."""
     seconds, rate = 8, 20

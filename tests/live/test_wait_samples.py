@@ -216,7 +216,11 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
         running(stacks="both") as sampler,
         program("import time\nwhile 1: time.sleep(0.05)") as process,
     ):
-        samples = [s for s in collect(sampler, 3) if s.tid == process.pid]
+        samples = [
+            sample
+            for sample in collect(sampler, 3)
+            if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
+        ]
     known = [s for s in samples if s.words(USER_SIDE)]
     assert len(known) > len(samples) / 2 > 10
     for sample in known:
