@@ -22,7 +22,12 @@ from typing import Final
 from otel_kprofiler.unwinding.code_flow import Flow
 from otel_kprofiler.unwinding.code_state import OUTERMOST, UNKNOWN, State
 from otel_kprofiler.unwinding.frame_writing import (
+    BY_RSP,
     CIE_REST,
+    NO_CALLER,
+    NO_RULE,
+    RBP_KEPT,
+    RBP_LOST,
     SIGRETURN,
     Segment,
     make_program,
@@ -33,13 +38,9 @@ from otel_kprofiler.unwinding.frame_writing import (
 )
 
 _CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # D marks this module's frames
-_BY_SP, _BY_FP = b"\x0c\7", b"\x0c\6"  # def_cfa
+_BY_RBP: Final = b"\x0c\6"  # def_cfa rbp
 _FP_SAVED: Final = b"\x86"  # offset rbp
-_FP_KEPT: Final = b"\xc6"  # restore rbp
-_FP_LOST: Final = b"\7\6"  # undefined rbp
 _CALLED: Final = b"\xd0"  # restore rip
-_NOT_CALLED: Final = b"\7\x10"  # undefined rip
-_NO_RULE: Final = b"\x16\x10\0"  # val_expression rip, without operations: ends the stack
 _CALL_OR_JUMP: Final = re.compile(rb"[\xe8\xe9](?=(.{4}))", re.DOTALL)
 _CALL_BYTES: Final = 5
 _MAX_ROWS: Final = 64
@@ -199,18 +200,18 @@ class FrameMaker:
 def _rule(state: State) -> bytes:
     """Returns the CFA instructions that set the rules of a state."""
     if state == OUTERMOST:
-        return _NOT_CALLED
+        return NO_CALLER
     if state.sp is not None and state.sp >= _WORD:
-        rule = _BY_SP + pack_number(state.sp)
+        rule = BY_RSP + pack_number(state.sp)
     elif state.fp is not None and state.fp > _WORD:
-        rule = _BY_FP + pack_number(state.fp)
+        rule = _BY_RBP + pack_number(state.fp)
     else:
-        return _NO_RULE
+        return NO_RULE
     if state.saved == 0:
-        return _CALLED + rule + _FP_KEPT
+        return _CALLED + rule + RBP_KEPT
     if state.saved > _WORD and state.saved % _WORD == 0:
         return _CALLED + rule + _FP_SAVED + pack_number(state.saved // _WORD)
-    return _CALLED + rule + _FP_LOST
+    return _CALLED + rule + RBP_LOST
 
 
 def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:

@@ -24,6 +24,16 @@ CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f
 """A CIE of version 1 after its augmentation, up to its end."""
 SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 """Code of a signal trampoline."""
+BY_RSP: Final = b"\x0c\7"
+"""CFA instruction def_cfa rsp; its offset follows."""
+RBP_KEPT: Final = b"\xc6"
+"""CFA instruction restore rbp."""
+RBP_LOST: Final = b"\7\6"
+"""CFA instruction undefined rbp."""
+NO_CALLER: Final = b"\7\x10"
+"""CFA instruction undefined rip, which marks the outermost frame."""
+NO_RULE: Final = b"\x16\x10\0"
+"""CFA instruction val_expression rip without operations, which truncates the stack."""
 _ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
 _PAIR: Final = struct.Struct("<ii")
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))

@@ -23,7 +23,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from otel_kprofiler.unwinding.frame_writing import (
+    BY_RSP,
     CIE_REST,
+    NO_CALLER,
+    NO_RULE,
+    RBP_KEPT,
+    RBP_LOST,
     SIGRETURN,
     Rows,
     Segment,
@@ -49,15 +54,10 @@ _SIGNAL_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRS\0" + CIE_REST)
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _CODES: Final[dict[int, bytes]] = {}  # by frame size
 _SAVED: Final = b"\x86\2"  # offset rbp 2: at CFA - 16
-_NOT_SAVED: Final = b"\xc6"  # restore rbp
-_LOST: Final = b"\7\6"  # undefined rbp
-_OUTERMOST: Final = b"\7\x10"  # undefined rip
-_UNKNOWN: Final = b"\x16\x10\0"  # val_expression rip, without operations
 _ON_OTHER_STACK: Final = b"\x0f\2\x76\x10"  # def_cfa_expression: breg6 16
 
 _BY_R12: Final = b"\x0f\2\x7c"  # def_cfa_expression: breg12 with a one-byte offset
 _MAX_BYTE: Final = 0x3F
-_BY_RSP: Final = b"\x0c\7"  # def_cfa rsp
 
 _PUSH: Final = b"\x55"  # push %rbp
 _PROLOGUE: Final = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
@@ -157,12 +157,12 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
         saves: whether the caller's rbp is saved at the top of each frame; otherwise its location is
             unknown.
     """
-    rows, at, now = [(0, b"" if saves else _LOST)], 0, 0
+    rows, at, now = [(0, b"" if saves else RBP_LOST)], 0, 0
     for end, size in sizes:
         if size != now:
             code = _CODES.get(size) or _CODES.setdefault(size, _CFA_OFFSET + pack_number(size + 8))
             if saves and not (size and now):
-                code += _SAVED if size else _NOT_SAVED
+                code += _SAVED if size else RBP_KEPT
             rows.append((at, code))
             now = size
         at = end
@@ -179,13 +179,13 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
     """
     at = _find_load(code, 0)
     if at < 0:
-        return [(0, _UNKNOWN)]
+        return [(0, NO_RULE)]
     rows = [row for row in rows if row[0] < at] + [(at, behind)]
     if behind == _ON_OTHER_STACK:
         back = _find_load(code, at)
         if back < 0 or not code.startswith(_PROLOGUE):
-            return [(0, _UNKNOWN)]
-        rows.append((back, _UNKNOWN))
+            return [(0, NO_RULE)]
+        rows.append((back, NO_RULE))
     return rows
 
 
@@ -206,14 +206,14 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
     """
     size = next((size for end, size in sizes if left < end), 0) + 8
     if size > _MAX_BYTE:
-        return [(0, _UNKNOWN)]
+        return [(0, NO_RULE)]
     returned = next((end for end, size in sizes if not size and end > back), back)
     return [
         *(row for row in rows if row[0] < left),
         (left, _BY_R12 + bytes([size])),
-        (back, _BY_RSP + pack_number(size)),
+        (back, BY_RSP + pack_number(size)),
         *(row for row in rows if back < row[0] < returned),
-        (returned, _UNKNOWN),  # its fallback without a vDSO
+        (returned, NO_RULE),  # its fallback without a vDSO
     ]
 
 
@@ -260,7 +260,7 @@ class FrameMaker:
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._handler = table.number(b"runtime.sigtramp")  # the stack continues above it
         self._switches = {
-            table.number(b"runtime.mcall"): _OUTERMOST,  # its callee does not return to it
+            table.number(b"runtime.mcall"): NO_CALLER,  # its callee does not return to it
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self.frames = bytearray(_CIE + _SIGNAL_CIE)
@@ -298,14 +298,14 @@ class FrameMaker:
 
     def _special_rows(self, function: Function, saves: bool) -> Rows:
         if function.flags & _TOP_FRAME:
-            return [(0, _OUTERMOST)]
+            return [(0, NO_CALLER)]
         sizes = self._table.sizes(function.sizes)
         code = self._code.read(self._text + function.start, sizes[-1][0])
         rows = make_rows(sizes, saves)
         left, back = code.find(_KEEP_SP), code.find(_RESTORE_SP)
         if 0 <= left < back:
             return make_detour(sizes, rows, left + len(_KEEP_SP), back + len(_RESTORE_SP))
-        return make_switch(code, rows, self._switches.get(function.name, _UNKNOWN))
+        return make_switch(code, rows, self._switches.get(function.name, NO_RULE))
 
 
 def find_text(table: Table, address: int, code: Code, start: int) -> int:

@@ -33,7 +33,9 @@ def move():
 def sleep():
     for _ in range({SLEEPS}):
         time.sleep(1e-5)
-touch()
+for _ in range(int(sys.argv[1])):
+    memory.madvise(mmap.MADV_DONTNEED)
+    touch()
 if os.cpu_count() > 1:
     move()
 sleep()
@@ -75,7 +77,7 @@ def compared(tmp_path_factory):
         path,
         "-c", "1", *(word for name in names for word in ("-e", name)),
         run=("perf", "stat", "-x", ",", "-o", counts, "-e", ",".join(names),
-             sys.executable, "-c", LOAD),
+             sys.executable, "-c", LOAD, "1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "accounting gap" not in done.stderr
@@ -107,14 +109,10 @@ def test_every_page_touched_is_in_the_function_that_touched_it(compared):
 
 def test_a_period_and_a_rate_estimate_the_same_number(tmp_path):
     rounds = 20  # a rate needs time to adapt, and an estimate needs some hundred samples
-    repeated = LOAD.replace(
-        "\ntouch()",
-        f"\nfor _ in range({rounds}):\n    touch()\n    memory.madvise(mmap.MADV_DONTNEED)",
-    )
     path = str(tmp_path / "x.otlp")
     done = record(
         path, "-e", "page-faults:period=64", "-e", "minor-faults:freq=499",
-        run=(sys.executable, "-c", repeated),
+        run=(sys.executable, "-c", LOAD, str(rounds)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for part in report(path).values():
@@ -133,7 +131,7 @@ def test_samples_for_which_the_ring_has_no_room_are_counted():
     sampler = EbpfSampler(config)
     sampler.start()
     try:
-        subprocess.run([sys.executable, "-c", LOAD], check=True)
+        subprocess.run([sys.executable, "-c", LOAD, "1"], check=True)
         sampler.stop()
         samples = sampler.drain()
         clock, counts = map(sampler.counts().get, ("on_cpu", "page_faults"))

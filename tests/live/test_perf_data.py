@@ -9,6 +9,8 @@ from collections import Counter
 
 import pytest
 
+from otel_kprofiler.symbols.kernel.names import strip_clone_suffix
+
 PROGRAM = """
 #include <fcntl.h>
 #include <time.h>
@@ -36,9 +38,6 @@ int main(void) {
     return sum == 1;
 }
 """
-
-# Reports show clones and parts of a function under its name.
-CLONE = re.compile(r"\.(isra|constprop|part|cold)\b.*")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def test_functions_have_the_counts_and_names_that_perf_reports(recorded):
     theirs, totals = Counter(), Counter()
     for block in run(recorded, "perf", "script", "-F", "ip,sym", "-i", "perf.data").split("\n\n"):
         names = [
-            CLONE.sub("", name.removeprefix("__pfx_"))
+            strip_clone_suffix(name.removeprefix("__pfx_"))
             for name in re.findall(r"^\s+[0-9a-f]+ (\S+)", block, re.MULTILINE)
         ]
         if names:

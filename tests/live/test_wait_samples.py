@@ -216,12 +216,9 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
         running(stacks="both") as sampler,
         program("import time\nwhile 1: time.sleep(0.05)") as process,
     ):
-        samples = [
-            sample
-            for sample in collect(sampler, 3)
-            if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
-        ]
-    known = [s for s in samples if s.words(USER_SIDE)]
+        samples = [s for s in collect(sampler, 3) if s.tid == process.pid]
+    asleep = [s for s in samples if s.wait.state is WaitState.INTERRUPTIBLE]
+    known = [s for s in asleep if s.words(USER_SIDE)]
     assert len(known) > len(samples) / 2 > 10
     for sample in known:
         names = functions(sample)
