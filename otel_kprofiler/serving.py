@@ -37,7 +37,7 @@ class HttpServer(ThreadingHTTPServer):
     The constructor starts the server.
 
     Args:
-        endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
+        endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free port.
         handler: makes the responses.
         name: name of the server in the log, and of its thread.
         timeout_s: time limit for a client to send its request and read the response.
@@ -52,7 +52,7 @@ class HttpServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    # With the default of 5, a client beyond that waits a second before it resends its SYN.
+    # With the default backlog of 5, the next client waits a second before it resends its SYN.
     request_queue_size = 128
 
     def __init__(
@@ -62,7 +62,7 @@ class HttpServer(ThreadingHTTPServer):
         self.host = host.strip("[]").lower()
         self.timeout_s = timeout_s
         self._name = name
-        self._open: dict[socket.socket, float] = {}  # by connection: its deadline; oldest first
+        self._open: dict[socket.socket, float] = {}  # deadline by connection, oldest first
         # For each connection whose request was read: when its client last read from the response;
         # infinite until the first one.
         self._answering: dict[socket.socket, float] = {}
@@ -87,10 +87,10 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close one that waits for its client.
+        """Serve a connection; at the limit, close another that waits for its client.
 
-        Closes the oldest whose request has not been read yet, or else the one whose client has been
-        idle for the longest time.
+        Closes the oldest connection whose request has not been read yet, or else the connection
+        whose client has been idle for the longest time.
         """
         until = time.monotonic() + _FREE_WAIT_S
         with self._changed:
@@ -181,7 +181,7 @@ class HttpHandler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         """Parse the request line and the headers; responds with 431 if they are too large.
 
-        A handler that reads a body must call :meth:`HttpServer.keep` after that.
+        A handler that reads a body must call :meth:`HttpServer.keep` afterwards.
         """
         whole = self.rfile
         self.rfile = _Headers(whole)  # type: ignore[assignment] # the header parser reads lines

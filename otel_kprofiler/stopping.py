@@ -1,8 +1,9 @@
 """Stops threads with a shared deadline.
 
 A thread reading a file on an unresponsive file system ends when the file system responds, or never.
-The caller that stops everything sets a deadline, each component joins its threads within it, and
-the log names the files, and separately the threads that read none and were still working.
+The caller that stops everything sets a deadline, within which each component joins its threads. The
+log names the files that are still being read and, separately, the threads that were still working
+otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name the path this thread reads, to log if it does not end; the innermost block counts."""
+    """Name the path that this thread reads, for the log at stopping; the innermost block counts."""
     thread = threading.get_ident()
     outer = _read.get(thread)
     _read[thread] = path

@@ -2,8 +2,8 @@
 
 Before forking, uWSGI loads the application in its master. The master holds the GIL from then on, so
 a thread started there never runs again; and if such a thread waits for the GIL at the fork, the
-worker waits forever for that thread to take it. Code that needs threads must therefore start in
-each worker.
+worker waits forever for that thread to take the GIL. Code that needs threads must therefore start
+in each worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def call_in_workers(hook: Callable[[], object]) -> None:
     if not is_before_workers():
         return
     try:
-        # Importing it later, in the service, would drop hooks set without it.
+        # If the service imports this module later, the import drops hooks set without the module.
         decorators: Any = importlib.import_module("uwsgidecorators")
     except Exception:  # noqa: BLE001 - an Exception means that there is no master process
         _chain(_find_uwsgi(), hook)

@@ -11,10 +11,10 @@ class ProfileKind(NamedTuple):
     Attributes:
         name: identifies the kind in accounts and in the spool.
         sample_type: what a value counts (OTLP ``sample_type.type``).
-        sample_unit: its unit (OTLP ``sample_type.unit``).
+        sample_unit: unit of the values (OTLP ``sample_type.unit``).
         period_type: what a periodic sampler counts between two samples (OTLP
             ``period_type.type``); empty for kinds without a period.
-        period_unit: its unit (OTLP ``period_type.unit``).
+        period_unit: unit of the period (OTLP ``period_type.unit``).
         number: identifies the kind in ring records and recordings; 0 for kinds of events, whose
             numbers differ by sampler, and for those of other profilers' payloads.
     """
@@ -60,4 +60,4 @@ OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 opentelemetry-ebpf-profiler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
-"""Kinds that samplers always know, in the order of a window's profiles; those of events follow."""
+"""Kinds that every sampler has, in the order of a window's profiles; kinds of events follow."""

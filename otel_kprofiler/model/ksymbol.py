@@ -37,7 +37,7 @@ class KsymbolAction(enum.Enum):
     PROGRAMS_READ = "programs_read"
     """All BPF functions were read; trampolines and probe pages were not."""
     ALL_READ = "all_read"
-    """All code was read."""
+    """All code outside vmlinux and modules was read."""
     LOST = "lost"
     """Changes were lost; the state is unknown until the next snapshot."""
 

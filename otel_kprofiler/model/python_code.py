@@ -98,7 +98,7 @@ class KnownCodes:
         return self._codes.get(code_id)
 
     def add(self, code: PythonCode) -> None:
-        """Add a description; dropped at once if it exceeds the limit alone."""
+        """Add a description; it is dropped at once if it alone exceeds the limit."""
         with self._lock:
             old = self._codes.pop(code.id, None)
             self._bytes += code.size_bytes - (old.size_bytes if old else 0)

@@ -29,7 +29,7 @@ class SpanLink(NamedTuple):
 LabelSet = tuple[tuple[str, str], ...]
 """Labels of a sample: names and values, sorted."""
 MAX_LABELS: Final = 16
-"""Labels of a sample."""
+"""Maximum labels of a sample."""
 MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 
@@ -84,9 +84,9 @@ class RawSample(NamedTuple):
         owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: kind and trace flags (a byte each) and attributes of the thread context of
-            ``link``, as encoded by the process (OTEP 4947), or labels of a goroutine; empty without
-            a context.
+        context: the thread context in which ``link`` was current: its kind and trace flags (a byte
+            each), then its attributes as the process encoded them (OTEP 4947), or a goroutine's
+            labels; empty without a context.
     """
 
     kind: ProfileKind

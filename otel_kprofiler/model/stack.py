@@ -42,7 +42,7 @@ class ModuleKind(enum.Enum):
     """Code pages that the kernel creates at run time: ftrace trampolines, kprobe slots."""
     USER = "user"
 
-    __hash__ = object.__hash__  # Enum's is Python code
+    __hash__ = object.__hash__  # Enum's __hash__ is Python code
 
 
 class RangeSource(enum.Enum):
@@ -89,13 +89,13 @@ class Module:
     Attributes:
         name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
         kind: what the code belongs to, such as a kernel module or a user file.
-        build_id: GNU build id, None if it has none or it cannot be read.
+        build_id: GNU build id; None if absent or unreadable.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
             of the ``.text`` section for a module, the start of the image for BPF. 0 for a user
             object, whose addresses are its ELF file's (SVMA).
         ranges: executable ranges without init sections, sorted by start; for a user object, the
-            segment of the frames, in whole pages.
+            segment that contains the frames, in whole pages.
         range_source: where ``ranges`` came from.
         generation: grows by one with each module seen, so that a reloaded module is a new module.
         program: the BPF program containing the code, if known.
@@ -214,7 +214,8 @@ class Frame(NamedTuple):
     """An entry of a stack.
 
     Compared by value, but hashed by identity: sets and dictionaries look up the object. Resolvers
-    share frames, and the hash of a value would cost more than all other work on a known frame.
+    share frames, and hashing by value would cost more than all other work on a frame that was
+    already resolved.
 
     Attributes:
         module: owner of the code, None if unknown.
@@ -223,7 +224,7 @@ class Frame(NamedTuple):
         lines: functions at the address, innermost inlined function first; empty when unresolved.
         offset: distance in bytes from the start of the physical function, 0 if its bounds are
             unknown. A function without a name may have known bounds (``NO_NAME``).
-        side: side of the stack that it belongs to.
+        side: the stack side that the frame belongs to.
         unresolved: why ``lines`` is empty, None if resolved.
         builtin: for code built into ``vmlinux``, the modules that would contain it otherwise:
             several if they share an object file, none for most code.
@@ -247,13 +248,13 @@ class Frame(NamedTuple):
         return self.lines[-1].function if self.lines else ""
 
 
-Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # not allowed in the class
+Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # NamedTuple forbids it
 
 
 class RawFrames:
     """Frames that have only addresses, created on demand.
 
-    Few occur twice, so caching them would cost more than it saves.
+    Few frames occur twice, so caching them would cost more than it saves.
 
     Args:
         side: the side to which the addresses belong.

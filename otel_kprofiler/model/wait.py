@@ -77,7 +77,7 @@ class WaitTotals(NamedTuple):
     Attributes:
         by_state: nanoseconds by state, including the elapsed part of ongoing waits.
         switches: number of completed waits.
-        below_ns: the part of that time in waits too short to be sampled.
+        below_ns: the part of all off-CPU time that was in waits too short to be sampled.
         has_ended: whether all threads that waited have exited; not stored in profiles.
     """
 

@@ -23,13 +23,13 @@ class WaitCause(enum.Enum):
     RUN_QUEUE = "run_queue"
     """Runnable, but other threads occupy the CPU."""
     THROTTLED = "throttled"
-    """Its cgroup has used up its CPU quota."""
+    """The thread's cgroup has used up its CPU quota."""
     DISK = "disk"
     """A block device: reads and writes, including file pages and buffers."""
     PAGE_FAULT = "page_fault"
     """Memory that is not yet resident, such as pages of a mapped file."""
     MEMORY_RECLAIM = "memory_reclaim"
-    """Memory reclaim, or throttling because its cgroup exceeds a limit."""
+    """Memory reclaim, or throttling because the thread's cgroup exceeds a limit."""
     KERNEL_LOCK = "kernel_lock"
     """A kernel lock, such as ``mmap_lock``."""
     FILE_LOCK = "file_lock"
@@ -197,11 +197,11 @@ def find_cause(
 
     Args:
         state: why the thread is off the CPU.
-        kernel: names of the kernel functions on its stack, leaf first; compiler suffixes
+        kernel: names of the kernel functions on the thread's stack, leaf first; compiler suffixes
             (``.isra.0``) are ignored. Empty if hidden or unknown.
-        user: names of the native functions on its stack, in the same form.
+        user: names of the native functions on the thread's stack, in the same form.
         in_iowait: the task's flag for waits on block I/O.
-        is_throttled: whether its cgroup has used up its CPU quota.
+        is_throttled: whether the thread's cgroup has used up its CPU quota.
     """
     names = [name.partition(".")[0] for name in kernel]
     if state is WaitState.RUNNABLE:

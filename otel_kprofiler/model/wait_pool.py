@@ -26,7 +26,7 @@ _PAIRS: Final = frozenset({
     ("CompileQueue::get", "CompileBroker::compiler_thread_loop"),
     ("VMThread::wait_for_operation", "VMThread::run"),
 })  # fmt: skip
-"""A waiting function, and the caller that shows that it waits for work."""
+"""Pairs of a waiting function and a caller, which shows that the thread waits for work."""
 
 _JAVA: Final = re.compile(
     r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"

@@ -86,7 +86,7 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether the samples are idle waits, that is, of a thread with nothing to do."""
+        """Returns whether the samples are idle waits: waits of a thread that has nothing to do."""
         return self.wait is not None and self.wait.is_idle
 
     @property

@@ -115,8 +115,8 @@ WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
 """Attribute of a request's first wait profile: minimum duration at which every wait is sampled.
 
-The duration is that at the end of the window. Shorter waits are sampled with proportional
-probability.
+The value is that of the end of the window. Shorter waits are sampled with a probability
+proportional to their duration.
 """
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})

@@ -43,7 +43,7 @@ def read_profiles(path: str) -> list[Window]:
 
     Raises:
         PayloadError: the file is not OTLP profiles.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     return decode_windows(read_file(path))
 
@@ -64,8 +64,8 @@ def decode_windows(
             is used. By default, only the last message may be truncated.
 
     Raises:
-        PayloadError: the data is not OTLP profiles, has the layout before 1.43, or exceeds a limit:
-            ``MAX_MESSAGE_BYTES``, ``MAX_WRITTEN_CHARS``.
+        PayloadError: the data is not OTLP profiles, has the layout before opentelemetry-proto 1.43,
+            or exceeds a limit: ``MAX_MESSAGE_BYTES``, ``MAX_WRITTEN_CHARS``.
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:

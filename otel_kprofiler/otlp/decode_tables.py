@@ -38,7 +38,7 @@ from otel_kprofiler.otlp.sample_attributes import (
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
-"""Maximum modules of a frame; real code has one, rarely a few."""
+"""Maximum built-in modules of a frame; real code has one, rarely a few."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
 """Frame types whose functions belong to modules, besides the types of our sides."""
@@ -61,7 +61,7 @@ class SharedValues:
     Attributes:
         modules: shared modules, by value.
         frames: shared frames, by their parts.
-        stacks: by frames and statuses.
+        stacks: shared stacks, by frames and statuses.
     """
 
     def __init__(self) -> None:

@@ -165,7 +165,7 @@ class _FrameLocations(dict[Frame, Token]):
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__()
-        # A reference would make a cycle, which keeps the tables until the next collection.
+        # A strong reference would keep the tables until the next collection of garbage cycles.
         self._dictionary: Dictionary = weakref.proxy(dictionary)
 
     def __missing__(self, frame: Frame) -> Token:

@@ -97,7 +97,7 @@ class _Owner(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The samples of a kind from a Resource."""
+    """A Resource's samples of one kind."""
 
     owner: _Owner
     profile: Profile
@@ -298,7 +298,7 @@ def _encode(
     tables = dictionary.tables
     envelopes = _envelopes(options, dictionary, [group.profile for group, _ in units])
     scope = _scope(options, dictionary)
-    dictionary.key_values(units[0][0].owner.attributes)  # all resources share most of them
+    dictionary.key_values(units[0][0].owner.attributes)  # all resources share most attributes
     if frequent_first:
         intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
@@ -353,7 +353,7 @@ def _write_samples(
     size: int,
     sizes: list[int],
 ) -> tuple[bytes, int]:
-    """Encode the samples of a profile; returns them and their number, incomplete if too large.
+    """Encode a profile's samples up to the size limit; returns their bytes and number.
 
     Args:
         options: encoding and size limit of the request.

@@ -55,7 +55,7 @@ class Nameless(NamedTuple):
 
 
 FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
-"""Functions by location index, innermost inlined function first."""
+"""Returns functions by location index, innermost inlined function first."""
 
 
 class Naming(NamedTuple):

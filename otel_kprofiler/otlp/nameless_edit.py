@@ -41,7 +41,7 @@ class Edit(NamedTuple):
 
 
 def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
-    """Add functions to locations, and remove the reasons for their absence.
+    """Add functions to locations, and remove the attributes that explain missing names.
 
     Args:
         message: a request without an index outside its tables.

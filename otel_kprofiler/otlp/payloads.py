@@ -94,7 +94,7 @@ class DamagedProfilesError(PayloadError):
 
     Args:
         error: what is wrong with the first damaged profile.
-        count: number of such profiles.
+        count: number of damaged profiles.
     """
 
     def __init__(self, error: PayloadError, count: int) -> None:
@@ -118,11 +118,11 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
     Args:
         data: bytes of a message or a file.
-        on_damage: called for each unreadable message, which is skipped if it returns.
+        on_damage: called for each unreadable message; if it returns, the message is skipped.
 
     Raises:
-        PayloadError: the data is not OTLP profiles or has the layout before 1.43, and ``on_damage``
-            is the default.
+        PayloadError: with the default ``on_damage``, the data is not OTLP profiles or has the
+            layout before opentelemetry-proto 1.43.
     """
     if not data.strip(_JSON_SPACE):
         return
@@ -161,8 +161,8 @@ def read_file(path: str) -> bytes:
     """Returns the content of an OTLP profiles file.
 
     Raises:
-        OSError: it cannot be read.
-        PayloadError: it is larger than :data:`MAX_FILE_BYTES`.
+        OSError: the file cannot be read.
+        PayloadError: the file is larger than :data:`MAX_FILE_BYTES`.
     """
     with open(path, "rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)

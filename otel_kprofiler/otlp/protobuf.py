@@ -20,7 +20,7 @@ _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x
 _SHORT_TEXT: Final = 200
 """Maximum length of strings whose encoding is cached, in characters."""
 _MAX_SHORT_VALUE: Final = 100
-"""Maximum bytes of a value; its attribute, with a one-varint key, stays below 128 bytes."""
+"""Maximum bytes of a value for which the length of its attribute is surely a one-byte varint."""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 

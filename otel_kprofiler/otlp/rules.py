@@ -67,7 +67,7 @@ class Contents:
     """A request with its profiles, samples and attributes resolved.
 
     An index out of range resolves to the zero value, so that each rule works on payloads that
-    violate others.
+    violate other rules.
     """
 
     def __init__(self, message: Any) -> None:

@@ -209,7 +209,7 @@ def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_values(contents: Contents) -> Iterator[Problem]:
-    """An attribute has a key and a value; strings are inline (Collectors resolve none here)."""
+    """An attribute has a key and a value; strings are inline (Collectors resolve no index here)."""
     for where, entry in contents.table("attribute_table"):
         which = entry.value.WhichOneof("value")
         if not contents.string(entry.key_strindex):
@@ -342,7 +342,7 @@ def kernel_address(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_names(contents: Contents) -> Iterator[Problem]:
-    """Kernel functions are bare symbols: no +0x offset, no [module]; unless there is a reason."""
+    """Kernel functions with a known name are bare symbols, without +0x offset or [module]."""
     for where, entry in contents.table("location_table"):
         has_reason = names.UNRESOLVED in contents.attributes(entry.attribute_indices)
         for line in entry.lines if contents.is_kernel(entry) and not has_reason else ():

@@ -1,8 +1,8 @@
 """Preserves accounts when a message is divided: each part has them on the first profile of a kind.
 
 In a message, the first profile of a kind carries the account, which also applies to the following
-profiles. Before a message is divided, the account is copied to all of them; each part then keeps
-only the first copy.
+profiles. Before a message is divided, the account is copied to all profiles of the kind; each part
+then keeps only the first copy.
 """
 
 from __future__ import annotations

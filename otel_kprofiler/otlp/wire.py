@@ -30,7 +30,7 @@ def varint(value: int) -> bytes:
 
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
-"""Cached, because addresses of an object share their high bits."""
+"""A cached :func:`varint`, because addresses of an object share their high bits."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -12,12 +12,12 @@ _U64: Final = struct.Struct("<Q")
 
 
 class Cursor:
-    """A position in part of some data.
+    """A position in a range of binary data.
 
     Args:
         data: the data; not copied.
         start: first byte.
-        end: end of the part, exclusive.
+        end: end of the range, exclusive.
     """
 
     __slots__ = ("data", "end", "position")
@@ -35,10 +35,10 @@ class Cursor:
         return self.end - self.position
 
     def skip(self, count: int) -> int:
-        """Advances by some bytes; returns the position before.
+        """Advances by a number of bytes; returns the previous position.
 
         Raises:
-            PayloadError: fewer are left.
+            PayloadError: fewer bytes are left.
         """
         position = self.position
         if not 0 <= count <= self.end - position:
@@ -57,7 +57,7 @@ class Cursor:
         return int(number)
 
     def take(self, count: int) -> bytes:
-        """Reads some bytes."""
+        """Reads a number of bytes."""
         position = self.skip(count)
         return self.data[position : position + count]
 

@@ -44,7 +44,7 @@ class EventAttr(NamedTuple):
         config: which event of this kind.
         sample_type: fields of its samples (``PERF_SAMPLE_*``).
         read_format: fields of its counts (``PERF_FORMAT_*``).
-        period: events from one sample to the next; 1 if samples have their own.
+        period: events from one sample to the next; 1 if each sample has its own period.
         has_ids: whether other records end with fields of ``sample_type`` (``sample_id_all``).
     """
 
@@ -67,7 +67,7 @@ class RawRecord(NamedTuple):
 
 @dataclass(slots=True)
 class PerfFile:
-    """Facts of a file beside its records.
+    """The contents of a file besides its records.
 
     Attributes:
         attrs: sampled events, in order.
@@ -96,7 +96,8 @@ class Reader:
 
     Attributes:
         data: the whole file.
-        file: facts of the file. In the form for pipes, complete after all records are read.
+        file: contents besides the records; in the form for pipes, complete only after all records
+            are read.
         problem: why records are missing at the end; empty if they are complete.
 
     Raises:
@@ -141,7 +142,7 @@ class Reader:
             self._read_features(flags)
 
     def _read_features(self, flags: int) -> None:
-        """Reads the features after the records; a table of sections has one for each flag."""
+        """Reads the features after the records, from a table with a section for each flag."""
         present = [number for number in range(_FEATURES) if flags >> number & 1]
         table = Cursor(self.data, self._end, len(self.data))
         for number in present:
@@ -174,7 +175,7 @@ class Reader:
             self.problem = self.problem or "the file is truncated"
 
     def _read_own(self, type_: int, misc: int, cursor: Cursor) -> int:
-        """Reads a record of perf; returns the number of bytes after it that belong to it."""
+        """Reads a record by perf itself; returns how many bytes after the record belong to it."""
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
                 "the records of the perf.data file are compressed",

@@ -18,7 +18,7 @@ from otel_kprofiler.symbols import (
 
 
 class Names(Protocol):
-    """Finds names of code that is known by build id."""
+    """Finds names of code."""
 
     def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
         """Returns the frame at an offset in a file; None if no file here has the build id."""
@@ -27,9 +27,9 @@ class Names(Protocol):
         """Returns the frame of kernel code; None if this host does not have its symbols.
 
         Args:
-            module: the kernel, or a module of it, with the base while recording.
+            module: the kernel, or one of its modules, with its base on the recorded host.
             rva: the address relative to the base.
-            address: the address while recording.
+            address: the runtime address on the recorded host.
         """
 
 
@@ -37,8 +37,8 @@ class CodeNames:
     """Names code if this host has its file, or runs the same kernel. Not thread-safe.
 
     Args:
-        paths: where files may be, beside where :class:`InstalledFiles` searches.
-        symbolizer: the running kernel's; by default read on first use.
+        paths: further candidates for :class:`InstalledFiles`.
+        symbolizer: the running kernel's symbols; by default, read on first use.
     """
 
     def __init__(

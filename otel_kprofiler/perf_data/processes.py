@@ -11,7 +11,7 @@ from otel_kprofiler.model import Resource, Stack
 from otel_kprofiler.perf_data.records import Comm, FileMapping, Fork
 
 _MAX_COPIED: Final = 10_000_000
-"""Mappings copied for forked processes, 16 bytes each."""
+"""Maximum mappings copied for forked processes; each takes 16 bytes."""
 
 
 class AddressSpace:
@@ -26,7 +26,7 @@ class AddressSpace:
         self._is_shared = False
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping; it replaces what it overlaps. Returns how many mappings were copied."""
+        """Adds a mapping in place of those it overlaps. Returns how many mappings were copied."""
         copied = len(self._starts) if self._is_shared else 0
         if self._is_shared:
             self._mappings, self._starts = self._mappings[:], self._starts[:]
@@ -70,9 +70,9 @@ class Process:
 
     Attributes:
         pid: process id.
-        space: what is mapped.
-        left: what was mapped when it executed the program, until that program runs: execve(2)
-            keeps the registers of its caller up to its end.
+        space: the current mappings.
+        left: the mappings before execve(2), until the program runs: samples within execve(2) still
+            have the registers of the calling program.
         program: path of the program, empty if unknown, as for kernel threads.
         resource: created with its first sample.
         stacks: resolved stacks by callchain, valid until a mapping is added.
@@ -97,7 +97,7 @@ class Process:
             self.stacks.clear()
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping; the first mapped file is the program. Returns how many were copied."""
+        """Adds a mapping; the first file is the program. Returns how many mappings were copied."""
         copied = self.space.add(mapping)
         self.stacks.clear()
         if not self.program and mapping.path.startswith(b"/") and self.resource is None:
@@ -106,7 +106,7 @@ class Process:
 
 
 class Processes:
-    """All processes, at the time of the records added so far."""
+    """All processes, as of the records added so far."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Process] = {}
@@ -131,11 +131,11 @@ class Processes:
         return process
 
     def name(self, pid: int, tid: int) -> bytes:
-        """Returns the name of a thread; its process's if unknown, else empty."""
+        """Returns a thread's name; its process's name if unknown; empty if both are unknown."""
         return self._names.get(tid) or self._names.get(pid, b"")
 
     def rename(self, comm: Comm) -> None:
-        """Records a thread's name, and a new program if it executed one."""
+        """Records a thread's name, and a new program if the process executed one."""
         self._names[comm.tid] = comm.name
         if comm.is_exec:
             self._processes[comm.pid] = Process(comm.pid, left=self.process(comm.pid).space)

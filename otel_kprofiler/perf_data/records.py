@@ -34,15 +34,15 @@ class Sample(NamedTuple):
     """A sample, as recorded.
 
     Attributes:
-        time_ns: time of the record's clock; :data:`NO_TIME` if not recorded.
-        event: index of its event.
+        time_ns: time by the recording's clock; :data:`NO_TIME` if not recorded.
+        event: index of the sampled event.
         pid: process id; 0 for the idle task.
         tid: thread id.
         cpu: logical CPU, 0 if not recorded.
-        period: number of events that it stands for.
-        mode: ``PERF_RECORD_MISC_CPUMODE``: where it was taken.
-        chain: the callchain as 64-bit words with ``PERF_CONTEXT_*`` marks; the address of the
-            instruction if there is none.
+        period: number of events that the sample stands for.
+        mode: ``PERF_RECORD_MISC_CPUMODE``: whether kernel or user code was sampled.
+        chain: the callchain as 64-bit words with ``PERF_CONTEXT_*`` marks; without a callchain, the
+            address of the sampled instruction.
     """
 
     time_ns: int
@@ -97,7 +97,7 @@ class Ksymbol(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Lost records; ``is_samples`` if only samples are counted."""
+    """A number of lost records; ``is_samples`` if it counts only samples."""
 
     time_ns: int
     event: int
@@ -106,7 +106,7 @@ class Loss(NamedTuple):
 
 
 class Throttle(NamedTuple):
-    """The kernel suspended an event."""
+    """Suspension of an event by the kernel."""
 
     time_ns: int
 
@@ -116,7 +116,7 @@ _BY_TIME: Final = attrgetter("time_ns")
 
 
 def read_records(reader: Reader) -> list[Record]:
-    """Returns the records by time; those of one time, and those without, in order of the file.
+    """Returns the records by time; records with the same time, or without, stay in file order.
 
     Damaged records are not returned; the reader's ``problem`` mentions them.
 

@@ -1,4 +1,4 @@
-"""Resolves callchains with the mappings of their time."""
+"""Resolves callchains with the mappings at the time of the sample."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from otel_kprofiler.perf_data.records import KERNEL_MODE, FileMapping, Ksymbol
 from otel_kprofiler.text import decode_name
 
 _CONTEXT: Final = (1 << 64) - 4095
-"""Words from here mark the side of the following addresses (``PERF_CONTEXT_MAX``)."""
+"""Words from this value on mark the side of the following addresses (``PERF_CONTEXT_MAX``)."""
 _SIDES: Final = {
     (1 << 64) - 32: KERNEL_SIDE,  # PERF_CONTEXT_HV
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""Addresses after other marks belong to guests, and are left out."""
+"""Sides by mark. Addresses after other marks belong to guests, and are left out."""
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"
 _NO_FILE: Final = (b"//anon", b"[heap]", b"[stack", b"/dev/zero", b"/anon_hugepage", b"[anon")
@@ -42,7 +42,7 @@ _VDSO: Final = b"[vdso]"
 
 
 class Stacks:
-    """Makes stacks of callchains.
+    """Resolves callchains to stacks.
 
     Args:
         build_ids: build id by path.

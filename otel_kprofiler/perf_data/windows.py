@@ -58,7 +58,7 @@ class _Event:
     values: dict[_Group, list[int]] = field(default_factory=dict)
     periods: Counter[int] = field(default_factory=Counter)
     lost: Counter[bool] = field(default_factory=Counter)
-    """Lost samples: counted as such (True), or as records of any type."""
+    """Lost samples (True), and lost records of any type (False)."""
 
 
 def read_perf_data(
@@ -69,8 +69,8 @@ def read_perf_data(
 ) -> list[Window]:
     """Reads a recording of ``perf record``: seekable, or written to a pipe.
 
-    Samples of ``cpu-clock`` and ``task-clock`` are our samples of CPU time; each other event is a
-    kind of its own, whose values are numbers of events. Code is named if this host has its file or
+    Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples; every other event is a
+    separate kind, whose values are numbers of events. Code is named if this host has its file or
     runs its kernel, by build id; other frames have a file and the offset in it.
 
     Args:
@@ -168,7 +168,7 @@ class _Recording:
         return Resource(attributes | {"os.type": "linux"})
 
     def remark(self, notify: Callable[[str], None]) -> None:
-        """Calls ``notify`` for what the samples lack."""
+        """Calls ``notify`` for each kind of data that the samples lack."""
         if self._throttled:
             times = describe_count(self._throttled, "time")
             notify(f"the kernel suspended sampling {times} because of its rate")
@@ -230,7 +230,7 @@ class _Recording:
         return ProfileKind(name, name, "count"), 0
 
     def _name(self, index: int, attr: EventAttr) -> str:
-        """Returns the name as in our kinds; with modifiers where several events share it."""
+        """Returns an event's name, in our spelling; with modifiers if several events share it."""
         full = [self._file.names.get(at, f"event {at}") for at in range(len(self._file.attrs))]
         short = [_MODIFIERS.sub("", name) for name in full]
         name = full[index] if short.count(short[index]) > 1 else short[index]

@@ -35,9 +35,9 @@ _OLD_BURST_NS: Final = 5_000_000_000
 GROUP_NS: Final = 50_000
 """Deferred cost of a group of equal samples: closing and encoding its window."""
 CONTEXT_BYTE_NS: Final = 300
-"""Deferred cost per byte of its thread context, if higher: decoding and encoding the attributes."""
+"""Deferred cost of a group per byte of thread context, if above ``GROUP_NS``: its attributes."""
 MAX_PROCESSES: Final = 4096
-"""Maximum processes and groups with remembered costs; the others start afresh."""
+"""Maximum processes and groups whose costs are remembered."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
 

@@ -146,7 +146,7 @@ def open_live(
         resolvers: resolvers for sides other than the kernel's, replacing the resolver of user
             code's files; closed like ``resources``.
         raw_sink: receives the raw records of each drain.
-        replaced_sink: receives native frames that Python frames may replace, by name.
+        replaced_sink: receives the native frames, with names, that Python frames may replace.
         loader: library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
         options: further options of the pipeline.
 

@@ -51,7 +51,7 @@ class EventTimeGate:
         self.counts += count_kinds(samples)
 
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
-        """Returns the boottime up to which everything is known, or is no longer awaited.
+        """Returns the boottime up to which all data has arrived, or is no longer awaited.
 
         Args:
             samples_ns: every sample before this boottime has been pushed.

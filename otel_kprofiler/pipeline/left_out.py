@@ -17,7 +17,7 @@ OF_OTHERS: Final = tuple(_BY_CAPABILITY)
 
 
 def describe_sampling(config: SamplerConfig) -> str:
-    """Returns rate and stack sides, such as ``19 samples per second on each, kernel stacks``."""
+    """Describes rates and stack sides: ``19 samples per second on each, kernel stacks``."""
     return ", ".join(_describe_kinds(config))
 
 
@@ -39,7 +39,7 @@ def describe_left_out(
 
     Args:
         config: what is sampled.
-        user_symbols: the setting with this name.
+        user_symbols: value of the setting with this name.
         missing: capabilities in :data:`OF_OTHERS` that this process lacks, if it samples other
             users' processes.
     """

@@ -169,7 +169,7 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
-        """End a window when the sampler changed; apply its period and a schedule from then on."""
+        """End a window when the sampler's settings changed; apply its period and a new schedule."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(self, timeout_s: float = DRAIN_INTERVAL_S, idle_s: float = 0.0) -> None:
@@ -232,7 +232,7 @@ class Pipeline(Generic[SamplerT]):
             self.options.whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
-        """Close sampler, resolvers and resources; within 5 s, or the caller's ``stop_within``."""
+        """Close sampler, resolvers and resources, within 5 s or the caller's ``stop_within``."""
         with stop_within():
             if self.python:
                 self.python.close()
@@ -243,7 +243,7 @@ class Pipeline(Generic[SamplerT]):
     def account(self) -> Account:
         """Returns the account of all samples at the last drain, as of one instant. Thread-safe.
 
-        While a window is being passed to the sink, returns the account from before that.
+        While a window is being passed to the sink, returns the account as of just before.
         """
         with self._lock:
             return self._handing_over or self._count()

@@ -162,7 +162,7 @@ class ProcessContexts:
                 if len(self._stack_starts) > _CAPACITY:
                     self._stack_starts.popitem(last=False)
             self._expected.append((time.monotonic() + self._first_look_s, key))
-            if len(self._expected) == 1:  # otherwise the thread is already scheduled
+            if len(self._expected) == 1:  # otherwise the thread will wake up anyway
                 self._changed.notify_all()
 
     def _start(self) -> bool:

@@ -44,7 +44,7 @@ class UnsupportedGoError(Exception):
 def find_goroutines(
     read: Read, objects: list[LoadedObject], headers_at: int
 ) -> ContextPlace | None:
-    """Locates the labels of the current goroutine in threads; None if it is not a Go program.
+    """Locates the labels of a thread's goroutine; None if the program is not a Go program.
 
     Only x86-64 is supported.
 

@@ -14,13 +14,13 @@ MAX_OF_USER: Final = MAX_LEFT // 2
 
 
 class HangingProcesses:
-    """Abandons a thread for each hanging process, up to a limit; for one calling thread.
+    """Abandons a thread for each hanging process, up to a limit. Belongs to one thread.
 
     At the limit, it skips processes, because one more hanging process would block the caller.
 
     Args:
         files: reads files of the host.
-        name: what its threads are called.
+        name: name of the threads.
         patience_s: as for :class:`PatientCalls`, in seconds.
     """
 

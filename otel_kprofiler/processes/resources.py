@@ -129,7 +129,8 @@ class ProcessResources:
         base: attributes of every Resource: the host's and the configured ones.
         attributes_of: complete attributes of processes known in advance.
         capacity: number of Resources kept; each takes about 1.5 kB.
-        on_new: called with a process and its Resource when first seen, and on changes.
+        on_new: called with a process and its Resource when the process is first seen, and on
+            changes.
         contexts: what processes publish about themselves (service.name, …); closed with this
             object. Configured and observed attributes take precedence.
         service_sources: see :func:`find_service_name`; used for processes that publish no name.
@@ -229,9 +230,10 @@ class ProcessResources:
         return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """Returns the Resource of a process, even without a sample; without program, the latest.
+        """Returns a process's Resource, even without a sample.
 
-        Processes that exited without a Resource share one, because there may be hundreds a second.
+        A key without program gets the latest. Processes that exited without a Resource share one,
+        because there may be hundreds a second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:

@@ -64,7 +64,7 @@ V8_LAYOUT: Final = {
     "threadlocal.ordered_hash_map_header_size": (16,),
     "threadlocal.wrapped_object_offset": (24, 32),
 }
-"""Supported values of V8 properties that some versions of the writer publish (v8_context.bpf.h)."""
+"""Supported values of V8 properties, published by some Node.js writers (v8_context.bpf.h)."""
 ANNOUNCED: Final = (SCHEMA, KEY_MAP, WRAP_OFFSET, *V8_LAYOUT)
 """Attributes of a process context that :class:`PublishedThreads` reads."""
 _MAX_WRAP_OFFSET: Final = 4096
@@ -84,7 +84,7 @@ The CPU time suffices for a large program; blocked time covers slow memory.
 """
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""A process is searched again after these multiples of a search's CPU time and elapsed time."""
+"""Multiples of a search's CPU time and elapsed time after which a process is searched again."""
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ _POINTER: Final = _Variable(VARIABLE)
 def find_place(
     files: HostFiles, pid: int, memory: int, variable: _Variable = _POINTER
 ) -> ContextPlace | None:
-    """Locates the variable of a process; None if it has none, or it is not resolved yet.
+    """Locates a process's variable; None if it has no variable, or a variable not resolved yet.
 
     Args:
         files: reads files of the host.

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
-    """Counts processes with unreadable contexts. One thread notes them; any may read the counts.
+    """Counts processes with unreadable contexts. One thread counts; any thread may read the counts.
 
     Args:
         files: reads files of the host.
@@ -29,7 +29,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process whose memory this process may not read; each counts once.
+        """Count a process whose memory this process may not read, unless it was counted before.
 
         Kernel threads, which publish nothing, are not counted.
 
@@ -54,7 +54,7 @@ class UnreadContexts:
         Args:
             pid: id of the process.
             subject: the data that is not read, such as spans.
-            reason: the cause; at most 64 different ones are kept.
+            reason: the cause; at most 64 different causes are kept.
         """
         if (subject, reason) not in self._counts:
             if len(self._counts) >= _MAX_REASONS:

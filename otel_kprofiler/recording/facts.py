@@ -27,7 +27,8 @@ class RecordingFacts(NamedTuple):
         until_ns: boottime at which sampling stopped.
         counts: the sampler's counters when sampling stopped, by kind.
         since_ns: boottime at which sampling started; 0 if unknown.
-        waits: exact off-CPU time of each process during sampling; empty if waits were not counted.
+        waits: exact off-CPU time of each process while sampling ran; empty if waits were not
+            counted.
         wait_threshold_ns: last wait threshold, above which all waits were sampled; 0 if unknown.
         events: kinds of events, in the order of their numbers in records.
     """

@@ -24,13 +24,15 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols import NamedAddress
 
 NAME: Final = "user_names.json"
-"""Name in the archive. A row has the build id and hash of a file, an address (SVMA), where its
-function starts (0 if it is in none), the reason if it has no name (else empty), and the lines."""
+"""Name in the archive. A row has the build id and hash of a file, an address (SVMA), the start of
+the function there (0 if there is none), the reason for a missing name (else empty), and the
+lines.
+"""
 
 CODE_NAME: Final = "code_names.json"
 """Member with the names of code without files. A row has pid and start time of a process, an
-address, and a name: first and last boottime in ns, then the fields above from the start of the
-function on."""
+address, and a name: first and last boottime in ns, then the fields of :data:`NAME` from the
+function's start on."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -47,7 +49,7 @@ class NamedRun(NamedTuple):
     named: NamedAddress
 
     def distance(self, at_ns: int) -> tuple[int, int]:
-        """Returns a time's distance from the run, and the run's length, for comparison."""
+        """Returns a time's distance from the interval, and its length, for comparison."""
         away = max(self.since_ns - at_ns, at_ns - self.until_ns, 0)
         return away, self.until_ns - self.since_ns
 

@@ -298,10 +298,11 @@ class _Choice(NamedTuple):
 
 
 class _Plans(NamedTuple):
-    """Plans for unwinding, Python frames (``problem``: why not), waits, and task identity.
+    """Plans for unwinding, Python frames, waits, and task identity.
 
-    ``thread_pointer`` is the offset of the thread pointer in a task, for reading thread contexts; 0
-    if they are not read. ``events``: for events other than cpu-clock, ``tracepoints`` among them.
+    ``problem`` is why there are no Python frames. ``thread_pointer`` is the offset of the thread
+    pointer in a task, for reading thread contexts; 0 if they are not read. ``events`` is for events
+    other than cpu-clock, including ``tracepoints``.
     """
 
     unwinding: UnwindPlan | None
@@ -315,7 +316,7 @@ class _Plans(NamedTuple):
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
-    # Megabytes, parsed in 20 ms: only once, and only if needed.
+    # BTF has megabytes, and parsing takes 20 ms: only once, and only if needed.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
         plan_unwinding(config, read_types, loader),

@@ -1,4 +1,4 @@
-"""Holds a command before its exec, so that sampling starts with its first instruction."""
+"""Holds a command before its exec, so that sampling starts with the command's first instruction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HeldCommand:
 
     Attributes:
         pid: process id, for :attr:`SamplerConfig.child_pid`.
-        is_ended: whether :meth:`terminate` ended it.
+        is_ended: whether :meth:`terminate` ended the command.
 
     Raises:
         CommandError: the program does not exist, or cannot be executed.
@@ -64,7 +64,7 @@ class HeldCommand:
                 ["sh", "-c", _HOLD, "sh", program, *arguments[1:]],
                 os.environ,
                 file_actions=actions,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these signals
             )
         except BaseException:
             os.close(self._gate)
@@ -110,7 +110,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill processes still running a time after :meth:`terminate`; returns whether any were."""
+        """Kill processes that outlive :meth:`terminate` by ``grace_s``; returns whether any did."""
         until = time.monotonic() + grace_s
         while self._find_running() and time.monotonic() < until:
             poller = select.poll()

@@ -1,4 +1,4 @@
-"""Counters of samples by kind, from those of the programs."""
+"""Derives counters of samples by kind from the programs' counters."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
     """Returns the counters, and the ring position up to which they count records.
 
     The first counters are those of cpu-clock, the others those of events. All are consistent if
-    the counters did not change while the position was read. If samples come too fast for that, the
-    counters may be a few records ahead.
+    the counters did not change while the position was read. If samples come too fast for a
+    consistent reading, the counters may be a few records ahead.
     """
     waits = attached.waits
     for _ in range(_CUT_TRIES):

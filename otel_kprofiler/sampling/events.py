@@ -186,7 +186,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Check only a suspicious event, because reading a live event interrupts its CPU."""
+        """Returns whether a CPU's event is dead; reads it only on suspicion, to spare the CPU."""
         if self._paused:
             return False
         event = self._events[cpu]
@@ -273,7 +273,7 @@ class CpuEvents(PerCpuEvents):
             last_look, looked = looked, time.monotonic_ns()
             for cpu, runs in tuple(waiting.items()):
                 waiting[cpu] = self._runs(cpu)
-                # A preempted thread cannot know how long ago the sample was.
+                # A thread that was preempted cannot know how long ago the sample was.
                 if waiting[cpu] != runs and time.monotonic_ns() - last_look < _FRESH_NS:
                     del waiting[cpu]
                     yield cpu

@@ -147,7 +147,8 @@ def choose_events(
         config: what to sample.
         files: reads files of the host.
         program_fd: the program that perf events run.
-        runs: returns how often the program has run on a CPU, for the clock or an event's number.
+        runs: returns how often the program has run on a CPU, for cpu-clock or for the event with a
+            number.
         tracepoints: all tracepoints, if some are configured.
     """
     if not config.on_cpu and not config.events:
@@ -172,7 +173,7 @@ def make_events(
 ) -> list[PerCpuEvents]:
     """Returns the perf events of other kinds than on-CPU samples, not open yet.
 
-    The program knows each by its number from 1, in its attributes.
+    The program identifies each event by its number, from 1, in the event's attributes.
 
     Args:
         specs: the events; tracepoints among them are left out.

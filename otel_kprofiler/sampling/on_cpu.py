@@ -1,4 +1,4 @@
-"""Samples running and waiting threads and events: drains the BPF programs' ring."""
+"""Samples running threads, waiting threads, and events; drains the BPF programs' ring."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RawSink = Callable[[bytes, int], None]
 class EbpfSampler(ForkAware):
     """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
 
-    Needs CAP_BPF and CAP_PERFMON. Nothing remains in the kernel, however the process ends. In a
+    Needs CAP_BPF and CAP_PERFMON. However the process ends, nothing remains in the kernel. In a
     forked child, the sampler is closed; the parent continues.
 
     Args:
@@ -252,13 +252,13 @@ class EbpfSampler(ForkAware):
             attached.waits.resume()
 
     def wait(self, timeout_s: float) -> None:
-        """Block until the ring passes its fill mark, :meth:`wake` is called, or the timeout."""
+        """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
         self._attachment().waiter.wait(timeout_s)
 
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns immediately if waits are followed, because some end without a record.
+        Returns immediately if waits are followed, because some waits end without a record.
         """
         attached = self._attachment()
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)

@@ -46,13 +46,13 @@ class SamplerConfig:
             take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: limit on a file's table; larger tables are not used.
-        max_preload_s: time limit for loading tables of running programs before the first sample; up
-            to half of it longer if listing these programs had to wait for one of them. 0 to load
-            tables only on demand, too late for the first sample that needs them.
+        max_preload_s: time limit for loading tables of running programs before the first sample;
+            up to half as long again if listing these programs had to wait for one of them. With 0,
+            tables are loaded only on demand, too late for the first sample that needs them.
         preload_paths: further files whose tables are loaded, such as those of a command that starts
             later (:meth:`HeldCommand.find_files`).
         python_frames: limit on Python frames of registered processes (:class:`PythonMaps`), 0 to
-            127; 0: none are read.
+            127; with 0, none are read.
         pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty for all.
@@ -83,7 +83,7 @@ class SamplerConfig:
         verifier_log_level: log level of the kernel's verifier, 0 to 2; its output is logged at
             level INFO.
         on_cpu: take on-CPU samples.
-        off_cpu: how waits are sampled; None to not follow waits.
+        off_cpu: how waits are sampled; None if waits are not followed.
         events: other perf events, and tracepoints, to sample, at most 16, with distinct names; each
             is a separate kind. Needs libbpf and BTF.
     """

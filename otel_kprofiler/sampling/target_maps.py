@@ -76,7 +76,7 @@ def check_cgroups(files: HostFiles, loader: str) -> None:
     """Check that the program can filter by cgroup.
 
     Raises:
-        HostError: the loader or the kernel does not support it.
+        HostError: the loader or the kernel does not support such a filter.
     """
     if loader != "libbpf":
         raise HostError(

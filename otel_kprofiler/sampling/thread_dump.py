@@ -221,7 +221,7 @@ class ThreadReader:
                         left[tid] = now  # perhaps on another CPU
                     if now and sample and now.wait_state is WaitState.RUNNABLE:
                         reading.samples[tid] = sample
-        except OSError as error:  # the CPU went offline, or before 6.1
+        except OSError as error:  # the CPU went offline, or the kernel is older than 6.1
             _log.debug("running threads have no stack: %s", error)
         finally:
             os.sched_setaffinity(0, allowed)
@@ -246,13 +246,13 @@ class ThreadReader:
         self._close()
 
     def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
-        """Runs the program for the targets' threads, or if need be for those of all processes."""
+        """Runs the program for the targets' threads, or before 6.1 for all processes' threads."""
         program_fd = self._program.program_fd(name)
         pids = (os.getpid(),) if only_own else self.config.target_pids
         try:
             if len(pids) <= _MOST_LINKS:
                 for pid in pids:
-                    yield from _read(link_iterator(program_fd, pid))  # nothing if it has ended
+                    yield from _read(link_iterator(program_fd, pid))  # empty if it has ended
                 return
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.E2BIG):
@@ -353,7 +353,7 @@ def _read(link: int) -> Iterator[bytes]:
 
 
 def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
-    """Returns the paths of this process's mapped files, and of the programs of others.
+    """Returns the paths of this process's mapped files, and of the programs of other processes.
 
     Files in the same directories can be opened by their inodes, if a memory map cannot be read.
     """

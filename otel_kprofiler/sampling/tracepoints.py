@@ -1,4 +1,4 @@
-"""Samples at raw tracepoints: their plans, and attaching their programs."""
+"""Plans sampling at raw tracepoints, and attaches the programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TracepointPlan(NamedTuple):
     Attributes:
         spec: the tracepoint.
         number: number of the event, from 1.
-        value: where its events have their values.
+        value: location of the value in an event's data.
     """
 
     spec: TracepointSpec
@@ -77,7 +77,7 @@ def plan_tracepoints(
     """Plans the configured tracepoints.
 
     Raises:
-        HostError: the kernel lacks one, or the value of its events.
+        HostError: the kernel lacks a tracepoint, or its events lack the value.
         OSError: the kernel has no BTF.
     """
     return [
@@ -145,7 +145,7 @@ class Tracepoints:
     Args:
         files: reads files of the host.
         programs: the loaded program of each tracepoint.
-        traced: the CPUs on which they sample.
+        traced: the CPUs on which the programs sample.
         possible: exclusive upper bound of CPU numbers.
         cpus: restrict to these CPUs; empty means all.
     """
@@ -247,12 +247,12 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Load all programs but the first, for the duration of a context; without plans, yields None.
+    """Loads all programs but the first; closes them with the context. None if there are no plans.
 
     Args:
         plans: the tracepoints.
-        first: the object with the program of the first.
-        load: loads the program of another, which shares the maps of the first.
+        first: the object with the program of the first tracepoint.
+        load: loads the program of a further tracepoint, which shares the maps of ``first``.
         files: reads files of the host.
         possible: exclusive upper bound of CPU numbers.
         cpus: restrict to these CPUs; empty means all.

@@ -50,7 +50,7 @@ _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
-"""Share of ``max_preload_s`` for loading, however long listing took."""
+"""Share of ``max_preload_s`` reserved for loading, regardless of how long listing took."""
 _PATIENCE: Final = 0.5
 """Share of ``max_preload_s`` between two checks; a listing that waits at both is abandoned."""
 _FIRST: Final = bytes(4)
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnwindPlan(NamedTuple):
-    """Plan for unwinding on this host, and whether its kernel can list mapped files."""
+    """Plan for unwinding on this host, and whether the kernel can list mapped files."""
 
     processor: Processor
     kernel: KernelOffsets
@@ -208,8 +208,8 @@ def _load_running(
                 describe_error(error),
             )
 
-    # The iterator waits for each process's mmap_lock; one that waits for a file server in mmap(2)
-    # may hold it forever.
+    # The iterator waits for each process's mmap_lock. A process that waits for a file server in
+    # mmap(2) may hold its lock forever.
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):

@@ -1,4 +1,4 @@
-"""Attaches the programs that follow off-CPU threads, and reads their totals."""
+"""Attaches the programs that follow off-CPU threads, and reads the threads' totals."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class WaitFollower:
     def threshold_ns(self) -> int:
         """Returns the minimum duration at which all waits were sampled in the last two readings.
 
-        Returns 0 if none is sampled.
+        Returns 0 if no wait is sampled.
         """
         if not self._wanted.samples_per_second:
             return 0
@@ -340,7 +340,7 @@ def open_waits(
     """Attach the loaded programs for the duration of a context; None if offsets are missing.
 
     Raises:
-        HostError: this process may not attach them.
+        HostError: this process may not attach the programs.
         OSError: the kernel rejected the call.
     """
     if offsets is None or config.off_cpu is None:

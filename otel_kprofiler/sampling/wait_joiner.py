@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""Threshold at the usual rate; inversely proportional to the rate."""
+"""First threshold at the usual rate; the threshold is inversely proportional to the rate."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,8 @@ class WaitJoiner:
         is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: samples beyond one per record of a sampled wait; negative if more were excluded.
+        added: number of samples minus number of records of sampled waits; negative if many records
+            are excluded.
         lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
     """
 

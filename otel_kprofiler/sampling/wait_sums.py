@@ -1,4 +1,4 @@
-"""Computes each process's waiting time between two readings of its threads' sums."""
+"""Computes each process's off-CPU time between two readings of its threads' sums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WaitSums:
         Args:
             threads: live threads; a thread that just ended may be missing, or follow in
                 :meth:`add_ended`.
-            now_ns: time of the threads' clock before they were read.
+            now_ns: time of the threads' clock before the threads were read.
             epoch: current epoch; waits of a different epoch may have ended.
         """
         self._round += 1

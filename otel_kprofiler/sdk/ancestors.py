@@ -29,8 +29,8 @@ def describe_sampling_ancestor() -> str:
 def find_sampling_ancestor() -> int | None:
     """Returns the pid of the nearest ancestor that samples its descendants; None if there is none.
 
-    Such an ancestor announces it in its process context. This process must be allowed to read that
-    context, and must share the ancestor's pid namespace.
+    Such an ancestor announces the sampling in its process context. This process must be allowed to
+    read that context, and must share the ancestor's pid namespace.
     """
     pid = os.getppid()
     while pid > 1:

@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Final, cast
 
 _LAST: Final = -1000
-"""Priority of our finalizer: after the service's own, and after its children were joined."""
+"""Priority of our finalizer, which runs last, when the service's children have been joined."""
 
 
 def call_at_exit(method: Callable[[], None]) -> None:

@@ -65,10 +65,10 @@ class KernelProfiler(ForkAware):
     seconds.
 
     Args:
-        provider: receives the profiles; by default the global one.
+        provider: receives the profiles; by default, the global provider.
         samples_per_second: rate on each CPU, 1 to 10000.
         stacks: stack sides to collect; ``kernel`` also leaves out all time in user mode.
-        target: this process, it and its descendants, or the host.
+        target: what to profile: this process, this process and its descendants, or the host.
         max_frames: maximum frames per side of a stack, 1 to 127.
         python_frames: maximum Python frames per stack, 0 to 127; 0 disables them.
         off_cpu: also sample off-CPU waits of the target's threads: where they wait, and for what.
@@ -174,7 +174,7 @@ class KernelProfiler(ForkAware):
         """Create a profiler from options instead of ``OTEL_KPROFILER_*``.
 
         Args:
-            options: by key; :meth:`start` reports all invalid ones at once.
+            options: values by key; :meth:`start` reports all invalid values at once.
             otlp: settings of the ``otlp`` exporter; by default as for :meth:`from_env`.
             environ: environment variables that select the exporters, as for :meth:`from_env`.
         """
@@ -230,7 +230,7 @@ class KernelProfiler(ForkAware):
         """Stop and hand over the last window; idempotent.
 
         A profiler that opened its own exporters (:meth:`from_env`) exports pending samples and
-        shuts them down, within the timeout.
+        shuts the exporters down, within the timeout.
         """
         global _running  # noqa: PLW0603 - one per process
         deadline = time.monotonic() + timeout_millis / 1000
@@ -259,10 +259,10 @@ class KernelProfiler(ForkAware):
         signal terminates the process. If the service has a handler, it runs without delay, while
         the samples are exported in the background.
 
-        Call it in the main thread, before a server such as uvicorn installs its own handler: many
-        servers raise the signal again when they are done. Python runs signal handlers between
-        bytecode instructions of the main thread, so SIGTERM has no effect while the main thread is
-        blocked in native code.
+        Call this method in the main thread, before a server such as uvicorn installs its own
+        handler: many servers raise the signal again when they are done. Python runs signal handlers
+        between bytecode instructions of the main thread, so SIGTERM has no effect while the main
+        thread is blocked in native code.
 
         Raises:
             ValueError: this is not the main thread.

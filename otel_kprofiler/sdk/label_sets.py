@@ -37,7 +37,7 @@ class LabelSets:
     """Label sets by number. Thread-safe, without locks.
 
     Args:
-        limit: maximum number of label sets; beyond it, the least recently entered is forgotten.
+        limit: maximum number of label sets; beyond it, the least recently entered set is forgotten.
 
     Attributes:
         forgotten: number of sets that were forgotten.
@@ -57,7 +57,7 @@ class LabelSets:
 
         Args:
             encode: returns the encoded form of a label set.
-            encoded: receives each result by the set's number; it is removed with the set.
+            encoded: receives each result by the set's number; the result is removed with the set.
         """
         self._encode, self._encoded = encode, encoded
         for number, labels in tuple(self._sets.items()):
@@ -159,7 +159,7 @@ class LabelCounts:
     """Finds the labels of samples during one run of the profiler. Belongs to the profiler's thread.
 
     Args:
-        sets: resolves the numbers.
+        sets: finds label sets by number.
         max_sets: maximum distinct sets in a window.
     """
 

@@ -116,11 +116,11 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """From now on, keep the encoded name of each active span's root by the span's id.
 
-        The name is the root's at the latest start of one of its spans.
+        The name is the root's name when one of its spans last started.
 
         Args:
             encode: encodes a name; exceptions are counted as failures.
-            encoded: receives each result by the span's id; it is removed with the span.
+            encoded: receives each result by the span's id; the result is removed with the span.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -149,7 +149,7 @@ class LocalRoots(ForkAware):
     def start(self, span: Any, parent_context: Context | None = None) -> None:
         """Record a starting span; never raises."""
         try:
-            forks.catch_up()  # a worker may call no other function of this package
+            forks.catch_up()  # a forked child may call no other function of this package
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
                 root = _make_root(span, context)
@@ -292,7 +292,7 @@ def watch_provider() -> None:
 
 
 class RootNames:
-    """Names samples after their local roots, in one run of the profiler. Belongs to its thread.
+    """Names samples after local roots, in one run. Belongs to the profiler's thread.
 
     Args:
         roots: resolves spans to their local roots.

@@ -45,7 +45,7 @@ def find_context_offset() -> int | None:
 
 
 def find_entered_offset() -> int | None:
-    """Returns the offset of a context's ``int`` that is 1 while entered; None if not found."""
+    """Returns the offset of the ``int`` that is 1 in an entered context; None if not found."""
     context = contextvars.Context()
     flags = (ctypes.c_int32 * (context.__sizeof__() // 4)).from_address(id(context))
     left = list(flags)

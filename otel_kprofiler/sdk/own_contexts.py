@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Makes the sampler read this process's records once spans need them. Belongs to one thread.
+    """Makes the sampler read this process's thread contexts once spans need them. For one thread.
 
     Args:
         files: reads files of the host.
-        reader: the sampler's; None if it cannot read thread contexts on this host.
+        reader: the sampler's reader of thread contexts; None if it cannot read them on this host.
         follows_spans: whether the sampler reads spans of the SDK from the interpreter.
 
     Attributes:
-        is_needed: whether there are spans that appear only in records.
+        is_needed: whether there are spans that appear only in thread contexts.
         is_registered: whether this process has been searched.
         problem: why thread contexts are not read; empty if there is no problem.
     """
@@ -45,7 +45,7 @@ class OwnContexts:
         self.problem = ""
 
     def prepare(self) -> None:
-        """Write records once spans need them; call repeatedly, since imports may add classes."""
+        """Write records once spans need them; call repeatedly: imports may add span classes."""
         if self.is_needed:
             return
         others = find_other_classes() if self._follows_spans else frozenset()
@@ -66,7 +66,7 @@ class OwnContexts:
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Remember this process's first sample, which has its start time; register it if needed."""
+        """Keep this process's first sample for its start time; register the process if needed."""
         if self._sample is None:
             self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
             self._register()

@@ -27,7 +27,7 @@ class Pacer:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Pause if due. Meant to be called about every 10 µs, so not every call reads the clock."""
+        """Pause if due. Call about every 10 µs: not every call reads the clock."""
         self._calls += 1
         if self._calls % _CALLS_PER_LOOK:
             return

@@ -37,7 +37,7 @@ _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
 _MAX_PRELOAD_S: Final = 1.0
-"""Short, because the service waits for it."""
+"""Time limit for preloading unwind tables; short, because the service waits."""
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
 _log = logging.getLogger(__name__)

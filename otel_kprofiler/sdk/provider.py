@@ -59,8 +59,8 @@ class BatchProfileProcessor(ProfileProcessor):
     """Exports windows in a dedicated thread; never blocks the profiler.
 
     Args:
-        exporter: an exporter, or a factory that forked children call to open theirs. Given an
-            exporter, forked children export nothing.
+        exporter: an exporter, or a factory that each forked child calls to open its own exporter.
+            Without a factory, forked children export nothing.
         max_queue_size: maximum number of queued batches; beyond it, the oldest is dropped and
             counted.
     """
@@ -162,7 +162,7 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
     pacer.rest()  # closing the window took time, too
     encoded = encode_window(window, **encoding._asdict(), pause=pacer)
-    pacer.rest()  # freeing it will take time, too
+    pacer.rest()  # freeing the window will take time, too
     return encoded
 
 

@@ -15,7 +15,7 @@ def find_resource() -> Resource | None:
     """Returns the global TracerProvider's or MeterProvider's Resource; None if neither has one."""
     candidates: tuple[Any, ...] = (
         getattr(trace.get_tracer_provider(), "resource", None),
-        # The SDK's MeterProvider has no public attribute for it.
+        # The SDK's MeterProvider has no public attribute for its Resource.
         getattr(getattr(metrics.get_meter_provider(), "_sdk_config", None), "resource", None),
     )
     return next((candidate for candidate in candidates if isinstance(candidate, Resource)), None)

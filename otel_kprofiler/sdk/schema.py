@@ -149,7 +149,8 @@ def make_plan(settings: Settings) -> Plan:
     """Convert settings to a plan.
 
     Raises:
-        ConfigError: ``target_pids`` does not fit the target, or a key cannot be a label's.
+        ConfigError: ``target_pids`` does not fit the target, or a baggage key is no valid label
+            name.
     """
     for key in _OF_AGENTS:
         if getattr(settings, key) != Receiver.model_fields[key].default:

@@ -49,7 +49,7 @@ class Session:
         plan: what to profile.
         service: the service's Resource.
         sink: receives each window, in the daemon thread.
-        exporters: returns each exporter's account; they receive windows from the sink.
+        exporters: returns each exporter's account; the exporters receive windows from the sink.
         earlier: number of samples that the sink received from earlier sessions, by kind.
         inherited: in a forked child, the parent's symbols.
 

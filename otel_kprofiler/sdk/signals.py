@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 _JOIN_S: Final = 3.0
-"""An export finishes within two seconds, unless the interrupted thread holds a lock it needs."""
+"""Limit for an export, which takes two seconds unless the interrupted thread holds a lock."""
 
 _log = logging.getLogger(__name__)
 

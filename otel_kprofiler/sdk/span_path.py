@@ -197,7 +197,7 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
     comparison is repeated: the path is wrong only if they differ every time.
 
     Raises:
-        UnprovenError: they differ.
+        UnprovenError: memory and the interpreter's view differ.
     """
     tid = threading.get_native_id()
     if all(reader.find_thread_state(tid) != get_thread_state() for _ in range(_TRIES)):

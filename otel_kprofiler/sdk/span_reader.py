@@ -2,7 +2,7 @@
 
 :mod:`.span_path` uses it to verify the path against the interpreter's view before the sampler
 follows it. Structs of CPython 3.11 to 3.14: pycore_context.h, Python/hamt.c, pycore_dict.h and
-Objects/dictobject.c; ``python_span.bpf.h`` reads the same.
+Objects/dictobject.c; ``python_span.bpf.h`` reads the same fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from otel_kprofiler.bpf import VALUES_BY_POINTER, VALUES_TAGGED, SpanPath
 
 Read = Callable[[int, int], bytes]
-"""Reads memory: address, number of bytes. Raises ``OSError`` if there is none."""
+"""Returns the memory at an address, as many bytes as requested. Raises ``OSError``."""
 
 MAX_THREADS: Final = 1024
 _MAX_LEVELS: Final = 8
@@ -53,7 +53,7 @@ def read_own_memory(address: int, size: int) -> bytes:
     """Read memory of this process; unlike a dereference, an invalid address does no harm.
 
     Raises:
-        OSError: it is not mapped, or a seccomp filter forbids process_vm_readv(2).
+        OSError: the address is not mapped, or a seccomp filter forbids process_vm_readv(2).
     """
     buffer = ctypes.create_string_buffer(size)
     to, source = _Span(ctypes.addressof(buffer), size), _Span(address & (1 << 64) - 1, size)

@@ -227,8 +227,9 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
     Also publishes a process context, unless this process already has one. Records have the trace
     id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name of the
     local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the global
-    TracerProvider); attributes of at most 612 bytes. Threads already in a span are published from
-    their next span change on. Forked children publish their own records and process context.
+    TracerProvider). The attributes of a record take at most 612 bytes. Threads already in a span
+    are published from their next span change on. Forked children publish their own records and
+    process context.
 
     Args:
         resource: attributes of the process context if there is none yet; by default, the tracer
@@ -257,7 +258,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write records without announcing them; returns why not, empty if they are. Thread-safe."""
+    """Write records without announcing them; returns why none are written, else "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:

@@ -18,7 +18,8 @@ def find_tid_offset() -> int | None:
     """Returns the thread id's offset in ``PyThreadState``; None if its layout is unexpected.
 
     The state starts with pointers to the previous state, the next state and the interpreter
-    (Include/cpython/pystate.h). The two identifiers are adjacent; their offset is searched for.
+    (Include/cpython/pystate.h). The thread's two identifiers are adjacent; their offset is searched
+    for.
     """
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
@@ -37,10 +38,10 @@ def renew_thread_id() -> None:
     program, need it.
     """
     tid = threading.get_native_id()
-    if tid != os.getpid():  # a forked child has only the forking thread, as its first
+    if tid != os.getpid():  # the only thread of a forked child is its main thread
         return
     if find_tid_offset() is None:
-        # Perhaps because of the stale id; the states of new threads have correct ids.
+        # The search may fail because of the stale id; the states of new threads have correct ids.
         find_tid_offset.cache_clear()
         thread = threading.Thread(target=find_tid_offset, name="kprofiler-layout")
         thread.start()

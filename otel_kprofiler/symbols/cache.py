@@ -14,9 +14,9 @@ class BoundedCache(dict[K, V]):
 
     With ``weigh``, ``max_weight`` also bounds the total weight of the keys.
 
-    Two generations: when the young one reaches half of the limit, it replaces the old one. A hit
-    in the old generation moves the value to the young one. Thread-safe: at worst, two threads
-    compute the same value and one result is kept.
+    There are two generations: when the young generation reaches half of the limit, it replaces the
+    old one. A hit in the old generation moves the value to the young one. Thread-safe: at worst,
+    two threads compute the same value and one result is kept.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")

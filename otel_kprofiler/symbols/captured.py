@@ -67,8 +67,8 @@ class CapturedFiles:
         """Returns the whole content of a file.
 
         Raises:
-            OSError: it cannot be read.
-            KProfilerError: it is damaged, or decompresses to more than 1 GiB.
+            OSError: the file cannot be read.
+            KProfilerError: the file is damaged, or decompresses to more than 1 GiB.
         """
         local = self._local(path)
         if local is None:

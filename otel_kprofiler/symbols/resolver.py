@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on cached raw stacks; resolved stacks take about three times as much again."""
+"""Limit on cached raw stacks; their resolved stacks take about three times as much in addition."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]

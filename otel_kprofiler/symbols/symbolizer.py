@@ -33,7 +33,7 @@ class Symbolizer:
 
     Args:
         kernel: resolves kernel addresses.
-        user: resolves all others.
+        user: resolves all other addresses.
     """
 
     def __init__(self, *, kernel: Resolver | None = None, user: Resolver | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Methods to read the kernel code loaded outside modules, best first."""
+"""Methods to read the symbols of kernel code outside modules, best first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReadMethod(enum.Enum):
 
 
 class Reading(NamedTuple):
-    """The symbols read: all, or only BPF programs."""
+    """Symbols that were read: all symbols, or only BPF programs."""
 
     action: KsymbolAction
     symbols: tuple[Ksymbol, ...]

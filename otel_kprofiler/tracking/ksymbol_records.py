@@ -45,7 +45,7 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``); follows its functions' records."""
+    """A BPF program was loaded or unloaded (``event``). Its functions' records come first."""
 
     time_ns: int
     event: int
@@ -54,7 +54,7 @@ class ProgramRecord(NamedTuple):
 
 
 class LostRecord(NamedTuple):
-    """A number of records before this one did not fit into the ring."""
+    """A number of records before this record did not fit into the ring."""
 
     time_ns: int
     lost: int
@@ -99,7 +99,7 @@ def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
 
 
 def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
-    """Parse a record's body; None if its type is ignored or it is too short."""
+    """Parse a record's body; None if the type is ignored or the body is too short."""
     length = len(body)
     if kind == _KSYMBOL and length > _KSYMBOL_BODY.size:
         start, size, code, flags = _KSYMBOL_BODY.unpack_from(body)
@@ -157,7 +157,8 @@ class PerfMemory:
     """The mapped pages of an event's ring; tests replace it."""
 
     def __init__(self, fd: int, size: int) -> None:
-        # Writable, so that the kernel drops new records instead of overwriting unread ones.
+        # With a writable mapping, the kernel drops new records instead of overwriting unread
+        # records.
         self._mapped = mmap.mmap(fd, mmap.PAGESIZE + size)
         self.control = memoryview(self._mapped)[: mmap.PAGESIZE].cast("Q")
         self.data = memoryview(self._mapped)[mmap.PAGESIZE :]

@@ -76,12 +76,12 @@ class ModuleWatch(ForkAware):
 
     Args:
         files: reads files of the host.
-        open_events: opens the announcements; if it raises ``OSError``, that becomes
-            :attr:`problem`, and modules are found only by polling the list.
+        open_events: opens the announcements; an ``OSError`` becomes :attr:`problem`, and modules
+            are then detected only by polling the list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
         missed_since_ns: boottime since which changes were missed, as in a forked child; all modules
-            are then compared with the ones passed to ``begin``.
+            are then compared with the snapshot passed to ``begin``.
         names_share: long-term share of one CPU for reading names.
         now_ns: returns the current boottime.
     """

@@ -79,7 +79,7 @@ class ProcessEvents(ForkAware):
     A forked child releases everything.
 
     Args:
-        pids: only these processes; empty for all.
+        pids: ids of the processes to report; empty for all.
         children: also report all descendants of ``pids``.
         files: reads files of the host.
         ring_bytes: size of the kernel's buffer per CPU, a power of two of pages; None for 512 KiB,
@@ -134,8 +134,8 @@ class ProcessEvents(ForkAware):
         """Yields events until the stream is closed.
 
         Args:
-            interval_s: interval in seconds at which the kernel's buffers are emptied; earlier if a
-                buffer is half full.
+            interval_s: interval in seconds at which the kernel's buffers are emptied; a half-full
+                buffer is emptied earlier.
         """
         while not self._closed:
             yield from self.poll()

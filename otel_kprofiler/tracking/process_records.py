@@ -37,7 +37,7 @@ _MAP_SHARED: Final = 1
 
 
 class TaskRecord(NamedTuple):
-    """A thread started or exited; ``pid`` is its process, ``parent`` the parent process."""
+    """A thread of the process ``pid``, whose parent is ``parent``, started or exited."""
 
     time_ns: int
     pid: int
@@ -47,7 +47,7 @@ class TaskRecord(NamedTuple):
 
 
 class ExecRecord(NamedTuple):
-    """A process executed a program; ``name`` is its new name in the kernel."""
+    """A process executed a program; ``name`` is the new name of the process in the kernel."""
 
     time_ns: int
     pid: int
@@ -74,7 +74,7 @@ class ProcessRecords(NamedTuple):
 
 
 def parse_process_records(data: bytes) -> ProcessRecords:
-    """Parse records of the types above; skips others and never raises."""
+    """Parse records of these types; skips other records and never raises."""
     records: list[ProcessRecord] = []
     at, end = 0, len(data)
     while at < end:

@@ -47,14 +47,14 @@ class Exec(NamedTuple):
 class Mapped(NamedTuple):
     """A process mapped code: a file, or executable memory (without a path).
 
-    If the kernel merges adjacent mappings, this is the merged mapping, which replaces those inside
-    it.
+    If the kernel merges adjacent mappings, the event has the merged mapping, which replaces its
+    parts.
 
     Attributes:
         time_ns: boottime of the event.
         process: the affected process.
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
-        build_id: build id of the file, from kernel 5.12 on; None if it has none, or if it was
+        build_id: build id of the file, from kernel 5.12 on; None if the file has none, or was
             already mapped.
     """
 
@@ -152,7 +152,7 @@ class ProcessTable:
 
     Args:
         pids: the selected processes; empty for all.
-        children: whether to include their children.
+        children: whether to include the selected processes' children.
         same_start_ns: maximum delay of a start time in records relative to ``/proc``.
     """
 

@@ -21,7 +21,7 @@ _LINK_GET_NEXT_ID: Final = 31
 _RAW_TRACEPOINT: Final = 1  # enum bpf_link_type
 _PERF_EVENT: Final = 7
 _PROBES: Final = (3, 4, 5)  # enum bpf_perf_event_type: kprobe, kretprobe, tracepoint
-_LINK_INFO: Final = struct.Struct("=IIII4Q")  # type, id, program, -, then by type
+_LINK_INFO: Final = struct.Struct("=IIII4Q")  # type, id, program, padding; then fields by type
 _NAME_BYTES: Final = 256
 _TAG_DIGITS: Final = 16
 

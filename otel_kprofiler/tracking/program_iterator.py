@@ -1,7 +1,7 @@
 """Runs the iterators of iterators.bpf.c, and lists the functions of all BPF programs.
 
-See Documentation/bpf/bpf_iterators.rst. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
-``kernel.kptr_restrict``.
+See Documentation/bpf/bpf_iterators.rst. Running them needs CAP_BPF, CAP_PERFMON and BTF;
+``kernel.kptr_restrict`` has no effect.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class ProgramReader:
         """Reads the functions of all loaded programs.
 
         Raises:
-            HiddenAddressesError: the kernel hides their addresses.
+            HiddenAddressesError: the kernel hides the functions' addresses.
             OSError: the kernel denied access (``EPERM`` without CAP_SYS_ADMIN) or is too old.
         """
         programs: dict[int, tuple[Ksymbol, ...]] = {}
@@ -190,11 +190,11 @@ class _Arrays:
         self._info = _ProgramInfo()
 
     def read(self, fd: int) -> tuple[ProgramFacts, int]:
-        """Read a program's facts and the capacity it needs."""
+        """Read a program's facts; returns them and the capacity that the program needs."""
         info, capacity = self._info, self.capacity
         ctypes.memmove(ctypes.addressof(info), self._question, len(self._question))
         read_info(fd, info)
-        compiled = info.jited_bytes > 0  # otherwise it is interpreted and has no machine code
+        compiled = info.jited_bytes > 0  # an interpreted program has no machine code
         if compiled and not info.ksyms:
             raise HiddenAddressesError(errno.EPERM, "addresses of BPF programs are hidden")
         count = min(info.nr_ksyms, info.nr_lengths, capacity) if compiled else 0
@@ -270,7 +270,7 @@ def open_program(number: int) -> Iterator[int | None]:
 
 
 def find_btf(number: int) -> bytes | None:
-    """Returns BTF data by its id; None if it was unloaded or access was denied."""
+    """Returns the BTF data with an id; None if the data was unloaded or access was denied."""
     try:
         fd = bpf_call(_BTF_GET_FD_BY_ID, _IdAttributes(number))
     except OSError:

@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 
 class RecordLoss(enum.Enum):
-    """Why records were lost."""
+    """Reasons why records were lost."""
 
     RING_FULL = "ring_full"
     QUEUE_FULL = "queue_full"
     CPU_CAME = "cpu_came"
-    """A CPU came online; records written before its event was opened are missing."""
+    """A CPU came online; records from before the CPU's event was opened are missing."""
     DAMAGED = "damaged"
 
 

@@ -1,8 +1,9 @@
 """Follows x86-64 machine code to find where each instruction's caller is on the stack.
 
-A function begins with its return address on top of the stack, and returns with it there. Between,
-the distance is computed along the control flow, from starts of functions forwards and from returns
-backwards. Where two ways disagree, or an instruction is not understood, the place is unknown.
+A function begins and ends with its return address on top of the stack. In between, the distance
+from the stack pointer to the return address is computed along the control flow, forwards from
+starts of functions and backwards from returns. Where two paths disagree, or an instruction is not
+understood, the distance is unknown.
 
 Imports only :mod:`x86_code`, since child processes run without the rest of this package.
 """
@@ -33,7 +34,7 @@ _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
 """Beginnings of nop in all lengths, and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
 _ALIGNMENT: Final = 16
-"""Compilers align functions to this number of bytes."""
+"""Alignment in bytes of the functions that compilers write."""
 
 
 class Function(NamedTuple):
@@ -41,9 +42,9 @@ class Function(NamedTuple):
 
     Attributes:
         states: state before each instruction; empty if the code is inconsistent.
-        exits: functions that it jumps to.
-        returns: whether it has a return instruction, or jumps to an unknown place.
-        calls: functions that it calls.
+        exits: other functions to which the function jumps.
+        returns: whether the function has a return instruction, or jumps to an unknown address.
+        calls: functions that the function calls.
     """
 
     states: dict[int, State]
@@ -56,11 +57,11 @@ class _Walk:
     """Collects the states of a function while it is followed.
 
     Attributes:
-        start: its first instruction.
+        start: address of the first instruction.
         states: state before each instruction.
-        waiting: instructions to visit.
+        waiting: instructions that have yet to be visited.
         exits, calls: as in :class:`Function`.
-        ends: instructions that return, or jump to an unknown place.
+        ends: instructions that return, or jump to an unknown address.
         leaves: instructions that lead to another function.
     """
 
@@ -83,7 +84,7 @@ class _Walk:
 
 
 def _check_end(state: State, length: int, effect: int) -> None:
-    """Raise :class:`Inconsistent` if there is no instruction, or it returns to a wrong place."""
+    """Raise :class:`Inconsistent` if there is no instruction, or it returns to a wrong address."""
     if not length:
         raise Inconsistent
     if effect == Effect.RETURN and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
@@ -97,7 +98,7 @@ def _check_leave(state: State, effect: int) -> None:
 
 
 class Flow:
-    """The control flow of a file's code.
+    """Follows the control flow of a file's code.
 
     Args:
         texts: start (SVMA) and bytes of the executable segments.
@@ -159,13 +160,13 @@ class Flow:
                 yield value
 
     def add_functions(self, starts: Iterable[int]) -> None:
-        """Follow functions from their first instructions, and those that they call."""
+        """Follow functions from their first instructions, and the functions that they call."""
         self._add_all(starts)
         self._settle()
         self.states = self._join()
 
     def add_candidates(self, starts: Iterable[int]) -> None:
-        """Follow code from places that may be functions; ignore those that contradict it."""
+        """Follow code from addresses that may be functions; drop contradictory ones."""
         for start in starts:
             if self.contains(start) and start not in self.states and start not in self._functions:
                 function = self._follow(start)
@@ -213,7 +214,7 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            if is_changed or not function.states:  # other functions that it runs into are known
+            if is_changed or not function.states:  # it runs into functions added since
                 self._add(start, self._follow(start))
 
     def _join(self) -> dict[int, State]:
@@ -269,7 +270,7 @@ class Flow:
 
         Args:
             states: states of all instructions.
-            ends: instructions that end the function with a state that proves the states before.
+            ends: instructions that end a function in a state that proves the preceding states.
             starts: instructions whose states are proved.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
@@ -324,7 +325,7 @@ class Flow:
             targets = self._targets(at, length, effect, value)
             behind = at + length
             if effect in _CALLS and behind % _ALIGNMENT == 0:
-                # The call may be the end of a function, although it is not known not to return.
+                # The call may end the function, even if the callee is not known never to return.
                 targets = []
             forward[at] = targets
             for target in targets:

@@ -62,11 +62,11 @@ Parts = Mapping[str, Sequence[Segment]]
 
 
 class Symbols:
-    """Where a file's functions start, and which imported ones do not return.
+    """Identifies the starts of a file's functions, and imported functions that do not return.
 
     Args:
         file: content of the file.
-        parts: its segments and sections.
+        parts: segments and sections of the file.
     """
 
     def __init__(self, file: bytes | mmap.mmap, parts: Parts) -> None:
@@ -109,11 +109,11 @@ class Symbols:
 
 
 def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap]) -> Flow:
-    """Follows the code in gaps, and what it calls.
+    """Follows the code in gaps, and the code that it calls.
 
     Args:
         file: content of the file.
-        parts: its segments and sections, as of :func:`main`.
+        parts: segments and sections of the file, as parsed by :func:`main`.
         entry: the program's first instruction; 0 if there is none.
         gaps: ranges of code without rules.
     """
@@ -123,7 +123,7 @@ def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap
     def within(addresses: Iterable[int]) -> set[int]:
         return {at for at in addresses if any(start <= at < end for start, end in gaps)}
 
-    # A program with fixed addresses has them in its instructions.
+    # A program with fixed addresses may contain addresses in its instructions.
     is_fixed = min(part.address for part in (*parts["text"], *parts.get("data", ()))) > 0
 
     def references(flow: Flow) -> Iterator[int]:
@@ -156,7 +156,7 @@ def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator
 
 
 class FrameMaker:
-    """Makes entries.
+    """Makes entries of ``.eh_frame``.
 
     Args:
         flow: the states of the code.
@@ -171,7 +171,7 @@ class FrameMaker:
     def add(self, start: int, end: int) -> None:
         """Add entries for a range of code."""
         rows: list[tuple[int, State]] = []
-        behind = start  # of the last instruction whose state is known
+        behind = start  # end of the last instruction whose state is known
         for at in range(start, end):
             state = self._flow.states.get(at)
             if state is not None:
@@ -215,9 +215,9 @@ def _rule(state: State) -> bytes:
 
 
 def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
-    """Yields the ranges of code without signal trampolines, which the BPF program recognizes.
+    """Yields ranges of code without signal trampolines, which the BPF program recognizes.
 
-    It looks up the byte before, too.
+    The program also looks up the byte before a trampoline.
     """
     at = 0
     while (trampoline := code.find(SIGRETURN, at)) >= 0:
@@ -229,7 +229,7 @@ def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
 def make_frames(
     file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap], address: int
 ) -> FrameMaker:
-    """Makes entries for all gaps; takes the arguments of :func:`follow`, and of the entries."""
+    """Makes entries for all gaps; ``address`` is for the entries, all else as in :func:`follow`."""
     maker = FrameMaker(follow(file, parts, entry, gaps), address)
     for start, end in gaps:
         for text in parts["text"]:

@@ -1,4 +1,4 @@
-"""Where a function's caller is on the stack, and how an instruction changes it.
+"""Describes where a function's return address is on the stack, and how instructions change that.
 
 Imports only :mod:`x86_code`, since child processes run without the rest of this package.
 """
@@ -12,11 +12,11 @@ from otel_kprofiler.unwinding.x86_code import Effect
 
 
 class State(NamedTuple):
-    """Where the caller's registers are before an instruction. CFA: rsp before the call.
+    """Locations of the caller's registers before an instruction. The CFA is rsp before the call.
 
     Attributes:
         sp: CFA minus rsp; None if unknown.
-        saved: CFA minus the address of the caller's rbp; 0: still in rbp; -1: unknown.
+        saved: CFA minus the address of the caller's rbp; 0 if it is still in rbp; -1 if unknown.
         fp: CFA minus rbp; None if unknown.
     """
 
@@ -29,12 +29,12 @@ ENTRY_SP: Final = 8
 ENTRY: Final = State(ENTRY_SP, 0, None)
 UNKNOWN: Final = State(None, -1, None)
 OUTERMOST: Final = State(None, -2, None)
-"""Has no caller: rbp was cleared unsaved, as the ABI asks of a thread's first function."""
+"""State without a caller: rbp was cleared unsaved, as the ABI asks of a thread's first function."""
 _MAX_SP: Final = 1 << 27
 
 
 class Inconsistent(Exception):  # noqa: N818 - an outcome
-    """The code is not a function as compilers write them."""
+    """The code is not a function as compilers write it."""
 
 
 def step(state: State, effect: int, value: int) -> State:
@@ -44,7 +44,7 @@ def step(state: State, effect: int, value: int) -> State:
 
 
 def step_back(state: State, effect: int, value: int) -> State:
-    """Returns the state before an instruction; :data:`UNKNOWN` if it does not follow."""
+    """Returns the state before an instruction; :data:`UNKNOWN` if it cannot be derived."""
     if state == OUTERMOST:
         return UNKNOWN
     change = _BACKWARD.get(effect)
@@ -65,7 +65,7 @@ def _move_sp(sp: int | None, change: int) -> int | None:
 def _shift(state: State, value: int) -> State:
     sp = _move_sp(state.sp, value)
     if sp is not None and state.sp is not None and sp < state.saved <= state.sp:
-        return State(sp, -1, state.fp)  # rbp's place is below the stack now
+        return State(sp, -1, state.fp)  # the saved rbp is now below the stack
     return state._replace(sp=sp)
 
 
@@ -167,7 +167,7 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns what holds in both states. Raises :class:`Inconsistent` if they contradict."""
+    """Returns what both states have in common. Raises :class:`Inconsistent` on contradictions."""
     if left == right:
         return left
     if OUTERMOST in (left, right):

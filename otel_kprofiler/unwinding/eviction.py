@@ -44,7 +44,7 @@ class Claim(NamedTuple):
     """Space reserved for a table.
 
     Attributes:
-        slot: slot of the table; may be a victim's slot.
+        slot: slot for the table; may be a victim's slot.
         size: size in bytes.
         victims: tables to remove first.
     """
@@ -116,7 +116,7 @@ class TableSpace:
         self.bytes -= size
 
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
-        """Add the loaded table of a claim; at time 0, it is evicted first until it is used."""
+        """Add the loaded table of a claim; a table loaded at time 0 is evicted first until used."""
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:

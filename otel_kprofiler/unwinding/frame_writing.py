@@ -1,6 +1,6 @@
 """Writes ``.eh_frame`` with a search table for x86-64, in child processes that make tables.
 
-Imports none of the rest of this package, which such processes run without.
+Imports nothing of this package, since these processes run without its other modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 MEMORY_BYTES: Final = 1 << 30
 """Limit of the address space of a process that makes tables."""
 COUNT: Final = struct.Struct("<I")
-"""Number of pairs, before them in the output."""
+"""Number of pairs, which precedes the pairs in the output."""
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
 # undefined rbx, r12 to r15.
 CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
@@ -43,7 +43,7 @@ Rows = list[tuple[int, bytes]]
 
 
 class Segment(NamedTuple):
-    """A part of the file and its address."""
+    """A part of the file, and the address at which it is mapped."""
 
     offset: int
     size: int
@@ -81,7 +81,7 @@ def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -
     """Packs an entry.
 
     Args:
-        back: distance from the entry's second word to its CIE.
+        back: distance from the entry's second word to the CIE.
         start: address of the code.
         address: address of the entry.
         size: size of the code.
@@ -104,13 +104,13 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
 
 
 def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
-    """Map the file from standard input, write its tables to standard output; in limited memory.
+    """Map the file from standard input, and write its tables to standard output, in limited memory.
 
     Args:
         make: makes the packed tables of the mapped file.
 
     Raises:
-        SystemExit: the tables cannot be made; carries the reason for standard error.
+        SystemExit: the tables cannot be made; has the reason, which goes to standard error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

@@ -1,4 +1,4 @@
-"""Finds code without unwind rules, such as that of musl in a statically linked program."""
+"""Finds code without unwind rules, such as musl's code in a statically linked program."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Gap = tuple[int, int]
 """Start and end of a range of code."""
 
 _FAR_BYTES: Final = 4096
-"""Between functions; closer ones are not examined, since reading their sizes takes time."""
+"""Minimum distance of functions to search for gaps between them: reading sizes takes time."""
 _LEAST_BYTES: Final = 1024
-"""Total size of gaps worth a process: linkers leave about 200 bytes in each file without rules."""
+"""Minimum total size of gaps that justify a process; linkers leave about 200 bytes in each file."""
 _PADDING: Final = 64
 _MAX_GAPS: Final = 1024
 _PAIR: Final = struct.Struct("<ii")
@@ -25,7 +25,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds ranges of code without rules, ascending; none if they are not worth a process.
+    """Finds ranges of code without rules, ascending; none if they do not justify a process.
 
     Args:
         source: content of the file.
@@ -75,7 +75,7 @@ def _covered(source: Source, elf: ElfFile, tables: Tables) -> Iterator[Gap]:
 
 
 def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
-    """Yields the search table: start of a function and of its entry, relative to the origin."""
+    """Yields the search table: starts of a function and of its entry, relative to the origin."""
     if tables.search_offset is None:
         yield from _PAIR.iter_unpack(tables.made)
         return

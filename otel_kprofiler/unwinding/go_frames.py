@@ -9,8 +9,9 @@ to 1.26.
 
     ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 
-ADDRESS is the address of the frames, ORIGIN the base of the pairs. The rest are parts of the file,
-as offset:size:address: existing PAIRS, ``.gopclntab``, ``.text``, and the loaded segments.
+ADDRESS is the address for the made ``.eh_frame``, and ORIGIN the base of the search table's pairs.
+The other arguments are parts of the file, as offset:size:address: PAIRS has the existing pairs,
+TABLE ``.gopclntab``, TEXT ``.text``, and each SEGMENT is a loaded segment.
 """
 
 from __future__ import annotations
@@ -72,16 +73,18 @@ _LOADS: Final = tuple(
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic")
 """Functions that appear to be called by an instruction interrupted by a signal."""
 _SPARE_BYTES: Final = 4096
-"""Maximum size of the result as a multiple of the table's; usually it is a fifth."""
+"""How many bytes the result may be larger than the table; usually it has a fifth of the size."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions to check for an initial push, and the fraction that must have it."""
+"""Number of functions to check for an initial push of rbp, and the fraction that must have it."""
 
 File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
 """Frame sizes in a function, each with its end offset."""
 _Shape = tuple[int, int, bool, bytes]
-"""Shared by functions with equal frame sizes: size of the code, offset of the required push of rbp
-(-1: none), whether rbp is saved in each frame, CFA program (empty: pops its return address)."""
+"""Properties of all functions with equal frame sizes: size of the code, offset of the required push
+of rbp (-1 for none), whether rbp is saved in each frame, and CFA program (empty for a function that
+pops its return address).
+"""
 
 
 class Function(NamedTuple):
@@ -150,7 +153,7 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
-    """Makes the rows of the table.
+    """Makes the unwind rows of a function.
 
     Args:
         sizes: frame sizes.
@@ -213,7 +216,7 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
         (left, _BY_R12 + bytes([size])),
         (back, BY_RSP + pack_number(size)),
         *(row for row in rows if back < row[0] < returned),
-        (returned, NO_RULE),  # its fallback without a vDSO
+        (returned, NO_RULE),  # the function's fallback without a vDSO
     ]
 
 
@@ -245,22 +248,22 @@ class Code:
 
 
 class FrameMaker:
-    """Makes entries of functions.
+    """Makes entries of ``.eh_frame`` for functions.
 
     Args:
         table: the file's ``.gopclntab``.
         code: reads the file's machine code by SVMA.
         text: SVMA to which function offsets are relative, from :func:`find_text`.
-        address: SVMA assigned to the first byte of the generated frames.
+        address: SVMA of the first byte of the made ``.eh_frame``.
     """
 
     def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
         self._shapes: dict[int, _Shape] = {}  # by location of the sizes, often shared
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
-        self._handler = table.number(b"runtime.sigtramp")  # the stack continues above it
+        self._handler = table.number(b"runtime.sigtramp")  # the stack continues above this function
         self._switches = {
-            table.number(b"runtime.mcall"): NO_CALLER,  # its callee does not return to it
+            table.number(b"runtime.mcall"): NO_CALLER,  # its callee never returns
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self.frames = bytearray(_CIE + _SIGNAL_CIE)
@@ -351,7 +354,7 @@ def make_tables(
         table_at: location of ``.gopclntab`` in file and memory.
         start: SVMA of ``.text``.
         segments: the segments that the file loads.
-        address: SVMA assigned to the first byte of the generated frames.
+        address: SVMA of the first byte of the made ``.eh_frame``.
 
     Raises:
         ValueError: the table is damaged or of an unknown version.

@@ -56,7 +56,7 @@ def write_image(
         source: bytes of the file.
         tables: locations of the file's tables.
         elf: the file's ELF headers.
-        serial: 32-bit serial number of the table.
+        serial: 32-bit serial number of the loaded tables.
 
     Raises:
         ElfError: the file was truncated, or cannot be read.

@@ -30,17 +30,17 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Wall-clock limit on a busy machine, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""For ``.eh_frame``: ten times what compilers' tables need."""
+"""CPU time for ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""For ``.gopclntab``: six times what the linker's tables need."""
+"""CPU time for ``.gopclntab``: six times what the linker's tables need."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
-"""For code without tables: five times the need of musl."""
+"""CPU time for code without tables: five times what musl needs."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
 """Sections that identify functions and their addresses, as far as a file has them."""
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
-"""Not imported here: what only child processes run would stay in the agent's memory."""
+"""Names of modules for child processes; imported here, they would stay in the agent's memory."""
 _PAIR: Final = struct.Struct("<ii")
 _RUN_MODULE: Final = """
 import sys, types
@@ -202,8 +202,8 @@ def index_code(
 
     Args:
         fd: the file, open for reading.
-        source: its content.
-        elf: its parsed headers.
+        source: the file's content.
+        elf: the file's parsed headers.
         gaps: ranges of code without rules.
         others: the file's existing tables.
         children: runs the child process.
@@ -241,7 +241,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
     (entries,) = COUNT.unpack_from(made)
     end = COUNT.size + entries * ENTRY_BYTES
     pairs = made[COUNT.size : end]
-    if tables.made:  # not in the file, from which the process takes the others
+    if tables.made:  # pairs made earlier, which the process cannot read from the file
         rows = sorted(_PAIR.iter_unpack(pairs + tables.made))
         pairs = b"".join(_PAIR.pack(*row) for row in rows)
     _check(pairs)

@@ -96,8 +96,8 @@ def open_code(
     """Open the requested file, and record its details.
 
     Raises:
-        TableRefused: the file could not be opened, or is not an ELF file. Its details are kept if
-            it could be read.
+        TableRefused: the file could not be opened, or is not an ELF file. The details of a readable
+            file are kept.
     """
     with refusing():
         if request.key == VDSO:
@@ -189,7 +189,7 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for code without rules, with those of the file; None if there is none."""
+    """Makes tables for code without rules, and adds the file's tables; None if all has rules."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:
@@ -202,7 +202,7 @@ def _find_code(
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for Go code, and for C code in the same file; None if none is usable."""
+    """Makes tables for Go code, and for C code in the same file; None if no table is usable."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

@@ -29,7 +29,7 @@ class FileState(enum.IntEnum):
     """State of a file in the map ``files``."""
 
     PENDING = 0
-    """Requested; stack walks stop there."""
+    """The file's table is requested; stack walks stop at this file."""
     LOADED = 1
     NO_TABLE = 2
     """The file has no unwind tables; the program tries verified frame pointers."""
@@ -56,7 +56,8 @@ class TableMaps:
 
     Args:
         map_fd: returns the descriptor of a map by name. The loaded object owns the descriptors;
-            this keeps duplicates, since a thread hung in a file system may outlive the object.
+            ``TableMaps`` keeps duplicates, since a thread hung in a file system may outlive the
+            object.
         sizes: sizes with which the object was loaded.
 
     Raises:
@@ -74,7 +75,8 @@ class TableMaps:
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
         """Create and fill an inner map; returns a descriptor, which the caller closes.
 
-        The map's memory is mapped only while being filled, so it does not count as this process's.
+        The map's memory is mapped only while it is filled, so that it does not count as this
+        process's.
 
         Raises:
             OSError: missing rights, or out of memory.
@@ -113,7 +115,7 @@ class TableMaps:
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boottime of the last sample that used each slot's table; 0 if none has."""
+        """Returns the boottime of the last sample that used each slot's table; 0 if unused."""
         return self._used.words.tolist()
 
     def close(self) -> None:

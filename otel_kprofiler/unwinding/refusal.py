@@ -37,14 +37,14 @@ class Refusal(enum.Enum):
 
 
 NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
-"""The file has none; its code may have frame pointers."""
+"""Reasons why a file has no table; its code may have frame pointers."""
 MAY_PASS: Final = frozenset(
     {
         Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
         Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
-"""Failures that a later attempt may not encounter."""
+"""Temporary failures: a later attempt may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
 """Temporary failures that may cost a table's entire work, and are retried at growing intervals."""
 
@@ -53,7 +53,7 @@ class TableRefused(Exception):  # noqa: N818 - an outcome, which the store count
     """Tables must not be used.
 
     Args:
-        refusal: why it was refused.
+        refusal: why the tables were refused.
         detail: specifics, for the log.
     """
 

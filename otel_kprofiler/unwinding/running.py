@@ -18,7 +18,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Up to this number, iterates over each process; above it, over all processes of the host."""
+"""Maximum processes to iterate over singly; for more, all processes of the host are listed."""
 _READ_BYTES: Final = 256 * 1024
 
 

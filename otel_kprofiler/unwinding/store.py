@@ -50,7 +50,7 @@ from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
 
 _HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
-"""Time until a file is retried after a temporary failure."""
+"""Time after a temporary failure until the file is retried."""
 OPEN_SHARE: Final = 0.05
 """Long-term share of one CPU for opening files and reading their headers, after a burst of a
 second."""
@@ -60,7 +60,7 @@ that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made concurrently before the first sample; later, one at a time."""
+"""Number of tables made concurrently before the first sample; later, one is made at a time."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
@@ -104,15 +104,15 @@ class TableStore:
         self._pending: set[FileKey] = set()
         self._early: set[FileKey] = set()  # keys not yet requested by a sample
         self._answered = threading.Condition(self._lock)
-        self._is_preloading = False  # the shares of a CPU do not apply: the time is limited
+        self._is_preloading = False  # then, time is limited instead of shares of a CPU
         self._holds = GrowingHolds()
         self._refused: dict[FileKey, int] = {}  # boottime of its expiry; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
-        self._gone: dict[FileKey, int] = {}  # number of failed opens by file
+        self._gone: dict[FileKey, int] = {}  # number of failed attempts to open each file
         self._requests = RequestQueue(OPEN_SHARE, CPU_SHARE, _LOADERS, now_ns)
         self._postponed: FairQueue[FileRequest] = FairQueue(CPU_SHARE, now_ns, find_user)
-        self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be made
+        self._turns: dict[FileKey, Turn[FileRequest]] = {}  # files whose tables may be made now
         self._turn_ns = self._counted_ns = 0
         self._children = Children()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -172,7 +172,8 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Wait until at most ``most`` early requests are pending; returns False on timeout.
 
-        Tables to be made take turns. Unless all are awaited, they do not delay other files.
+        Tables to be made take turns. Unless all requests are awaited, these tables do not delay
+        other files.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -204,7 +205,7 @@ class TableStore:
     def close(self) -> None:
         """Stop the threads and release the maps; pending files stay pending.
 
-        In a forked child, which has no such threads, it only releases inherited resources.
+        In a forked child, which has no such threads, only inherited resources are released.
         """
         threads: list[threading.Thread] = []
         if os.getpid() == self._pid:
@@ -244,7 +245,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Returns the seconds until work other than taking requests is due; None if none is."""
+        """Returns the seconds until work other than taking requests is due; None if none is due."""
         with self._lock:
             if self._postponed:
                 return _POLL_S

@@ -17,15 +17,15 @@ from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 
 ENTRY_BYTES: Final = 8
-"""A pair of the search table."""
+"""Size of a pair of the search table."""
 MAX_ENTRIES: Final = 1 << 22
-"""Rounds of the program's binary search; the largest browsers have about 600,000 entries."""
+"""Maximum entries, bounded by the program's binary search; browsers have up to about 600,000."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
 """Maximum size of ``.eh_frame`` in bytes: the program has 28 bits for positions."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""Version; pcrel|sdata4 to .eh_frame; udata4 count; datarel|sdata4 pairs."""
+"""Version, then encodings of the pointer to ``.eh_frame``, of the count, and of the pairs."""
 _OMITTED: Final = 0xFF
 _HEADER: Final = struct.Struct("<4xiI")
 _LENGTH: Final = struct.Struct("<I")
@@ -43,7 +43,7 @@ class Tables(NamedTuple):
         entries: number of pairs.
         frames: ``.eh_frame`` up to the end of the last entry in the pairs.
         made: pairs made from the ``.eh_frame`` of a file without a search table.
-        made_frames: made entries, which follow the file's entries.
+        made_frames: ``.eh_frame`` entries that were made, which follow the file's entries.
     """
 
     origin: int
@@ -70,7 +70,7 @@ class Tables(NamedTuple):
 
 
 def find_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Find and check the tables; None if the file has no search table but may have frames.
+    """Find and check the tables; None if the file may have ``.eh_frame`` but has no search table.
 
     Raises:
         TableRefused: the tables are not usable.

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Effect(enum.IntEnum):
-    """The effect of an instruction; its value has the unit given here."""
+    """The effect of an instruction; comments explain the value that comes with an effect."""
 
     NONE = 0
     SHIFT = 1  # rsp moves; bytes
@@ -34,7 +34,7 @@ class Effect(enum.IntEnum):
     BRANCH = 15  # distance; conditional
     RETURN = 16
     END = 17  # the next instruction is not executed
-    REFERENCE = 18  # distance of a place whose address is taken
+    REFERENCE = 18  # distance of the location whose address is taken
     ABSOLUTE = 19  # a number that may be an address
 
 
@@ -112,7 +112,7 @@ _PLAIN: Final = _table(
     - _WRITES_RM
     - _WRITES_REG
 )
-"""Opcodes that change nothing of interest."""
+"""Opcodes that change neither the stack pointer, nor the frame pointer, nor the control flow."""
 
 _DISTANCES: Final = {
     **dict.fromkeys([*range(0x70, 0x80), *range(0xE0, 0xE4)], (Effect.BRANCH, 1)),
@@ -210,7 +210,7 @@ class _Operands(NamedTuple):
         at: offset of the ModRM byte.
         end: offset after the ModRM byte, its SIB byte and its displacement.
         rex: the REX prefix; 0 if there is none.
-        rm: the register in the lower bits; -1: memory.
+        rm: the register in the lower bits; -1 for memory.
         reg: the register, or the operation, in the middle bits.
         is_narrow: whether operands have 16 bits.
     """
@@ -225,7 +225,7 @@ class _Operands(NamedTuple):
 
 
 def _modrm_effect(operands: _Operands, op: int) -> tuple[int, int]:
-    """Returns the effect and its value; those of most instructions depend on where they write."""
+    """Returns the effect and its value, which depend on where most instructions write."""
     read = _READERS.get(op)
     if read is not None:
         return read(operands)
@@ -287,7 +287,7 @@ def _load(operands: _Operands) -> tuple[int, int]:
 
 
 def _move(operands: _Operands, to: int, source: int, memory: Effect) -> tuple[int, int]:
-    """Returns the effect of a move; ``memory``: with rbp, if the other operand is in memory."""
+    """Returns the effect of a move; ``memory`` is the effect between rbp and memory."""
     if to == _SP:
         return (Effect.FROM_FP if source == _FP else Effect.LOSE_SP), 0
     if to == _FP and source == _SP:
@@ -338,7 +338,7 @@ _READERS: Final[Mapping[int, Callable[[_Operands], tuple[int, int]]]] = {
 
 
 def _simple(code: bytes, start: int, at: int, rex: int, narrow: bool) -> Instruction:
-    """Decodes an instruction without ModRM that may have an effect; ``at``: behind its opcode."""
+    """Decodes an instruction without ModRM that may have an effect; ``at`` follows the opcode."""
     op = code[at - 1]
     register = op & 7 | (rex & _B) << 3
     if op & 0xF0 == 0x50:

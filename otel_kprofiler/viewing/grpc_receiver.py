@@ -33,7 +33,7 @@ from otel_kprofiler.viewing.receiver import (
 THREADS: Final = 8
 """Maximum calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Maximum calls running or waiting; others are rejected with a retry delay."""
+"""Maximum calls running or waiting; further calls are rejected with a retry delay."""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
@@ -43,7 +43,7 @@ _PATIENCE_S: Final = 0.5
 # https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.so_reuseport", 0),  # so that a port in use is an error
+    ("grpc.so_reuseport", 0),  # binding to a port in use is an error
     ("grpc.max_allowed_incoming_connections", 256),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 10_000),
@@ -58,11 +58,11 @@ class GrpcReceiver:
     """Receives over plaintext gRPC until closed.
 
     Args:
-        endpoint: ``host:port`` to listen on, port 0 for a free one.
+        endpoint: ``host:port`` to listen on, port 0 for a free port.
         intake: processes the requests.
 
     Attributes:
-        port: TCP port that it listens on.
+        port: TCP port that the receiver listens on.
 
     Raises:
         HostError: the receiver cannot listen on the endpoint.
@@ -102,7 +102,7 @@ class _Methods(grpc.GenericRpcHandler):
         self._intake = intake
         self._lock = threading.Lock()
         self._calls = 0
-        self._receiving: dict[grpc.ServicerContext, float] = {}  # start time of each
+        self._receiving: dict[grpc.ServicerContext, float] = {}  # start time of each call
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         if handler_call_details.method != _METHOD:

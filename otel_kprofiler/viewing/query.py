@@ -218,7 +218,7 @@ class _Content:
         return choices[:_MOST_RESOURCES]
 
     def columns(self) -> dict[str, Any]:
-        """Returns samples as columns, and the tables to which the columns refer."""
+        """Returns samples as columns, and the tables that the columns refer to."""
         processes: dict[tuple[str, int | None], int] = {}
         threads = []
         for number in self._chosen:
@@ -325,7 +325,7 @@ class _Content:
 
 
 def _encode(data: dict[str, Any]) -> Iterator[bytes]:
-    """Encodes an object as JSON, emptying it to save memory."""
+    """Encodes an object as JSON, and empties the object to save memory."""
     separator = b"{"
     for name in list(data):
         value = data.pop(name)

@@ -49,7 +49,7 @@ _MOST_SKIPPED: Final = 1 << 26
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
 _TYPES: Final = {_PROTOBUF, "application/protobuf", _JSON}
-_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib: gzip's header, or its own
+_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits, by header
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Intake:
         """Add the samples of a request.
 
         Args:
-            read: returns the request; decompresses it only when its turn has come.
+            read: returns the decompressed request; called only when the request's turn has come.
             is_wanted: returns whether the sender is still waiting; if not, it will resend the
                 request.
 
@@ -196,7 +196,7 @@ class _Server(HttpServer):
 
 
 class _Refused(Exception):  # noqa: N818 - a response
-    """A request to answer with an error status."""
+    """Raised to answer a request with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

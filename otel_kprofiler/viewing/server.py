@@ -29,12 +29,12 @@ SOURCE: Final = "source.json"
 """Path from which the page fetches a source file, with the query ``file``."""
 
 _TIMEOUT_S: Final = 120.0
-"""Suffices to send an hour of samples over a slow connection, such as ssh."""
+"""Time limit for a connection: enough to send an hour of samples over a slow one, such as ssh."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
 _GZIP_LEVEL: Final = 1
-_GZIP_WINDOW: Final = 31  # zlib: with a gzip header
+_GZIP_WINDOW: Final = 31  # wbits of zlib: with a gzip header
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -57,7 +57,7 @@ class Query(NamedTuple):
     Attributes:
         start_ms: start of the range, Unix time in milliseconds; None for the first sample.
         end_ms: end of the range, exclusive; None to include the last sample.
-        last_s: length in seconds of a range that ends now; mutually exclusive with the others.
+        last_s: length in seconds of a range that ends now; excludes ``start_ms`` and ``end_ms``.
         resource: id of a resource, as in the data; empty for all.
     """
 
@@ -104,7 +104,7 @@ class PageServer:
     """Serves the page until closed.
 
     Args:
-        endpoint: ``host:port`` to listen on, port 0 for a free one.
+        endpoint: ``host:port`` to listen on, port 0 for a free port.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
         names_file: returns whether a source file is served, on loopback addresses only; called in
@@ -198,7 +198,7 @@ class _Handler(HttpHandler):
         return self.server.answer(parse_query(query))
 
     def _read(self, query: str) -> Iterable[bytes]:
-        """Returns the source file named by a query, and the name of its host."""
+        """Returns the source file that a query names, and the name of this host."""
         if self._user is None:
             raise SourceError(
                 "source files are shown only on a page that other hosts cannot read: omit --bind"
@@ -218,7 +218,7 @@ class _Handler(HttpHandler):
         return path == "/" and kind == ("navigate", "document")
 
     def _send(self, media_type: str, pieces: Iterable[bytes], status: int = HTTPStatus.OK) -> None:
-        headers = getattr(self, "headers", {})  # none if the request could not be parsed
+        headers = getattr(self, "headers", {})  # missing if the request could not be parsed
         is_packed = "gzip" in headers.get("Accept-Encoding", "")
         body = pack(pieces) if is_packed else b"".join(pieces)
         self.send_response(status)

@@ -1,8 +1,8 @@
 """Reads source files that frames of the shown profile name.
 
-Profiles come from anywhere, so a name proves nothing: only regular files with the suffix of a
-programming language are read, or scripts that begin with ``#!``, with the rights of the user who
-reads the page. The text contains no control characters except tabs.
+Profiles come from anywhere, so a name proves nothing. Only regular files with the suffix of a
+programming language, and scripts that begin with ``#!``, are read, and only with the rights of the
+user who reads the page. The text contains no control characters except tabs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.text import escape_controls
 
 MAX_SOURCE_BYTES: Final = 2 << 20
-"""Above hand-written files of CPython and Linux, below generated ones (SQLite: 9 MB)."""
+"""More than hand-written files of CPython and Linux have; generated files exceed it."""
 _MAX_LINE: Final = 2000
 _SUFFIXES: Final = frozenset({
     "adb", "ads", "asm", "c", "c++", "cc", "cjs", "cpp", "cu", "cuh", "cxx", "d", "def", "f",
@@ -49,7 +49,7 @@ class SourceFile(NamedTuple):
     r"""A source file.
 
     Attributes:
-        text: its lines, separated by ``\n``; long lines are cut.
+        text: the file's lines, separated by ``\n``; long lines are cut.
         modified_ms: Unix time of its last change in milliseconds.
     """
 
@@ -62,7 +62,7 @@ def read_source(path: str, user: int) -> SourceFile:
 
     Args:
         path: absolute path, as in a frame.
-        user: id of the user. Reading as a different user needs root, and is done in a separate
+        user: id of the user. Reading as a different user needs root, and takes place in a separate
             thread, because Linux keeps these rights per thread.
 
     Raises:
@@ -92,7 +92,8 @@ def read_source(path: str, user: int) -> SourceFile:
 def _become(user: int) -> None:
     """Give this thread the rights of a user to files; the kernel then drops root's rights.
 
-    The functions of libc change groups and users of all threads; the system calls change one.
+    The functions of libc change groups and users of all threads; the system calls change one
+    thread's.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:

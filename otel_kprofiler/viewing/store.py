@@ -69,12 +69,12 @@ _Row = tuple[int, int, int, int, int, int]
 
 
 class Added(NamedTuple):
-    """Numbers of samples.
+    """Numbers of samples by outcome of :meth:`SampleStore.add`.
 
     Attributes:
         kept: samples that were added.
-        outdated: samples not added, because they are older than the retention time, or that far in
-            the future, where they would never be removed.
+        outdated: samples not added, because they are older than the retention time, or so far in
+            the future that they would never be removed.
         repeated: samples already in the store; senders resend requests that got no response.
     """
 
@@ -161,7 +161,7 @@ class SampleStore:
                     self._database.execute("DELETE FROM losses WHERE end_ns < ?", (oldest,))
                 self._shrink(now)
             except sqlite3.Error as error:
-                self._ids.clear()  # which may refer to rows that were rolled back
+                self._ids.clear()  # the ids may be those of rows that were rolled back
                 raise KProfilerError(
                     f"cannot write {self.path}: {error}",
                     hint="free space on its disk, or choose another path: --store PATH",
@@ -296,7 +296,7 @@ class SampleStore:
 
 
 class _Paths:
-    """Locates stacks in the tree. Used for one call, while the stacks of its windows exist.
+    """Locates stacks in the tree, during a single :meth:`SampleStore.add`, whose stacks it caches.
 
     Args:
         frame: returns the number of a frame.
@@ -356,7 +356,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the first sample's Unix time in ns, and the last's plus 1; zeros if empty."""
+    """Returns the first sample's Unix time in ns, and the last sample's plus 1; zeros if empty."""
     # A single statement for both would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()
@@ -364,5 +364,5 @@ def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _bounded(number: int) -> int:
-    """Returns a sender's number, or the nearest that floating point and SQLite support."""
+    """Returns a sender's number, or the nearest number that floating point and SQLite support."""
     return max(-_MAX_NUMBER, min(number, _MAX_NUMBER))

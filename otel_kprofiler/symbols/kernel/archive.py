@@ -29,7 +29,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs readings, in order, as JSON values; each refers to earlier ones."""
+    """Packs readings, in order, as JSON values; each value refers to earlier values."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}

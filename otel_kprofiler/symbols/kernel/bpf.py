@@ -162,8 +162,8 @@ class KsymbolTable:
     def __init__(self, source: KsymbolSource | None = None) -> None:
         self._source = source
         self._live: dict[int, LoadedKsymbol] = {}  # by start
-        self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live ones by page
-        self._ended: list[LoadedKsymbol] = []  # sorted by end
+        self._pages: dict[int, tuple[LoadedKsymbol, ...]] = {}  # live symbols by page
+        self._ended: list[LoadedKsymbol] = []  # unloaded symbols, sorted by end
         self._read_ns = 0
         self._lost_ns = dict.fromkeys((True, False), _FOREVER)  # True: BPF programs
         self._noticed_ns = -1

@@ -180,7 +180,7 @@ class KallModSyms(NamedTuple):
 
     Attributes:
         ranges: built-in modules. Adjacent code of the same modules is one range, including the
-            padding in between; a symbol without a size extends to the next line's.
+            padding in between; a symbol without a size extends to the symbol on the next line.
         sizes: address and size of each function with a size, flattened.
         bad: number of malformed lines.
     """

@@ -63,7 +63,8 @@ class ElfSymbols:
 
     Raises:
         OSError: the file cannot be read.
-        KProfilerError: it is not an ELF file, has no symbols, or is a vmlinux without ``_text``.
+        KProfilerError: the file is not an ELF file, has no symbols, or is a vmlinux without
+            ``_text``.
     """
 
     def __init__(self, path: str) -> None:

@@ -58,12 +58,12 @@ class ElfImage(NamedTuple):
     """A 64-bit ELF file.
 
     Attributes:
-        path: where it was read from.
+        path: path from which the file was read.
         name: name of its mapping: ``vmlinux``, or the module's name with ``_`` for ``-``.
         relocatable: whether it is a module, whose sections have no addresses yet.
         byte_order: ``<`` or ``>``, as in ``struct``.
-        sections: by index.
-        build_id: GNU build id; None if it has none.
+        sections: section headers by index.
+        build_id: GNU build id; None if the file has none.
         data: the file, decompressed.
     """
 
@@ -89,9 +89,9 @@ def open_elf(path: str) -> ElfImage:
     """Read the headers of an ELF file, ``.ko.xz``, ``.ko.gz`` and ``.ko.zst`` included.
 
     Raises:
-        OSError: the file cannot be read. KProfilerError: it is not a 64-bit ELF file, or is
-            damaged.
-        DependencyError: it needs ``zstandard``, which is not installed.
+        OSError: the file cannot be read.
+        KProfilerError: the file is not a 64-bit ELF file, or is damaged.
+        DependencyError: the file needs ``zstandard``, which is not installed.
     """
     data = unpack(path, _read(path))
     try:

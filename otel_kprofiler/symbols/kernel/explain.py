@@ -16,7 +16,7 @@ class Explanation(NamedTuple):
     Attributes:
         address: the runtime address.
         frame: the frame of a leaf at the address.
-        section: name of the executable range that contains it; empty if there is none.
+        section: name of the executable range that contains the address; empty if there is none.
         names: all names of the symbol, the displayed name first.
         start: runtime address of the symbol, 0 if there is none.
         end: upper bound of the symbol's end.

@@ -20,7 +20,7 @@ def is_kernel_file(path: str) -> bool:
     Returns True even for files that are not ELF: the reader of kernel files reports the error.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     if os.path.basename(path).startswith("vmlinux"):
         return True

@@ -35,7 +35,7 @@ _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines of a module added to its table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
-_MANY_FUNCTIONS = 500  # among this many, some would have a preamble
+_MANY_FUNCTIONS = 500  # if any functions have preambles, some of this many do
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -149,7 +149,7 @@ class KallsymsParser:
                 self._skip(self._rest[whole:])
                 last = int(self._last_core or b"0", 16)
                 if self._open is None and last in self._skipped:
-                    self._end_after(last)  # its end is unknown
+                    self._end_after(last)  # the last symbol's end is unknown
                 self._open = None
         self._close_block()
         core = self._core.finish()
@@ -172,7 +172,7 @@ class KallsymsParser:
         return text
 
     def _skip(self, line: bytes) -> None:
-        """Count a bad line; its symbol starts at its address, or if unknown, after the last one."""
+        """Count a bad line, whose symbol starts at its address or else after the last symbol."""
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
         whole = len(first) == _HEX_DIGITS and (others or line.endswith(b" "))
@@ -361,7 +361,7 @@ def _columns(tokens: list[bytes], count: int) -> _Fields | None:
 
 
 def _address(token: bytes) -> bytes | None:
-    """Returns an address as 16 lower-case digits; None if it is not one."""
+    """Returns an address as 16 lower-case digits; None for other tokens."""
     if len(token) > _HEX_DIGITS:
         return None
     padded = token.rjust(_HEX_DIGITS, b"0").lower()

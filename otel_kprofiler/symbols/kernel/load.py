@@ -77,7 +77,7 @@ def read_snapshot(
     Args:
         files: the host's files, or a captured tree.
         generation: number of the new snapshot.
-        since_ns: boottime from which it holds.
+        since_ns: boottime from which the new snapshot is valid.
         previous: its ``Module`` objects are reused for unchanged modules.
     """
     problems: list[str] = []
@@ -137,7 +137,7 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
 
 
 def _find_damage(kallsyms: Kallsyms) -> list[str]:
-    """Damage in a kallsyms file, one sentence each."""
+    """Returns the kinds of damage in a kallsyms file, one sentence each."""
     damage = []
     if kallsyms.bad_lines:
         damage.append(
@@ -245,7 +245,7 @@ def make_module(
 
 
 def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
-    """Returns the known object if it is the same module at the same address."""
+    """Returns the earlier object if it is the same module at the same address, else the new one."""
     old = earlier.get(made.name)
     if old is None:
         return made

@@ -27,7 +27,7 @@ class FoundModule(NamedTuple):
     """A loaded module and the data it was made from.
 
     Attributes:
-        listed: what ``/proc/modules`` lists for it.
+        listed: the module's line in ``/proc/modules``.
         files: build id, sections and other data of the module in sysfs.
         loaded: the module made from both.
         attempts: how often its names were searched for; None once they are known.
@@ -73,11 +73,11 @@ def make_found(
     """Make a module whose names are not known yet.
 
     Args:
-        line: what ``/proc/modules`` lists for it.
-        files: its data in sysfs.
+        line: the module's line in ``/proc/modules``.
+        files: the module's data in sysfs.
         taken: start addresses of other modules, and pages that hold no code.
         kernel_file_id: file id of vmlinux.
-        number: becomes its generation.
+        number: generation of the module.
         init_until_ns: boottime by which its init function had returned; ``FOREVER`` while it
             runs; None if unknown.
     """
@@ -94,7 +94,7 @@ def make_found(
 
 
 def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """Add names from the module's kallsyms lines; ``lines`` is None if there were none."""
+    """Add names from the module's kallsyms lines; ``lines`` is None if kallsyms had none."""
     main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = nameless.loaded._replace(
@@ -138,7 +138,7 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """Collect a module's first block; a later one has freed init functions."""
+        """Collect a module's first block; a later block has freed init functions."""
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):

@@ -26,8 +26,8 @@ class MixedSide:
     """A kernel stack with addresses outside vmlinux and modules, resolved for each time.
 
     Args:
-        side: as resolved by vmlinux and modules.
-        table: symbols of the other addresses.
+        side: the side as resolved with vmlinux and modules alone.
+        table: symbols of all other addresses.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")

@@ -48,7 +48,7 @@ class ModuleFiles(NamedTuple):
 
 
 def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
-    """Parse ``/proc/modules``; returns its lines and the number of malformed ones.
+    """Parse ``/proc/modules``; returns its lines and the number of malformed lines.
 
     A line is ``name size references users, state 0xaddress [taint]`` (kernel/module/procfs.c).
     """
@@ -81,7 +81,7 @@ def read_module(files: HostFiles, name: str) -> ModuleFiles:
         problem = problem or f"{folder}/notes: {error.strerror or error}"
     try:
         source_version = files.read_bytes(f"{folder}/srcversion").decode("ascii", "replace").strip()
-    except OSError:  # only modules that state a version have one
+    except OSError:  # only modules that state a version have a srcversion
         source_version = ""
     if not any(sections.values()):  # hidden addresses read as zero
         sections = {}

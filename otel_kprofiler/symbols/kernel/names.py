@@ -11,7 +11,7 @@ PAD_PREFIX: Final = b"__pfx_"
 """Prefix of the padding before a function (``objtool --prefix``, kernel 6.2 and later)."""
 END_OF_TEXT: Final = b"_etext"
 PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)\s)")
-"""Prefix, behind a space, of the preamble of a function that can be called indirectly (kCFI, 6.1
+"""Prefix, after a space, of the preamble of a function that can be called indirectly (kCFI, 6.1
 and later). Functions of kernel/cfi.c have the same prefix but no preamble."""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Generic entry points, the same in every module."""
@@ -49,8 +49,8 @@ def is_marker(name: bytes) -> bool:
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
     """Sort key of symbols at one address; the smallest is displayed.
 
-    Functions before boundary markers, specific names before generic ones, then global, weak,
-    local; then the shortest, then in alphabetical order.
+    The order is: functions before boundary markers, specific names before generic names, then
+    global, weak, local; then the shortest name, then the alphabet.
 
     Args:
         kind: ASCII code of the kallsyms type letter (as in ``nm``).

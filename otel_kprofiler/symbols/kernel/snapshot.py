@@ -53,9 +53,9 @@ class CodeBlock(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A symbol found by name; ``address`` is a runtime address, ``rva`` relative to ``module``.
+    """A symbol found by name; ``address`` is a runtime address, ``rva`` is relative to ``module``.
 
-    ``builtin`` is as in a frame.
+    For ``builtin``, see :class:`Frame`.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Snapshot:
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
         """Returns a copy with other tables, each made for its module's base.
 
-        ``make`` is by build id.
+        ``make`` has build ids as keys.
         """
         symbols = []
         for module_symbols in self._by_name.values():
@@ -246,8 +246,8 @@ class Snapshot:
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Returns the ranges of interrupt and system call entry code, by the linker's markers.
 
-        ``entry``, ``irqentry`` and ``softirqentry`` text where the kernel has them; they may
-        be nested.
+        These are the ``entry``, ``irqentry`` and ``softirqentry`` texts that the kernel has; they
+        may be nested.
         """
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:

@@ -228,7 +228,7 @@ class KernelSymbolizer:
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns the number of records lost so far of code outside modules, by cause.
+        """Returns the number of lost records about code outside modules so far, by cause.
 
         After a loss, everything is reread from the kernel; until then, frames may be unresolved.
         """

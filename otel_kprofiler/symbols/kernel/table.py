@@ -148,7 +148,8 @@ class SymbolTable:
     def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
         """Name and start of the function at an address; None in a gap.
 
-        The padding before a function belongs to it, though it is below its start.
+        The padding before a function belongs to the function, though it is below the function's
+        start.
 
         Args:
             address: the address to look up.

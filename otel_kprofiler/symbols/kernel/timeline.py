@@ -37,8 +37,8 @@ class Removal(NamedTuple):
     """Bounds of the time at which a module was unloaded.
 
     Attributes:
-        there_ns: boottime at which it was last seen loaded.
-        gone_ns: boottime at which it was first seen gone.
+        there_ns: boottime at which the module was last seen loaded.
+        gone_ns: boottime at which the module was first seen gone.
     """
 
     there_ns: int
@@ -51,8 +51,8 @@ class ModuleReading(NamedTuple):
     Attributes:
         looked_ns: boottime at which the list of modules was read.
         free_ns: boottime of the previous reading; modules not in it were loaded after it.
-        removed: modules unloaded since then, by number; one without an entry was unloaded
-            between ``free_ns`` and ``looked_ns``.
+        removed: bounds of the times of removals, by module number; a removed module without an
+            entry was unloaded between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """
 
@@ -129,7 +129,7 @@ class Timeline:
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {  # by generation and is-core
+        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {  # by generation and whether core
             (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()
         }

@@ -60,7 +60,7 @@ def _rank(answer: Resolution) -> tuple[bool, bool, bool]:
 
 
 class CachedResolver:
-    """Caches results.
+    """Caches a resolver's results.
 
     Args:
         resolver: closed with this one.

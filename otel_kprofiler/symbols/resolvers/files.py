@@ -33,7 +33,7 @@ class SymbolReader(Protocol):
     ) -> FileSymbols:
         """Reads a file's symbols, given its bytes, headers and other details.
 
-        ``root`` is the directory that is the root of a process that has it. Raises
+        ``root`` is the root directory of a process that has mapped the file. Raises
         ``KProfilerError`` or ``OSError`` if they cannot be used.
         """
 
@@ -70,7 +70,7 @@ class CodeFile:
         return self._frames[svma]
 
     def frame_at(self, offset: int) -> Frame:
-        """Returns the frame at a file offset; the offset replaces the address if none is loaded."""
+        """Returns the frame at a file offset; an offset that is not loaded replaces the address."""
         svma = self.find_address(offset)
         if svma is None:
             reason = self.symbols if isinstance(self.symbols, Unresolved) else Unresolved.NO_SYMBOL
@@ -92,7 +92,7 @@ class CodeFile:
         return None
 
     def find_address(self, offset: int) -> int | None:
-        """Returns the address (SVMA) of a file offset; in code if it is loaded several times."""
+        """Returns the address (SVMA) of a file offset; of several addresses, one in code."""
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address
 

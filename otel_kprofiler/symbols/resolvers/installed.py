@@ -35,7 +35,7 @@ MAX_FILES_LISTED: Final = 1_000_000
 
 
 class FileIdentity(NamedTuple):
-    """A file of any host.
+    """Identity of a file, on any host.
 
     Attributes:
         name: last path component.

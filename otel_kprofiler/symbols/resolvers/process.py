@@ -71,7 +71,7 @@ class ProcessesResolver:
         return self.resolve_in(find_process(pid, self._files), addresses)
 
     def resolve_in(self, process: ProcessKey | None, addresses: Sequence[int]) -> list[Resolution]:
-        """Resolves addresses of a process; None if it has ended."""
+        """Resolves addresses of a process; ``process`` is None if it has ended."""
         resolutions = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
         if isinstance(resolutions, Unresolved):
             return [make_unknown(address, resolutions, process) for address in addresses]

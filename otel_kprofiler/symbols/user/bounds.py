@@ -35,7 +35,7 @@ _PAIR_MEMORY_BYTES: Final = 28
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
 """Memory to index ``.eh_frame``, by its size: for an entry of 16 bytes, two tuples of numbers."""
-_ENTRY_BYTES: Final = 8  # before the start
+_ENTRY_BYTES: Final = 8  # bytes of an entry before the start address
 _PROBES: Final = 32
 _PART: Final = 4096  # functions
 
@@ -47,7 +47,7 @@ def read_bounds(
     limit: int,
     budget: ReadingBudget | None = None,
 ) -> Bounds | None:
-    """Reads the bounds of a file's functions; None if it has none, or in unusual encodings.
+    """Reads the bounds of a file's functions; None if there are none, or in unusual encodings.
 
     Raises:
         ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
@@ -88,7 +88,7 @@ def _read_bounds(
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
     """Makes bounds from a search table of pairs and ``.eh_frame`` at an SVMA.
 
-    None if the table points outside the frames, or if sampled entries have an encoding that no
+    None if the table points outside ``frames``, or if sampled entries have an encoding that no
     compiler uses for a whole file. An unsorted table yields fewer bounds.
     """
     columns = array("i", pairs)

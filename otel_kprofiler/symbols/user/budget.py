@@ -84,7 +84,7 @@ class ReadingBudget:
             purpose: purpose, for error messages.
 
         Raises:
-            ElfError: not enough is left.
+            ElfError: not enough memory is left.
         """
         with self._changed:
             if count_bytes > self.left_bytes:
@@ -105,7 +105,7 @@ class ReadingBudget:
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
-        """Reserve memory for the context. Raises as :meth:`take`."""
+        """Reserve memory for the duration of a context. Raises as :meth:`take`."""
         self.take(count_bytes, purpose)
         try:
             yield

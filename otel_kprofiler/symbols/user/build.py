@@ -89,9 +89,9 @@ def read_functions(
 
     Args:
         source: bytes of the file.
-        elf: its headers; those from :func:`read_debug_elf` if it is only a debug file.
-        find_debug: opens its debug file, which the caller closes; called if the file has no
-            ``.symtab``, or one that leaves functions without names.
+        elf: headers of the file; from :func:`read_debug_elf` if the file is only a debug file.
+        find_debug: opens the file's debug file, which the caller closes; called if ``.symtab`` is
+            missing, or leaves functions without names.
         max_bytes: limit for each section.
         budget: memory for reading; None for no limit.
 
@@ -220,7 +220,7 @@ class _Columns:
                 end_before = _find_end(starts, sizes, slice(near, first), reach)
                 following = bisect_right(starts, start, at)
                 reach = _find_end(starts, sizes, slice(first, following), end_before)
-            alias = reach - start  # or the end of what encloses it
+            alias = reach - start  # or the end of the enclosing symbol
             if self._kinds[index] & 0xF == STT_NOTYPE and (
                 alias > 0
                 or not limits.is_entry(start)
@@ -279,7 +279,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Yields indices of zeros; the caller may replace each before the next."""
+    """Yields indices of zeros; the caller may replace each zero before the next is searched."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

@@ -1,7 +1,8 @@
 """Columns of function tables, and their copies in temporary files.
 
-A look-up touches a few pages of a table. In a file, the others are page cache, which the kernel
-reclaims when a cgroup reaches its limit; anonymous memory would stay until the table is evicted.
+A look-up touches a few pages of a table. In a file, the other pages are page cache, which the
+kernel reclaims when a cgroup reaches its limit; anonymous memory would stay until the table is
+evicted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MIN_MAPPED_BYTES: Final = 128 << 10
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Size of a write, after which the kernel chooses the unit of pages that one access maps."""
+"""Size of a write; the kernel may map as much at the first access to one of the pages."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
     Reads a page of the column; a search of the whole column would map most of it.
 
     Args:
-        samples: samples of the column; without any, the whole column is searched.
+        samples: samples of the column; without samples, the whole column is searched.
         starts: the sorted column.
         offset: the value to search for.
     """

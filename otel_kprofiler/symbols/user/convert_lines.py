@@ -47,7 +47,7 @@ def main() -> None:
     limit_resources({resource.RLIMIT_FSIZE: int(sys.argv[1])})
     os.nice(_NICE)
     cause = os.dup(2)
-    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # the library writes there, too
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # the library writes to standard error, too
     try:
         _convert()
     except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent

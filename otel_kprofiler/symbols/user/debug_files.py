@@ -27,7 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a checksummed file in bytes; takes half a second."""
+"""Maximum size in bytes of a file to checksum, which takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -79,7 +79,7 @@ class DebugFile(NamedTuple):
     """An open debug file; the owner closes it.
 
     Attributes:
-        path: where it was found.
+        path: path of the debug file.
         fd: descriptor of the file.
         source: bytes of the file.
         elf: the file's parsed headers.
@@ -115,8 +115,8 @@ def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> 
 def parse_debug_link(content: bytes) -> DebugLink | None:
     """Parses ``.gnu_debuglink``; None if it is damaged, or the name is not a plain file name.
 
-    A name, a zero, zeros up to a multiple of four bytes, CRC-32 (GDB manual, "Separate Debug
-    Files").
+    The section has a name, a zero, zeros up to a multiple of four bytes, and a CRC-32 (GDB manual,
+    "Separate Debug Files").
     """
     name, _, _ = content.partition(b"\0")
     at = (len(name) + _CRC.size) & -_CRC.size

@@ -81,8 +81,8 @@ def _load(library: str) -> _Demangler:
     """Loads ``__cxa_demangle`` of a C++ runtime library.
 
     Raises:
-        OSError: there is no such library.
-        AttributeError: it has no such function.
+        OSError: the library does not exist.
+        AttributeError: the library has no such function.
     """
     run = ctypes.CDLL(library)["__cxa_demangle"]
     run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]

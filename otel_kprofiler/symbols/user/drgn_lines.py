@@ -32,10 +32,10 @@ class WorkerLimits(NamedTuple):
     """Limits of a worker.
 
     Attributes:
-        memory_bytes: data segment; at most half of the memory that the cgroup has left.
+        memory_bytes: size of the data segment, at most half of the memory that the cgroup has left.
         open_s: seconds to open the file.
         answer_s: seconds for one address.
-        idle_s: seconds without requests after which it exits; it is restarted on demand.
+        idle_s: seconds without requests after which the worker exits; it is restarted on demand.
     """
 
     memory_bytes: int = 4 << 30

@@ -26,7 +26,7 @@ class Task(NamedTuple):
     """The task of the process.
 
     Attributes:
-        idle_s: seconds without requests after which it exits.
+        idle_s: seconds without requests after which the process exits.
         fd: descriptor of the file.
         alternate: descriptor of the file that dwz(1) moved parts to; -1 if there is none.
         path: path of the file, to find files next to it (``.dwp``).
@@ -63,7 +63,7 @@ def _answer(text: str) -> None:
 def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
     import drgn  # noqa: PLC0415 - within the limits
 
-    give_up_capabilities("CAP_DAC_READ_SEARCH")  # referenced files must be readable without it
+    give_up_capabilities("CAP_DAC_READ_SEARCH")  # read only what the user may read
 
     program: Any = drgn.Program(drgn.host_platform)
     program.set_enabled_debug_info_finders([])  # read only the files of the task

@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.user.columns import (
 MAX_NAME_BYTES: Final = 1 << 16
 """Longer names are truncated; real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Maximum distance from the first function, and maximum function size; others are dropped."""
+"""Maximum distance from the first function, and maximum size; other functions are dropped."""
 
 
 MAX_DEPTH: Final = 16
@@ -81,9 +81,9 @@ class Bounds(NamedTuple):
 
     Attributes:
         base: SVMA that the starts are relative to.
-        starts: signed or unsigned distances from it.
+        starts: signed or unsigned distances from the base.
         sizes: size of each function in bytes.
-        samples: samples of the starts, if these are in a file.
+        samples: samples of ``starts``, if ``starts`` is in a file.
     """
 
     base: int

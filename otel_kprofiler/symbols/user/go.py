@@ -83,7 +83,7 @@ class _Format(NamedTuple):
     parts: int  # index of the first part among the words
     start: str  # form of a start
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
-    has_calls: bool  # whether inlined calls have the current format
+    has_calls: bool  # whether inlined calls have the format of ``_INLINED_CALL``
 
 
 _FORMATS: Final = {
@@ -94,14 +94,14 @@ _FORMATS: Final = {
 
 
 class _Function(NamedTuple):
-    """A struct ``_func``, as far as needed; offsets of pc tables, 0 for none."""
+    """The needed fields of a struct ``_func``: offsets of pc tables, 0 if there is none."""
 
     name_at: int
     files: int
     lines: int
     unit: int
     inlined: int  # PCDATA table of inlined calls
-    calls: int | None  # offset of these calls
+    calls: int | None  # offset of the inlined calls
 
 
 _NUMBERS: Final = count()
@@ -124,9 +124,9 @@ class GoTable:
     Args:
         source: bytes of the file.
         elf: the file's parsed headers.
-        sections: its sections, one of which is ``section``.
+        sections: the file's sections, one of which is ``section``.
         section: the section with the table.
-        budget: memory for its functions and names; None for no limit.
+        budget: memory for functions and names; None for no limit.
 
     Raises:
         ElfError: the table is damaged or too large; with ``NO_SECTION`` if its version is
@@ -165,7 +165,7 @@ class GoTable:
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """Returns the functions; each extends to the next."""
+        """Returns the functions, each of which extends to the next."""
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
@@ -406,7 +406,7 @@ def read_go_symbols(
     """Reads the functions of a Go program; None for other programs and unknown versions.
 
     Raises:
-        ElfError: its table is damaged, too large, or exceeds the budget.
+        ElfError: the program's table is damaged, too large, or exceeds the budget.
     """
     section = find_go_section(sections)
     if section is None:

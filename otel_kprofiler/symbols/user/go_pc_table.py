@@ -14,7 +14,7 @@ class PcTable:
     """Values by position in a function, in units of the smallest instruction.
 
     The table is a list of pairs of varints: change of the value (zigzag), and number of positions
-    that it applies to. A change of 0, except in the first pair, ends the table. Pairs are decoded
+    with the new value. A change of 0, except in the first pair, ends the table. Pairs are decoded
     on demand. Not thread-safe.
 
     Args:

@@ -1,4 +1,4 @@
-"""Runtime-generated code of a process: by its jitdump, else by its perf map."""
+"""Runtime-generated code of a process, as its jitdump or else its perf map describes it."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ class ProcessCode:
 
 
 def make_named(function: MadeFunction) -> NamedAddress:
-    """Converts a function to the form of frames."""
+    """Converts a function to the form that frames need."""
     line = Line(function.name, file=function.file, line=function.line)
     return NamedAddress((line,), function.start, None)

@@ -31,7 +31,7 @@ class MadeFunction(NamedTuple):
     Attributes:
         start: runtime address of the first byte.
         end: runtime address after the last byte.
-        name: what the JIT compiler calls it.
+        name: name given by the JIT compiler.
         file: source file of the address; empty if unknown.
         line: 1-based source line of the address; 0 if unknown.
     """
@@ -190,7 +190,7 @@ class JitFile(ABC, Generic[EventT]):
         return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
 
     def _add(self, code: JitCode, now_ns: int) -> None:
-        """Add a function without a timestamp: it was written since the last read."""
+        """Add a function without a timestamp, which was written since the last read."""
         since_ns = 0 if self._table.is_first(code) else now_ns
         self._table.add(code, since_ns=since_ns, seen_ns=now_ns, gone_ns=self._read_ns)
 

@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, mak
 MAX_PROCESSES: Final = 512
 """Limit on cached processes, with or without described code."""
 MAX_BYTES: Final = 16 << 20
-"""Memory limit for code of all processes; the least recently used is evicted."""
+"""Memory limit for code of all processes; the least recently used process is evicted."""
 _MAX_NAMES: Final = 4096
 
 
@@ -33,7 +33,7 @@ class _Process:
 
 
 class JitNames:
-    """Looks up names for the thread that drains samples, and reads in another; thread-safe.
+    """Looks up names for the thread that drains samples; another thread reads. Thread-safe.
 
     Args:
         open_code: returns the code of a process, not read yet.

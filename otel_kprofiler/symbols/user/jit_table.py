@@ -68,7 +68,7 @@ class JitTable:
         self._lines: list[bytes] = []
         self._former: deque[_Former] = deque()
         self._former_bytes = 0
-        self._last_end_ns = -1  # of all former ones
+        self._last_end_ns = -1  # of all former functions
         self.dropped = 0
         self.nbytes = 0
 
@@ -77,13 +77,13 @@ class JitTable:
         return sum(map(bool, self._names))
 
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
-        """Add a function, replacing those that it overlaps.
+        """Add a function in place of those that it overlaps.
 
         Args:
             code: the function.
-            since_ns: time from which it is at its address.
-            seen_ns: time at which it was read.
-            gone_ns: last time at which the functions that it overlaps are known to have existed.
+            since_ns: time from which the function is at its address.
+            seen_ns: time at which the function was read.
+            gone_ns: last time at which the overlapped functions are known to have existed.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:

@@ -76,7 +76,7 @@ class Loaded(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Code was moved, with a new end."""
+    """Code was moved; ``end`` is the new end."""
 
     time_ns: int
     old: int
@@ -103,9 +103,9 @@ class JitDumpParser:
     Attributes:
         pid: pid of the process in its namespace; records of its children are skipped.
         header: header of the file; empty until it was parsed.
-        has_other_clock: whether timestamps are of a clock other than ``CLOCK_MONOTONIC``.
+        has_other_clock: whether timestamps come from a clock other than ``CLOCK_MONOTONIC``.
         sources: names of source files by number; 0 means none.
-        nbytes: memory of these names.
+        nbytes: memory of the source file names.
     """
 
     def __init__(self, pid: int = 0) -> None:
@@ -184,7 +184,7 @@ class JitDumpParser:
             _check(start, size)
             if pid == self.pid and size:
                 code = JitCode(start, start + size, name)
-                with suppress(struct.error, ValueError):  # then it has no lines
+                with suppress(struct.error, ValueError):  # the function then has no lines
                     code = code._replace(lines=self._parse_lines(body, code))
                 return Loaded(time_ns, code)
         elif kind == _MOVE:
@@ -351,7 +351,7 @@ class JitDump(JitFile[Record]):
             self._apply_at(event, time_ns, now_ns)
 
     def _apply_at(self, record: Record, time_ns: int | None, now_ns: int) -> None:
-        """Apply a record at a boottime; None if unknown."""
+        """Apply a record at a boottime, which is None if unknown."""
         until_ns = self._read_ns if time_ns is None else time_ns - self._slack_ns - 1
         if isinstance(record, Closed):
             self._table.end_all(until_ns)

@@ -1,4 +1,4 @@
-"""Opens the source lines of files, using the library that reads each file best."""
+"""Opens the source lines of files with the most suitable library for each."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class ConversionLimits(NamedTuple):
     """Limits on a file, and on the process that converts it.
 
     Attributes:
-        file_bytes: size of the file.
+        file_bytes: maximum size of the file.
         memory_bytes: memory of the process; at most half of the memory that the cgroup has left. A
             debug file of 11 MB takes 60 MB, one of 350 MB about 1 GB.
         result_bytes: size of the result, which is kept on disk.
@@ -127,7 +127,7 @@ class SymbolicLines:
         Args:
             source: bytes of the file.
             path: unused.
-            alternate: the file that dwz(1) moved parts of its DWARF to; unused.
+            alternate: the file to which dwz(1) moved parts of the DWARF; unused.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is damaged.
@@ -163,7 +163,7 @@ class SymbolicLines:
     def _convert_to(self, cache: CacheDirectory, name: str, source: FileSource) -> SymCache:
         try:
             file = cache.create(name)
-        except OSError as error:  # a temporary file may be one in memory
+        except OSError as error:  # a temporary file may be in memory
             text = f"the converted lines cannot be kept in {cache.path}: {error.strerror}"
             raise LinesError(text, LinesProblem.NOT_KEPT, may_pass=True) from error
         try:

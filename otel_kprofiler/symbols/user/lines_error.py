@@ -1,4 +1,4 @@
-"""Why source lines of a file cannot be read."""
+"""Reasons why source lines of a file cannot be read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LinesProblem(enum.Enum):
     TIME = "time"
     NOT_KEPT = "not_kept"
     NO_PROCESS = "no_process"
-    UNANSWERED = "unanswered"  # by its file system
+    UNANSWERED = "unanswered"  # the file system does not respond
 
 
 class LinesError(KProfilerError):
@@ -25,7 +25,7 @@ class LinesError(KProfilerError):
 
     Args:
         message: what went wrong.
-        problem: its kind.
+        problem: kind of the problem.
         may_pass: whether a retry with the unchanged file may succeed.
     """
 

@@ -53,7 +53,8 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner of the turn that all processes' code without files shares; processes take turns within it.
+"""Owner of the one turn for all processes' code without files; processes take turns within that
+turn.
 """
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
@@ -65,18 +66,18 @@ CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 
 
 class SymbolLoader(ForkAware):
-    """Names user frames from symbols that its threads load; thread-safe.
+    """Names user frames by symbols that are loaded in its threads; thread-safe.
 
     Files are read once for all processes. Identical files, such as in containers of the same image,
     are also read only once. The threads start with the first file.
 
     Args:
         read: reads the symbols of a file.
-        code: names code without files; closed with the loader. None: there are no such names.
+        code: names code without files; closed with the loader. None leaves such code without names.
         code_sink: receives the names of such code as they are looked up.
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for tables and for reading; large and recently unused tables are
-            evicted first. A table larger than half of it is refused.
+            evicted first. A table larger than half of the limit is refused.
         budget: memory held by reading; None if it is not counted.
         cpu_share: CPU time for reading, in seconds per second.
         workers: number of threads.
@@ -136,7 +137,7 @@ class SymbolLoader(ForkAware):
             key: identity of the file.
             details: details of the file.
             content: the file, which stays open during the call, or its image in memory.
-            owner: id of the process that has mapped it; processes take turns.
+            owner: id of the process that has mapped the file; processes take turns.
         """
         # Files without a build id may differ in parts that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
@@ -341,7 +342,7 @@ class SymbolLoader(ForkAware):
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device
-            if turn.item.content is None:  # similar files may hang even if this one does not
+            if turn.item.content is None:  # reopening other files may hang
                 device = _REOPENED, device
         has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
@@ -412,8 +413,8 @@ class SymbolLoader(ForkAware):
     def _make_space(self, new: QueuedFile | None = None) -> None:
         """Evict tables until the remaining ones and the memory held by reading fit.
 
-        The largest are evicted first, so that a large file does not displace many small ones; a
-        table unused since the last eviction counts as larger.
+        The largest tables are evicted first, so that a large table does not displace many small
+        tables; a table unused since the last eviction counts as larger.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

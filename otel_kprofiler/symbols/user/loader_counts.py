@@ -15,11 +15,11 @@ class LoaderCounts(NamedTuple):
             attempts; this also applies to ``gone`` and to each reason in ``lines_refused``.
         dropped: not read because the queue was full; requested again if still needed.
         evicted: dropped from memory to make room for others.
-        gone: needed again but not reopened: no visible process maps them any more, and the files at
-            their paths differ. Retried at growing intervals.
+        gone: needed again but not reopened, since no visible process maps them and the files at
+            their paths differ; retried at growing intervals.
         pending: waiting to be read.
         bytes: memory of all tables.
-        cpu_ns: CPU time spent in this process.
+        cpu_ns: CPU time that this process spent on reading, in nanoseconds.
         lines_refused: loaded files whose source lines cannot be read, by reason.
     """
 

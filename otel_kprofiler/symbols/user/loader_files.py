@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time until files on an unresponsive device are read again."""
-_AGAIN_NS: Final = 500_000_000  # an evicted file's delay: none at first, then doubling
+_AGAIN_NS: Final = 500_000_000  # an evicted file's second delay; the first is 0, later ones double
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """The names are missing and will not be read."""
@@ -39,9 +39,10 @@ class QueuedFile:
 
     Attributes:
         names: the names, or the reason.
-        used: whether they were used since the last eviction.
+        used: whether the names were used since the last eviction.
         again_ns: when the file may be read again after a failure or an eviction.
-        reading: its queue entry while it is queued or read; results of other entries are ignored.
+        reading: the file's queue entry while the file is queued or read; results of other entries
+            are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -65,7 +66,7 @@ class QueuedFile:
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
-        """Record why it could not be read; returns whether this is the first such failure."""
+        """Record why the file could not be read; returns whether this is the first such failure."""
         is_first = failure not in self._failures
         self._failures |= {failure}
         return is_first
@@ -101,7 +102,7 @@ class Entry(NamedTuple):
     """A file under one of its keys.
 
     Attributes:
-        file: its symbol names, shared with identical files.
+        file: the symbol names, shared with identical files.
         wanted: how to open one of the identical files.
     """
 

@@ -41,7 +41,7 @@ class UserSymbolSettings:
     """Settings for details of user frames besides file and address.
 
     Attributes:
-        detail: none; function names; or also source lines and inlined functions.
+        detail: nothing, function names, or also source lines and inlined functions.
         max_bytes: memory for symbols. Up to three quarters of it may be held while reading files,
             for which large tables are evicted. A process that converts DWARF may use eight times
             this limit, but at most half of the memory that the cgroup has left.
@@ -107,9 +107,9 @@ def read_names(
 
     Args:
         sources: reads the names.
-        details: the file.
+        details: details of the file.
         content: the open file, or its image in memory.
-        search: where to search for its debug file, besides this process's directories.
+        search: where to search for the debug file, besides this process's directories.
 
     Raises:
         SymbolsRefused: the file is too large, damaged, or not an ELF file.

@@ -7,7 +7,7 @@ Erlang, and the JVM (``Compiler.perfmap``).
 Lines have no timestamps, and code memory is reused. A name is returned for an address and a time
 under these rules:
 
-- The file must have been read after that time; later times have no name until the next read.
+- The file must have been read after the time; later times have no name until the next read.
 - An address with a single owner in the entire file has that owner's name.
 - An address whose owner changed between two reads has the old name until the first read, the new
   name from the second read on, and no name in between.
@@ -39,7 +39,7 @@ from otel_kprofiler.symbols.user.jit_file import (
 from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 _LONGEST_LINE: Final = 64 * 1024
-_TAIL_BYTES: Final = 256  # compared, to detect a rewritten file
+_TAIL_BYTES: Final = 256  # bytes compared to detect a rewritten file
 _FILE_TIME_NS: Final = 20_000_000  # file times have the resolution of a kernel tick
 _LINE: Final = re.compile(
     rb"^(?:0x)?([0-9a-fA-F]{1,16})[ \t]+(?:0x)?([0-9a-fA-F]{1,16})[ \t]+([^\n]+)$", re.MULTILINE
@@ -76,7 +76,7 @@ class PerfMap(JitFile[JitCode]):
             not read.
         files: reads files of ``/proc``.
         clock: compares file times.
-        root: root directory of the host's files; tests use another.
+        root: root directory of the host's files; tests use another directory.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> None:
@@ -108,9 +108,9 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
     since the process started.
 
     Args:
-        process: with its start time.
+        process: the process, with its start time.
         files: reads files of ``/proc``.
-        clock: to compare times of files.
+        clock: compares file times.
         root: where the host's root directory is mounted; empty for ``/``.
 
     Raises:

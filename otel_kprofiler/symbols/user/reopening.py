@@ -46,7 +46,7 @@ class WantedFile(NamedTuple):
 
 
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
-    """Reopen a file; None if no visible process maps it, and it is not at its path either.
+    """Reopen a file; None if no visible process maps it and it is not at its path.
 
     The file is opened through a process that maps it, whatever that process's root directory is,
     even if the file was deleted. The opened file has the same inode number, size, modification
@@ -120,7 +120,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
-    """Yields process ids, newest first after the given one; stops when the CPU time is used up."""
+    """Yields process ids, ``first`` and then the newest; stops when the CPU time is used up."""
     if first:
         yield first
     began_ns = time.thread_time_ns()

@@ -56,7 +56,7 @@ _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROP
 
 
 _Place = int | tuple[int, str]
-"""Offset in a file; with the method for frames without proof."""
+"""Offset in a file; frames without proof also have the method."""
 
 
 class UserNames(Protocol):
@@ -153,7 +153,7 @@ class _KnownFile:
 
 
 class _Mapping(NamedTuple):
-    """A mapped file, or memory without a known file, with the reason."""
+    """A mapped file, or memory whose file is unknown, with the reason."""
 
     file: _KnownFile | None
     bias: int
@@ -214,7 +214,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """A side with files that have not been read yet; improves with each file read."""
+    """A side with files that have not been read yet; improves as they are read."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -288,7 +288,7 @@ class UserResolver(Stateless):
 
     Args:
         files: filled by the table store as files are first sampled.
-        names: names their functions, and is closed with the resolver; None leaves frames as
+        names: names functions in the files; closed with the resolver. None leaves frames as
             addresses.
     """
 
@@ -322,7 +322,7 @@ class UserResolver(Stateless):
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Makes the side from files known so far; also returns the words of its mappings."""
+        """Makes the side from the files known so far; also returns the words of its mappings."""
         if self._kept >= MAX_FRAMES_CACHED:
             self._forget()
         if not self._has_files and self._known.version:

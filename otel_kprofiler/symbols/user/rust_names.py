@@ -22,7 +22,7 @@ _HEX: Final = re.compile("[0-9a-f]*_")
 
 _MAX_DEPTH: Final = 100
 _MAX_STEPS: Final = 20_000
-"""Maximum elements of a name; each counts once per reference to it."""
+"""Maximum elements of a name; an element counts once per reference to it."""
 MAX_CHARS: Final = 1 << 14
 """Maximum characters of a readable name."""
 _BASE_62: Final = {
@@ -307,7 +307,7 @@ class _Printer:
         self._print(">" if is_open else "")
 
     def _open_path(self) -> bool:
-        """Prints a path with generic arguments; returns whether they are still open."""
+        """Prints a path with generic arguments; returns whether their list is still open."""
         if self._eat("B"):
             opened = []
             self._backref(lambda: opened.append(self._open_path()))

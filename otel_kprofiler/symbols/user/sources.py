@@ -39,7 +39,7 @@ _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Limit of a file's tables: half of the memory. Reading may use three quarters."""
+"""Share of the budget for reading, itself three quarters of the memory, for a file's tables."""
 
 
 class LineReader(Protocol):
@@ -48,7 +48,8 @@ class LineReader(Protocol):
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
         """Opens the lines of a file, or of its debug file. Raises ``KProfilerError`` on failure.
 
-        ``path`` is the file's path, ``alternate`` the file that dwz(1) moved parts of its DWARF to.
+        ``path`` is the file's path; ``alternate`` is the file to which dwz(1) moved parts of the
+        DWARF.
         """
 
 
@@ -64,8 +65,8 @@ class SymbolSources:
 
     Attributes:
         finders: find debug files, in order; custom finders implement :class:`DebugFileFinder`.
-        lines: reads source lines and inlined functions, such as :class:`LineTables`; None: only
-            function names are read.
+        lines: reads source lines and inlined functions, such as :class:`LineTables`; None to read
+            only function names.
         demangle: makes linker names readable.
         max_section_bytes: limit for each section.
         begin_search: called before debug files are searched for; returns whether to search.
@@ -133,10 +134,10 @@ class SymbolSources:
             source: the file, not needed afterwards.
             elf: the file's parsed headers.
             details: other details of the file.
-            root: directory that is the root of a process that has it; empty for this process's.
+            root: root directory of a process that has mapped the file; empty for this process's.
 
         Raises:
-            KProfilerError: it is damaged, or too large.
+            KProfilerError: the file is damaged, or too large.
         """
         own = _section_names(source, elf)
         with ExitStack() as opened:

@@ -51,7 +51,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads symbols for debuggers; each source fills the gaps left by earlier ones."""
+    """Reads symbols for debuggers; each source fills the gaps left by earlier sources."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class StaticSymbols:
         self._max_bytes, self._budget = max_bytes, budget
 
     def read(self, find_debug: Callable[[], DebugFile | None], bounds: Bounds) -> list[Symbols]:
-        """Returns the symbols of each source. Raises ``ElfError`` if the first is unreadable."""
+        """Returns each source's symbols. Raises ``ElfError`` if the first source is unreadable."""
         tables: list[Symbols] = []
         reads: tuple[Callable[[], Symbols | None], ...] = (
             lambda: self._read_table(self._source, self._sections),

@@ -1,8 +1,8 @@
 """Names PLT stubs after their targets, by the relocations of their GOT slots.
 
 On x86-64, a stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot
-of the GOT. Files for indirect branch tracking have stubs of a second kind in ``.plt``, which push
-the index of their relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage
+of the GOT. Files with indirect branch tracking have a second kind of stub in ``.plt``, which pushes
+the index of its relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage
 Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``, the slot's page and content,
 its address for the dynamic linker, an optional authentication, and the jump (binutils,
 elfnn-aarch64.c).
@@ -26,7 +26,7 @@ _PART_BYTES: Final = 24 << 12  # of relocations
 _STUB_MEMORY: Final = 40
 """Memory per byte of a stub section: two tuples of numbers and two keys per stub."""
 _NAME_FACTOR: Final = 3
-"""Copies of a name: the name itself, one among the names of all stubs, and one in the table."""
+"""Copies of a name: the name itself, a copy among the names of all stubs, and one in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -42,7 +42,7 @@ _A64_STUB: Final = re.compile(
     re.DOTALL,
 )
 _A64_WORD_BYTES: Final = 4
-_A64_PAGE_BYTES: Final = 4096  # of adrp, whatever the kernel's pages
+_A64_PAGE_BYTES: Final = 4096  # unit of adrp, regardless of the kernel's page size
 _PUSH: Final = re.compile(rb"\xf3\x0f\x1e\xfa\x68(?P<index>....)\xf2?\xe9", re.DOTALL)
 
 
@@ -52,7 +52,7 @@ class Stub(NamedTuple):
     Attributes:
         start: SVMA of the stub.
         size: length of the stub in bytes.
-        name: name of its target; empty if it has none.
+        name: name of the stub's target; empty if unknown.
         resolver: SVMA of the resolver of an STT_GNU_IFUNC target; 0 for other targets.
     """
 
@@ -178,7 +178,7 @@ _FINDERS: Final = {MACHINES["x86_64"]: _find_x86, MACHINES["aarch64"]: _find_a64
 
 
 def _relative_count(source: Source, dynamic: Section | None, limit: int) -> int:
-    """Returns the number of relative relocations at the start of the table: nearly all."""
+    """Returns the number of relative relocations, which are at the start of the table."""
     content = read_content(source, dynamic, limit) if dynamic else b""
     rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
     return next((value for tag, value in rows if tag == _DT_RELACOUNT), 0)

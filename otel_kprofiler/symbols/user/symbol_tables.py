@@ -85,7 +85,7 @@ def read_table(
 
     Args:
         source: bytes of the file.
-        sections: its section headers.
+        sections: the file's section headers.
         kind: ``SHT_SYMTAB`` or ``SHT_DYNSYM``.
         limit: size of the table and of its names, in bytes.
         budget: memory that the table may use.
@@ -113,15 +113,15 @@ def read_table(
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
     """Parses the symbols that may name code.
 
-    Keeps the string table as a whole: more memory, but fewer copies than picking names. Versions
-    are cut off.
+    Keeps the whole string table, which takes more memory but fewer copies than picking names.
+    Versions are cut off.
 
     Args:
         table: the raw table.
         budget: memory budget for the columns, and for names whose versions are removed.
 
     Raises:
-        ElfError: they exceed the budget.
+        ElfError: the symbols exceed the budget.
     """
     content, names, code = table
     budget = budget or ReadingBudget()
@@ -158,7 +158,7 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 
 
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
-    """Returns a byte for each entry: 1 if it may name code, else 0.
+    """Returns a byte for each entry: 1 if the entry may name code, else 0.
 
     Each column of bytes is translated, then combined with others as a single large integer.
     """
@@ -174,7 +174,7 @@ def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
 
 
 def _one_of(column: bytes, wanted: Collection[int]) -> int:
-    """Returns a number with a byte for each value of a column: 1 if it is in the set."""
+    """Returns a number with a byte for each value of a column: 1 if the value is in the set."""
     flags = bytearray(256)
     for value in wanted:
         flags[value] = 1
@@ -189,7 +189,7 @@ def sort_bytes(count: int) -> int:
 def sort_symbols(values: array[int]) -> array[int]:
     """Returns the indices of symbols by value.
 
-    They are sorted in runs, since a sort takes about 90 bytes for each.
+    The symbols are sorted in runs, since a sort takes about 90 bytes per symbol.
     """
     count = len(values)
     # A list already holds its integers; sorting needs memory for one run of them.

@@ -54,7 +54,7 @@ class SymCache:
 
     Args:
         data: the SymCache; truncated parts are unknown.
-        base: SVMA of the first segment, which its addresses are relative to.
+        base: SVMA of the first segment, to which the addresses in ``data`` are relative.
         is_partial: whether parts of the file's DWARF are in other files, and so not in the data.
 
     Raises:
@@ -86,7 +86,7 @@ class SymCache:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first.
 
-        Empty if there are none, or if the data adds nothing to symbol tables.
+        Returns nothing if there are none, or if the data adds nothing to symbol tables.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:
