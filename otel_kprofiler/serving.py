@@ -64,7 +64,7 @@ class HttpServer(ThreadingHTTPServer):
         self._name = name
         self._open: dict[socket.socket, float] = {}  # deadline by connection, oldest first
         # For each connection whose request was read: when its client last read from the response;
-        # infinite until the first one.
+        # infinite until its first read.
         self._answering: dict[socket.socket, float] = {}
         self._changed = threading.Condition()
         if ":" in self.host:
@@ -119,8 +119,8 @@ class HttpServer(ThreadingHTTPServer):
     def keep(self, request: socket.socket) -> None:
         """Keep open a connection whose request was read, however many clients connect.
 
-        It ends with its response, at its deadline, or once its client stops reading while others
-        wait.
+        It ends with its response, at its deadline, or once its client stops reading while other
+        clients wait.
         """
         with self._changed:
             if request in self._open:

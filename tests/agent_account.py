@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def parse_account(line):
-    """The account in a line of JSON, summed over all kinds; ``kinds`` has each."""
+    """The account in a line of JSON, summed over all kinds; ``kinds`` has each kind."""
     record = json.loads(line)
     assert record.keys() >= {"time", "level", "logger", "message", "account"}
     kinds = record["account"]

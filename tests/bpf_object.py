@@ -19,7 +19,7 @@ def object_btf():
 
 
 def btf(*structs):
-    """BTF of structs: (name, size, [(member, offset, type number)]); no name: anonymous."""
+    """BTF of structs: (name, size, [(member, offset, type number)]); an empty name is anonymous."""
     text, types = bytearray(b"\0"), b""
 
     def add(name):

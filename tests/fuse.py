@@ -78,7 +78,7 @@ class Fuse:
         assert self._server.stdout.readline() == "mounted\n"
 
     def freeze(self, *opcodes, delay_s=None, beyond=0):
-        """Never respond to such requests, or only after ``delay_s``.
+        """Never respond to requests of these kinds, or only after ``delay_s``.
 
         Args:
             opcodes: keys of ``_OPCODES``; all if none is given.

@@ -1,7 +1,8 @@
 """A Python with this package that any user can run.
 
 A clone in a home directory, its environment, or an interpreter there (pyenv's) is closed to other
-users, and to root without capabilities. For tests that run code as such a user, it is copied.
+users, and to root without capabilities. For tests that run code as such a user, the closed part is
+copied.
 """
 
 from __future__ import annotations

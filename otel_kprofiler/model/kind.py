@@ -16,7 +16,7 @@ class ProfileKind(NamedTuple):
             ``period_type.type``); empty for kinds without a period.
         period_unit: unit of the period (OTLP ``period_type.unit``).
         number: identifies the kind in ring records and recordings; 0 for kinds of events, whose
-            numbers differ by sampler, and for those of other profilers' payloads.
+            numbers differ by sampler, and for kinds of other profilers' payloads.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Stacks and their sides; each frame has a name, or the reason it lacks one (``Unresolved``)."""
+"""Stacks and their sides; each frame has a name, or the reason it has no name (``Unresolved``)."""
 
 from __future__ import annotations
 

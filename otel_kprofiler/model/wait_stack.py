@@ -30,8 +30,9 @@ class WaitStacks:
 
     The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
     ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. The stack of an
-    off-CPU thread has none of them: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) leaves them
-    out, as ``/proc/PID/stack`` does. After the cut, both stacks are equal.
+    off-CPU thread has none of these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c)
+    leaves the scheduler's functions out, as ``/proc/PID/stack`` does. After the cut, both stacks
+    are equal.
 
     Equal stacks become the same object. Not thread-safe.
 

@@ -306,7 +306,7 @@ def _encode(
     accounts = {kind: options.accounts[kind] for kind in envelopes}
     for account in accounts.values():
         dictionary.attributes(account)
-    # All samples of a profile must have values, or none may, in which case each counts as 1.
+    # OTLP allows samples without values, which count as 1, only if the whole profile has none.
     with_values = {group.profile.kind for group, sample in units if sample.values}
     profiles: list[tuple[Envelope, bytes]] = []  # with their resources
     counts: list[ProfileSamples] = []

@@ -27,7 +27,7 @@ _BUILD_ID, _HOSTNAME, _OSRELEASE, _EVENT_DESC, _CLOCK_DATA = 2, 3, 4, 12, 29  # 
 _FEATURES: Final = 256
 _READ_FEATURES: Final = frozenset({_BUILD_ID, _HOSTNAME, _OSRELEASE, _EVENT_DESC, _CLOCK_DATA})
 
-# PERF_RECORD_*: those above 64 are written by perf, not by the kernel.
+# PERF_RECORD_*: types from 64 on are written by perf, not by the kernel.
 _ATTR, _TRACING_DATA, _BUILD_ID_RECORD, _AUXTRACE, _EVENT_UPDATE = 64, 66, 67, 71, 78
 _FEATURE, _COMPRESSED, _COMPRESSED2 = 80, 81, 83
 _UPDATE_NAME: Final = 2  # PERF_EVENT_UPDATE__NAME

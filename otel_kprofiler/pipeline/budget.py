@@ -125,7 +125,7 @@ class ProcessBudgets:
         return True
 
     def _get_shares(self, sample: RawSample) -> tuple[CpuShare, ...]:
-        """Returns the budgets of the process and of its group, if it has one."""
+        """Returns the budgets of the process and, if it has a group, of the group."""
         share = self._shares.get(sample.tgid)
         if share is None:
             share = _keep(self._shares, sample.tgid, CpuShare(SHARE))

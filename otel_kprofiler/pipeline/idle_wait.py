@@ -21,7 +21,7 @@ def wait_for_samples(
         clock: reads boottime.
         end_ns: boottime at which the window ends; the wait ends just after it.
         timeout_s: how long to wait for more samples, in seconds.
-        idle_s: seconds to wait for the first sample; 0 if one may be waiting.
+        idle_s: seconds to wait for the first sample; 0 if a sample may already be in the ring.
     """
 
     def limit_s(wait_s: float) -> float:

@@ -121,7 +121,7 @@ class Pipeline(Generic[SamplerT]):
         self._sink = sink
         self._whole: WindowBuilder | None = None
         self._renewed: dict[Resource, Resource] = {}
-        self._all_waits: dict[Resource, WaitTotals] = {}  # for the whole
+        self._all_waits: dict[Resource, WaitTotals] = {}  # since the start
         self._clock = clock
         self._gate = EventTimeGate()
         self._windows: WindowBuilder | None = None
@@ -146,7 +146,7 @@ class Pipeline(Generic[SamplerT]):
                 self.python.start()
             self._on_started()
         except BaseException:
-            self._stacks.close()  # its sources may be open
+            self._stacks.close()  # the resolvers' files may be open
             raise
         start_boot_ns = self._clock.boot_ns()  # moved back if earlier samples arrive
         self._windows = self._open_windows(self._schedule, start_boot_ns)
@@ -181,7 +181,7 @@ class Pipeline(Generic[SamplerT]):
         """
         end_ns = self._get_windows().end_boot_ns
         if end_ns <= self._looked_ns:
-            self.sampler.wait(timeout_s)  # the window is over but needs symbols: wait for those too
+            self.sampler.wait(timeout_s)  # the window is over but waits for symbols
         else:
             is_idle = not (self._is_busy or self._gate.counts)
             wait_for_samples(

@@ -308,7 +308,7 @@ class ProcessContexts:
 
     def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
         with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The open descriptor is bound to one process: check that it is the sampled one.
+            # The open descriptor is bound to one process: check that it is the sampled process.
             stat = self._check(key)
             published = find_context(self._files, key.tgid, memory, last)
             if self._threads:

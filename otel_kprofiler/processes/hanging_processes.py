@@ -27,13 +27,13 @@ class HangingProcesses:
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:
         self._files = files
         self._calls = PatientCalls(name, patience_s)
-        self._users: dict[ProcessKey, int | None] = {}  # of processes that hang
+        self._users: dict[ProcessKey, int | None] = {}  # owners of processes that hang
 
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
         """Call a function that reads a process.
 
         Returns:
-            Whether it was called. Otherwise the process hangs, or too many others do.
+            Whether it was called. Otherwise the process hangs, or too many other processes do.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)

@@ -85,7 +85,7 @@ class ProcessReader:
     def find(self, sample: RawSample) -> dict[str, AttributeValue]:
         """Returns the attributes of an exited process from its cgroup v2 id."""
         attributes = self._places.find(sample.cgroup_id)
-        owner = sample.owner if sample.stack_start else None  # kernel threads have none
+        owner = sample.owner if sample.stack_start else None  # kernel threads have no owner
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:

@@ -71,7 +71,7 @@ def format_time(unix_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-_SAMPLED: Final = 1  # of the W3C trace flags
+_SAMPLED: Final = 1  # a bit of the W3C trace flags
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
 """Fallback sources of a service's name, used if its context and environment have none."""
@@ -166,7 +166,7 @@ class ProcessResources:
         self._reads_threads = reads_threads
         self._links_unsampled = links_unsampled
         self._latest: dict[ProcessKey, _Process] = {}
-        self._newest: dict[tuple[int, int | None], _Process] = {}  # whatever program it runs
+        self._newest: dict[tuple[int, int | None], _Process] = {}  # by pid and owner
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None

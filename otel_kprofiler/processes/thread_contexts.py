@@ -1,6 +1,6 @@
 """Tracks processes that publish thread contexts (OTEP 4947), and decodes the contexts.
 
-A process announces them in its process context: ``threadlocal.schema_version``, and
+A process announces thread contexts in its process context: ``threadlocal.schema_version``, and
 ``threadlocal.attribute_key_map``, a list of attribute names that the process may only append to.
 The writer for Node.js may add offsets within its objects (:func:`find_variable`).
 """
@@ -204,7 +204,7 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
     The name comes from its attribute, or from method and route (``http.route``).
 
     Returns:
-        The link, and the attributes without the one that has the name.
+        The link, and the attributes without the attribute that has the name.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
@@ -327,7 +327,7 @@ class PublishedThreads:
     def _update_goroutines(
         self, key: ProcessKey, start_time_ns: int, stack_start: int, memory: int
     ) -> None:
-        """Register a Go program; a process that announces nothing else may be one."""
+        """Register a process that announces no other contexts if it is a Go program."""
         if key not in self._goroutines:
             self._goroutines[key] = self._find_goroutines(key.tgid, memory)
             if len(self._goroutines) > _MAX_SEARCHED:
@@ -377,6 +377,6 @@ class PublishedThreads:
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
         """Decodes the attributes of a process's sample, using the names it published last."""
         names = self._names.get(key[:_OWNER])
-        if names is None:  # waits arrived first, and their totals have no exec_id
+        if names is None:  # known only from wait totals, which have no exec_id
             names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())
         return decode_context(context, names, has_span=has_span)

@@ -138,7 +138,7 @@ def find_context_place(
         objects: files loaded by the process.
         headers_at: address of the executable's program headers.
         name: the variable.
-        machine: machine of uname(2): x86_64 or aarch64; there is no variable on others.
+        machine: machine of uname(2); the result is None on machines other than x86_64 and aarch64.
     """
     kinds = _MACHINES.get(machine)
     if kinds is None:

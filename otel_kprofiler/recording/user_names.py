@@ -63,7 +63,7 @@ class CodeNameCollector:
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
         """Add the name at an address in a process at a boottime."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
-            return  # resolved again
+            return  # the stack will be resolved again
         runs = self._runs.setdefault((process, address), [])
         if runs and runs[-1].named == named:
             since_ns, until_ns, _ = runs.pop()

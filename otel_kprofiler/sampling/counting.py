@@ -37,7 +37,7 @@ def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
 def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts, int]:
     """Returns the counters, and the ring position up to which they count records.
 
-    The first counters are those of cpu-clock, the others those of events. All are consistent if
+    The first counters are those of cpu-clock, the following those of events. All are consistent if
     the counters did not change while the position was read. If samples come too fast for a
     consistent reading, the counters may be a few records ahead.
     """

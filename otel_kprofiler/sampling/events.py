@@ -240,9 +240,9 @@ class CpuEvents(PerCpuEvents):
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Run a function just after a sample; during it, the kernel would skip samples on this CPU.
+        """Run a function that calls bpf(2), just after a sample, to end it before the next.
 
-        The kernel runs no BPF program on a CPU that is inside bpf(2). Takes up to a period.
+        The kernel skips samples on a CPU that is inside bpf(2). Takes up to a period.
         """
         allowed = os.sched_getaffinity(0)
         cpu = sorted(allowed & self._events.keys())[:1]

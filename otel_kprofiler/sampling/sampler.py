@@ -47,7 +47,7 @@ class SamplerConfig:
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: limit on a file's table; larger tables are not used.
         max_preload_s: time limit for loading tables of running programs before the first sample;
-            up to half as long again if listing these programs had to wait for one of them. With 0,
+            up to half as long again if listing these programs had to wait for a process. With 0,
             tables are loaded only on demand, too late for the first sample that needs them.
         preload_paths: further files whose tables are loaded, such as those of a command that starts
             later (:meth:`HeldCommand.find_files`).

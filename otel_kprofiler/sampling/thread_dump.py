@@ -138,7 +138,7 @@ class ThreadReader:
         user_files: KnownFiles,
         python_codes: KnownCodes,
     ) -> None:
-        # Listing the mapped files of a process takes its mmap_lock, which it may never release.
+        # Listing the mapped files of a process takes its mmap_lock, which may stay locked.
         self.config = config = replace(config, max_preload_s=0)
         self._files = access
         self.python: PythonMaps | None = None

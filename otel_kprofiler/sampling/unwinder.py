@@ -148,7 +148,7 @@ def open_tables(
     Raises:
         OSError: a map cannot be written or mapped.
     """
-    # Only needed for user stacks.
+    # This import is needed only for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
 
     address_bits = find_address_bits(files)
@@ -213,7 +213,7 @@ def _load_running(
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):
-            # On a busy host, waiting for these locks may have taken all the time.
+            # On a busy host, waiting for these locks may have taken the whole limit.
             least_s = config.max_preload_s * _LEAST_LOADING
             store.load_early(running, max(until_s, time.monotonic() + least_s))
         else:

@@ -290,7 +290,7 @@ class WaitFollower:
             # union bpf_attr of BPF_ITER_CREATE: link, flags
             fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
-            # Before 5.19 without CAP_BPF: waits are reported only when they end.
+            # Before 5.19, this needs CAP_BPF; without it, waits are reported only when they end.
             _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return

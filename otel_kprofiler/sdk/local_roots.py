@@ -270,10 +270,10 @@ process_roots: Final = LocalRoots()
 class LocalRootSpanProcessor(SpanProcessor):
     """Lets a :class:`KernelProfiler` name samples after the local root of their span.
 
-    The profiler adds one to the global TracerProvider when it starts. Add it yourself to other
-    providers, or earlier, to name spans that are already active when the profiler starts. Costs two
-    to three microseconds per span, never raises into the service, and does nothing when the current
-    span changes.
+    The profiler adds a processor to the global TracerProvider when it starts. Add one yourself to
+    other providers, or earlier, to name spans that are already active when the profiler starts.
+    Costs two to three microseconds per span, never raises into the service, and does nothing when
+    the current span changes.
     """
 
     on_start = process_roots.start  # saves a call per span

@@ -48,7 +48,7 @@ class _Mapping:
         self._words = memoryview(self._memory).cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._payloads: list[ctypes.Array[ctypes.c_char]] = []
-        # Never unmapped: in a forked child, the address may belong to another mapping.
+        # The memory is never unmapped: in a child, the address may belong to another mapping.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._named = named
         self._fence = threading.Lock()
@@ -178,7 +178,7 @@ def publish_process_context(
         extra: attributes that are not part of the Resource.
         in_children: called in a forked child; returns the child's Resource, which is then published
             without ``extra``. By default, the child publishes the same attributes, with a new
-            ``service.instance.id`` if there is one.
+            ``service.instance.id`` if the parent has that attribute.
 
     Raises:
         HostError: the kernel denies the mapping, or readers could not find it.

@@ -15,7 +15,7 @@ def refuse_subinterpreters() -> None:
     Raises:
         HostError: this is a subinterpreter, or it has no C API of CPython.
     """
-    api = getattr(ctypes, "pythonapi", None)  # PyPy has none
+    api = getattr(ctypes, "pythonapi", None)  # PyPy has no pythonapi
     if api is None:
         raise HostError(
             f"the profiler needs CPython: {platform.python_implementation()} lacks its C API",

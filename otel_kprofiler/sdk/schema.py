@@ -34,7 +34,7 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 class Settings(Receiver):
-    """The keys of the agent's ``receivers: kprofiler:``, and those for services only."""
+    """The keys of the agent's ``receivers: kprofiler:``, and keys for services only."""
 
     target: Literal["self", "children", "host"] = Field(
         default="self",

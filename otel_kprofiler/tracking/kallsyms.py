@@ -1,4 +1,4 @@
-"""Reads ``/proc/kallsyms`` with addresses in processes from which the kernel hides them.
+"""Reads ``/proc/kallsyms`` with addresses, in processes from which the kernel hides addresses.
 
 The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with
 its address to a BPF program. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores

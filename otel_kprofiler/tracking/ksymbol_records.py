@@ -71,7 +71,7 @@ class PerfRecords(NamedTuple):
 
 
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
-    """Parse records of the three types above; skips others and never raises.
+    """Parse records of the types in ``PerfRecord``; skips other records and never raises.
 
     The time follows a record's fields, but need not be at its end: for each further event on
     the same CPU, the kernel makes the record eight bytes longer than what it writes

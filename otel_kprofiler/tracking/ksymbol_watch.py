@@ -1,8 +1,8 @@
 """Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
 Perf events on every CPU receive a record for each symbol loaded there. ``poll`` empties the rings.
-From the first poll on, a thread also empties them when one is half full, handles CPU hotplug, and
-reads everything again after records were lost.
+From the first poll on, a thread also empties the rings when any is half full, handles CPU hotplug,
+and reads all symbols again after records were lost.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class KsymbolWatch(ForkAware):
         self._polled_ns = self._followed_ns = _now_ns()
 
         self._changes: list[KsymbolChange] = []
-        self._added = self._removed = 0  # by poll()
+        self._added = self._removed = 0  # counted by poll()
         self._wakeups = self._reads = 0  # counted by the thread
         self._read_wanted = self._all_wanted = False
         self._closed = False

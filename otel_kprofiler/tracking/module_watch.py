@@ -118,7 +118,7 @@ class ModuleWatch(ForkAware):
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        # For the thread; poll() reads it while the thread is not busy.
+        # Belongs to the thread; poll() reads it while the thread is not busy.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
         self._retries: dict[str, int] = {}
@@ -349,7 +349,7 @@ class ModuleWatch(ForkAware):
             self._next += 1
         kept = {module.number for module in modules.values()}
         for number in {module.number for module in last.values()} - kept - ended.keys():
-            ended[number] = Removal(self._looked_ns, looked_ns)  # not announced
+            ended[number] = Removal(self._looked_ns, looked_ns)  # its removal was not announced
         self._count(readings=1)
         self._publish(modules, ended, looked_ns, free_ns)
         self._looked_ns = looked_ns

@@ -144,7 +144,7 @@ class _Process:
     ) -> None:
         self.key = key
         self.threads = set(threads)
-        self.mappings = mappings  # by address; shared with children
+        self.mappings = mappings  # by address; children share the tuple
 
 
 class ProcessTable:

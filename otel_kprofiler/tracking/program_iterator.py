@@ -1,6 +1,6 @@
 """Runs the iterators of iterators.bpf.c, and lists the functions of all BPF programs.
 
-See Documentation/bpf/bpf_iterators.rst. Running them needs CAP_BPF, CAP_PERFMON and BTF;
+See Documentation/bpf/bpf_iterators.rst. Running the iterators needs CAP_BPF, CAP_PERFMON and BTF;
 ``kernel.kptr_restrict`` has no effect.
 """
 

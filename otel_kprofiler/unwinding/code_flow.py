@@ -214,7 +214,7 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            if is_changed or not function.states:  # it runs into functions added since
+            if is_changed or not function.states:  # the function runs into others added since
                 self._add(start, self._follow(start))
 
     def _join(self) -> dict[int, State]:

@@ -142,7 +142,7 @@ def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields the targets of calls and jumps outside gaps, and of bytes that look like them."""
+    """Yields targets of calls and jumps outside gaps, and of bytes that look like either."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
@@ -229,7 +229,7 @@ def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
 def make_frames(
     file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap], address: int
 ) -> FrameMaker:
-    """Makes entries for all gaps; ``address`` is for the entries, all else as in :func:`follow`."""
+    """Makes entries, to be loaded at ``address``, for all gaps; otherwise like :func:`follow`."""
     maker = FrameMaker(follow(file, parts, entry, gaps), address)
     for start, end in gaps:
         for text in parts["text"]:

@@ -40,8 +40,8 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     gaps = [gap for gap in _find(source, elf, tables) if gap[1] - gap[0] > _PADDING]
     is_large = sum(end - start for start, end in gaps) >= _LEAST_BYTES
     if tables is not None:
-        # musl's entry point has no rule. Other files' gaps, such as assembly and the functions
-        # that V8 embeds, are not worth a wait for the tables that the file has.
+        # musl's entry point has no unwind rule. Other files' gaps, such as assembly and the
+        # functions that V8 embeds, are not worth a wait for the tables that the file has.
         lacks_entry = any(start <= elf.entry < end for start, end in gaps)
         is_large = lacks_entry and (is_large or bool(read_dynamic_linker(source)))
     return gaps[:_MAX_GAPS] if is_large else []

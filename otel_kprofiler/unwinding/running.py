@@ -1,6 +1,6 @@
 """Lists files mapped as code, to load their tables before the first sample.
 
-A BPF iterator lists them (mapped_files.bpf.h), with the same keys as requests.
+A BPF iterator (mapped_files.bpf.h) lists these files, with the same keys as requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_BYTES: Final = 256 * 1024
 
 @contextmanager
 def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
-    """Map files as code, so that they are listed as those of running programs; yields their inodes.
+    """Map files as code, so that they are listed like running programs; yields their inodes.
 
     Files that cannot be mapped, as on a file system mounted with noexec, are left out.
     """

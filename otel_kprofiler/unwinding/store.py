@@ -104,9 +104,9 @@ class TableStore:
         self._pending: set[FileKey] = set()
         self._early: set[FileKey] = set()  # keys not yet requested by a sample
         self._answered = threading.Condition(self._lock)
-        self._is_preloading = False  # then, time is limited instead of shares of a CPU
+        self._is_preloading = False  # while true, time is limited instead of CPU shares
         self._holds = GrowingHolds()
-        self._refused: dict[FileKey, int] = {}  # boottime of its expiry; 0: never
+        self._refused: dict[FileKey, int] = {}  # boottime at which the refusal expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
         self._refusals: Counter[Refusal] = Counter()
         self._gone: dict[FileKey, int] = {}  # number of failed attempts to open each file

@@ -39,7 +39,7 @@ class Tables(NamedTuple):
 
     Attributes:
         origin: base address (SVMA) of the pairs.
-        search_offset: offset of the pairs in the file; None if they are in ``made``.
+        search_offset: offset of the pairs in the file; None if the pairs are in ``made``.
         entries: number of pairs.
         frames: ``.eh_frame`` up to the end of the last entry in the pairs.
         made: pairs made from the ``.eh_frame`` of a file without a search table.

@@ -61,6 +61,6 @@ def __getattr__(name: str) -> Any:
     """Import the receivers on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # gRPC reads it on import; clients could make it fill the terminal.
+    # gRPC reads this on import. By default, clients could fill the terminal with its messages.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

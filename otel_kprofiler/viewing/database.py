@@ -14,7 +14,7 @@ from typing import Final
 
 from otel_kprofiler.errors import KProfilerError, describe_error
 
-_APPLICATION: Final = 0x6B707276  # of the file format, for PRAGMA application_id
+_APPLICATION: Final = 0x6B707276  # identifies the file format, for PRAGMA application_id
 _VERSION: Final = 2
 _BUSY_S: Final = 60.0
 _CACHE_KIB: Final = 8192

@@ -178,6 +178,6 @@ def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> N
     _abort_for_now(context, "too many calls are waiting")
 
 
-# Rejecting a call must not need a thread that calls wait for.
+# Calls are rejected in a thread of their own, since all other threads may be busy.
 _refuse.experimental_thread_pool = ThreadPoolExecutor(1)  # type: ignore[attr-defined]
 _refuse_busy.experimental_thread_pool = _refuse.experimental_thread_pool  # type: ignore[attr-defined]

@@ -92,8 +92,8 @@ def read_source(path: str, user: int) -> SourceFile:
 def _become(user: int) -> None:
     """Give this thread the rights of a user to files; the kernel then drops root's rights.
 
-    The functions of libc change groups and users of all threads; the system calls change one
-    thread's.
+    The functions of libc change groups and users of all threads; the system calls change only this
+    thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:

@@ -81,12 +81,12 @@ class Root:
         return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
 
     def command(self, *words):
-        """Returns a command's words to run it inside."""
+        """Returns a command's words to run it in this root."""
         enter = ["nsenter", "-t", str(self._holder.pid), *self._shares, "--", "chroot", self.path]
         return [*map(str, enter), *map(str, words)]
 
     def run(self, *words):
-        """Runs a command inside, without the test's environment; returns its output."""
+        """Runs a command in this root, without the test's environment; returns its output."""
         done = subprocess.run(
             self.command(*words),
             env=ENVIRON,

@@ -122,7 +122,7 @@ def test_names_come_back_exactly(engine, stored, by):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
-    """Each pattern matches exactly its names, and the query stays a single statement."""
+    """Each pattern matches exactly its names, and a name cannot end the SQL statement."""
     for pattern in NAMES if option == "--service" else HOSTILE:
         expected = {
             name: at + 1

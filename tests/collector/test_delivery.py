@@ -125,7 +125,7 @@ def open_exporter(kind, collector, **options):
 @pytest.mark.parametrize("compression", ["gzip", *further("none")])
 @pytest.mark.parametrize("collector", ALL_VERSIONS, indirect=True)
 def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
-    """In several requests, through the queue, with every reference resolved."""
+    """Several requests pass through the queue, and all their references resolve."""
     window = make_window()
     exporter = open_exporter(kind, collector, compression=compression, max_bytes=6_000)
     encoded = encode_window(window, form=exporter.form, max_bytes=exporter.max_bytes)

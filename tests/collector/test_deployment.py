@@ -59,7 +59,7 @@ class Namespaces:
         assert self._holder.stdout.readline() == "ready\n"
 
     def command(self, *words, online=False):
-        """The words of a command run inside; with ``online``, in the host's network."""
+        """The words of a command run in the namespaces; with ``online``, in the host's network."""
         spaces = ["-m"] if online else ["-m", "-n"]
         return ["nsenter", "-t", str(self._holder.pid), *spaces, "--", *map(str, words)]
 

@@ -164,7 +164,7 @@ def step_log(tmp_path):
 def test_links_agree_with_the_service_log_and_the_collector(
     kind, open_collector, samples_of, step_log, tmp_path
 ):
-    """At least 1000 linked samples, none wrong; 99 % of those inside a span have its link."""
+    """No link is wrong, and 99 % of the samples inside a span, at least 1000, have its link."""
     collector = open_collector()
     port = free_port()
     env = environment(collector, STEP_LOG=str(step_log), START_PROFILER="1")

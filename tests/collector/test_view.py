@@ -102,7 +102,7 @@ def functions(data):
 
 
 def reported(path, start, end):
-    """Returns the same from `report` of a file, and its number of samples."""
+    """Returns these functions from `report` of a file, and the file's number of samples."""
     times = (datetime.fromtimestamp(one, tz=UTC).isoformat() for one in (start, end))
     words = zip(("--from", "--to"), times, strict=True)
     done = subprocess.run(

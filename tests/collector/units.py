@@ -15,7 +15,7 @@ def unit_capabilities():
 
 
 def capability_mask():
-    """The same as in /proc/PID/status."""
+    """The unit's capabilities as a mask, as in /proc/PID/status."""
     return sum(1 << CAPABILITIES[name] for name in unit_capabilities())
 
 

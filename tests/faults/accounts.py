@@ -21,7 +21,7 @@ def check_account(account, arrived, exporter="otlp_grpc"):
 
 
 def check_stream(arrived, stream):
-    """Check the same from the receiver's data alone."""
+    """Check a stream's account from the receiver's data alone."""
     check_formulas(arrived.totals[stream], arrived.samples[stream] - arrived.twice_in[stream])
 
 

@@ -111,9 +111,7 @@ def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrive
 
 @pytest.mark.long
 def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver, arrived):
-    """With the backlog of a freeze; samples that cannot be processed in time are dropped and
-    reported.
-    """
+    """After a freeze, samples that cannot be processed in time are dropped and reported."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="shutdown_timeout: 1s")
     agent.process.send_signal(signal.SIGSTOP)

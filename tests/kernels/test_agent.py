@@ -112,7 +112,7 @@ def test_the_agent_delivers_every_sample(receiver, tmp_path):
 
 @pytest.mark.one_boot
 def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
-    """With gRPC, and pyroute2 for uevents; its absence would be a warning."""
+    """The agent fits in 60 MB with gRPC, and with pyroute2, which tracks modules."""
     receiver = GrpcReceiver()
     config = tmp_path / "agent.yaml"
     config.write_text(GRPC_CONFIG.format(endpoint=receiver.endpoint))

@@ -29,7 +29,7 @@ for _ in range({SLEEPS}):
 
 
 def test_event_values_sum_to_the_programs_events():
-    """Three events at once: two with each event a sample, one with a rate."""
+    """Three kinds of events at once: two sampled at every event, one at a rate."""
     events = (
         EventSpec("page-faults", 1),
         EventSpec("context-switches", 1),

@@ -197,7 +197,8 @@ _perf_events: dict[int, int] = {}  # by process; opened before it loads the prog
 def holds_sampler(pid: int) -> bool:
     """Returns whether a process samples: its program is loaded, and events were opened since.
 
-    Between the two, it loads unwind tables. Call it from the start of the process on.
+    In between, the process loads unwind tables. Call this function from the start of the process
+    on.
     """
     with contextlib.suppress(OSError):  # descriptors come and go
         files = list(Path(f"/proc/{pid}/fd").iterdir())

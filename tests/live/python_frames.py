@@ -53,5 +53,5 @@ def stacks(sampler, samples):
 
 
 def functions(found):
-    """Returns only the names."""
+    """Returns only the function names of :func:`frames`."""
     return tuple(name for name, _, _ in found)

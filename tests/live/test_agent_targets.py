@@ -251,7 +251,7 @@ def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
 
 @pytest.mark.long
 def test_an_agent_in_a_cgroup_namespace_identifies_containers(agent, place):
-    """As in a container: it sees its own cgroup as the root."""
+    """In a container, the agent may see its own cgroup as the root."""
     if not shutil.which("unshare"):
         pytest.skip("needs unshare")
     own = place.make(f"docker/{container_id(3)}")

@@ -28,8 +28,7 @@ def _host_can():
 def check(name, words, log, missing=0.0):
     """Run a program; check that its samples have the spans that it logs, and their attributes.
 
-    A share of the samples in spans may miss their link: garbage collectors move the objects being
-    read.
+    A share of the samples in spans may lack a link: garbage collectors move the objects being read.
     """
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)

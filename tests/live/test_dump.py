@@ -185,7 +185,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
 
 @pytest.mark.long
 def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
-    """Anything that takes that lock to read its memory or mappings would wait forever."""
+    """Anything that takes that lock to read the process's memory or mappings would wait forever."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
         fuse.freeze("read", delay_s=120)  # `ps` waits until it is thawed, too
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):

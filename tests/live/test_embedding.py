@@ -307,7 +307,7 @@ def test_descendants_are_linked_to_the_spans_they_publish(links):
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
 def test_samples_have_the_pids_of_their_pid_namespace(target, to_file):
-    """There, os.getpid() is 1 and differs from the global pid."""
+    """In a new PID namespace, os.getpid() is 1 and differs from the global pid."""
     run(
         """
         import threading

@@ -103,7 +103,7 @@ def test_a_listing_that_takes_all_the_time_leaves_time_for_loading(busy, monkeyp
 
 @pytest.mark.parametrize("knows_files", [True, False])
 def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files):
-    """Without the files that it will map, its first stacks are truncated."""
+    """If the files that it will map were not preloaded, its first stacks would be truncated."""
     ends = Counter()
     for _ in range(3):
         with HeldCommand(["bash", "-c", "for ((i = 0; i < 99999; i++)); do :; done"]) as command:

@@ -238,7 +238,7 @@ def app(environ, start_response):
 
 @pytest.mark.parametrize("first", ["sdk", "profiler"])
 def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_path, first):
-    """Regardless of import order: both update the Resource in a fork hook."""
+    """Profiler and SDK update the Resource in fork hooks, which run in order of import."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
     (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))
     with socket.socket() as free:

@@ -124,7 +124,7 @@ def test_several_watches_do_not_interfere():
 
 
 def test_programs_loaded_earlier_are_read_exactly():
-    """Both methods that do not use kallsyms report lengths: addresses past the end have no name."""
+    """Methods that do not use kallsyms report lengths: addresses past a program have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
         walked = {(s.start, s.name): s for s in ProgramReader().read()}
@@ -389,7 +389,7 @@ def offline(cpu):
 
 @pytest.mark.long  # while the CPU goes offline, all other tests pause, and lose records
 def test_a_cpu_that_was_offline_is_followed_again():
-    """Even after a brief absence; symbols that may have been missed are read."""
+    """Even after the CPU was offline briefly, symbols that may have been missed are read."""
     with watching() as (symbolizer, watch):
         time.sleep(1.2)
         with offline(1):

@@ -104,7 +104,7 @@ def test_bcc_finds_programs_of_a_source_by_name(tmp_path, monkeypatch):
 
 
 def test_unrequested_programs_are_not_loaded(tmp_path):
-    """Even if this kernel does not support their type, such as `ksym` before 6.0."""
+    """The kernel may not support their type, such as `ksym` before 6.0."""
     unknown = tmp_path / "unknown.bpf.o"
     unknown.write_bytes(ITERATORS.object.read_bytes().replace(b"iter/ksym\0", b"iter/none\0"))
     loaded = LibbpfLoader().load(ITERATORS._replace(object=unknown))
@@ -153,7 +153,7 @@ def test_a_rejected_program_is_an_error_with_the_verifiers_log(tmp_path, capfd):
 
 
 def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
-    """Like BPF ring buffers on an old kernel."""
+    """BPF ring buffers on an old kernel are an example."""
     monkeypatch.setitem(bcc.MAPS, "ring", bcc.MAPS["ring"]._replace(kind=999))
     with pytest.raises(KernelFeatureError, match="Invalid argument"):
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()

@@ -306,7 +306,7 @@ def test_code_without_a_file_has_a_reason(processes):
 
 
 def test_generated_code_is_named_by_its_perf_map(processes):
-    """As compilers write it, at any time before the code runs."""
+    """The map is written as compilers do it, at any time before the code runs."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -74,7 +74,7 @@ sys.stdin.read()
 
 
 def test_new_processes_of_other_users_are_registered(folder, public_python):
-    """With CAP_PERFMON: by path, which must lead to a file of the same build id.
+    """With CAP_PERFMON, their executable is found by path, and must have the same build id.
 
     Their mappings cannot be read, so that the kernel's records are followed.
     """
@@ -93,7 +93,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 
 @pytest.mark.long
 def test_two_versions_are_sampled_with_one_in_other_namespaces(built, folder, public_python):
-    """With CAP_BPF and CAP_PERFMON, processes of that user, which run before the sampler does."""
+    """CAP_BPF and CAP_PERFMON are enough for processes of the same user that run already."""
     result = find_pythons()
     pythons = [publish(one, folder) for one in (result[0], result[-1])]
     first, second = pythons

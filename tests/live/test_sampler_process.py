@@ -79,7 +79,7 @@ def follow(fix):
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_two_capabilities_are_enough(public_python, restored_sysctl, loader):
-    """On distributions that restrict perf further, after applying the printed fix."""
+    """On distributions that restrict perf further, the printed fix is applied first."""
     with open(PARANOID) as file:
         level = int(file.read())
     done = run_as_nobody(public_python, *TWO_CAPABILITIES, loader=loader)
@@ -253,7 +253,7 @@ def test_the_error_has_the_verifiers_log(tmp_path):
 
 
 def test_an_unsupported_map_type_is_a_missing_feature(tmp_path):
-    """Like BPF ring buffers on an old kernel: the map type is unknown."""
+    """On an old kernel, the type of BPF ring buffers is unknown."""
     ring_type = struct.pack("<III", 0, 3 << 24, 0)  # BTF_KIND_ARRAY
     data = SAMPLER_OBJECT.read_bytes()
     sizes = [

@@ -63,7 +63,7 @@ def test_the_interrupt_entry_code_is_found(symbolizer):
 
 
 def test_loading_symbols_takes_little_longer_than_reading_them(symbolizer):
-    """CPU time of all threads; the benchmark has the actual figure."""
+    """The test compares the CPU time of all threads; the benchmark has the actual figure."""
     bare, load = [], []
     for _ in range(7):
         started = time.process_time()

@@ -89,7 +89,7 @@ def test_each_open_is_a_sample_with_its_python_function(recorded):
 
 
 def test_each_dropped_packet_counts_its_bytes(recorded):
-    """On a busy machine, ksoftirqd drops some, which belongs to another process."""
+    """On a busy machine, ksoftirqd drops some of the packets, in a different process."""
     dropped, rest = divmod(total_of(recorded[0]["kfree_skb"], "send"), PAYLOAD + HEADER)
     assert 0 < dropped <= PACKETS
     assert rest == 0
@@ -205,7 +205,7 @@ def test_samples_for_which_the_ring_has_no_room_are_counted():
 
 @pytest.mark.long
 def test_programs_that_interrupt_each_other_write_whole_records():
-    """A tracepoint of the clock's interrupt occurs inside the programs of the others."""
+    """A tracepoint of the clock's interrupt occurs inside the programs of the other tracepoints."""
     names = ("sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=4999,

@@ -119,7 +119,7 @@ def hanging_write(monkeypatch):
 
 
 def test_a_hanging_thread_writes_to_no_maps_of_others(hanging_write):
-    """It may outlive the object of its maps, whose descriptors other maps may then reuse."""
+    """The thread may outlive its maps' object, whose descriptors other maps may then reuse."""
     hangs, go_on = hanging_write
     running = Running()
     key = running.ask(LIBC)
@@ -380,7 +380,7 @@ def test_tables_in_use_are_not_evicted(start, programs):
 
 
 def load_early(running, *paths, until_s=60.0):
-    """Returns their keys, once none of them is awaited any more."""
+    """Returns the requests' keys, once no request is awaited any more."""
     requests = [running.files.ask(path, next(running.numbers)) for path in paths]
     running.store.load_early(requests, time.monotonic() + until_s)
     return [request.key for request in requests]
@@ -418,7 +418,7 @@ def programs_without_tables(tmp_path):
 def test_preloading_makes_costly_tables_and_leaves_the_budget_to_samples(
     start, programs_without_tables, monkeypatch
 ):
-    """Each costs half of the budget, and the clock that refills it is stopped."""
+    """Each table costs half of the budget, and the clock that refills the budget is stopped."""
     spent_ns = iter(range(0, SECOND_NS * 1000, SECOND_NS // 2))
     monkeypatch.setattr("otel_kprofiler.unwinding.store.children_time_ns", lambda: next(spent_ns))
     running = start()
@@ -546,7 +546,7 @@ def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, pr
 
 
 def test_a_file_changed_while_it_is_read_is_rejected_with_that_reason():
-    """Not with an error caused by its half-filled map."""
+    """The reason is not an error caused by the table's half-filled map."""
     kernel = KernelMaps()
     maps = kernel.open()
     views = []

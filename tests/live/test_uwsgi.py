@@ -169,7 +169,7 @@ def environment(receiver, starts_at):
 
 @pytest.mark.parametrize("way", further_of(WAYS, ("import", "postfork")))
 def test_workers_profile_themselves(receiver, tmp_path, way):
-    """All samples belong to workers and their traces; they arrive although none was sent before."""
+    """All samples belong to workers and their traces; they arrive only when the workers stop."""
     starts_at, options = WAYS[way]
     (tmp_path / "shop.py").write_text(SERVICE)
     env = environment(receiver, starts_at)
@@ -197,7 +197,7 @@ def test_workers_profile_themselves(receiver, tmp_path, way):
 
 @pytest.mark.long
 def test_signals_to_workers_are_not_delivered_to_profiler_threads(receiver, tmp_path):
-    """There, they would not wake the thread that waits for requests: the worker would not stop."""
+    """Such a signal would not wake the thread that waits for requests; the worker would go on."""
     (tmp_path / "shop.py").write_text(SERVICE)
     starts_at, options = WAYS["import"]
     with uwsgi(tmp_path, options, environment(receiver, starts_at)) as (address, server, log):

@@ -280,7 +280,7 @@ def test_an_ongoing_wait_is_sampled(functions):
 
 
 def test_a_stuck_thread_is_sampled_although_its_earlier_waits_were_short(functions):
-    """Twenty of them: the starts of most waits are not reported, because those waits are short."""
+    """With twenty such threads, the starts of most waits, which are short, are not reported."""
     code = """
 import sys, threading, time
 def work():

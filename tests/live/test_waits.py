@@ -88,7 +88,7 @@ class Program:
             return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
 
     def is_asleep(self):
-        """Returns whether it is in nanosleep(2); earlier waits for a CPU do not count."""
+        """Returns whether the program is in nanosleep(2); earlier waits for a CPU do not count."""
         with open(f"/proc/{self.process.pid}/wchan") as function:
             return "nanosleep" in function.read()
 
@@ -251,7 +251,7 @@ for _ in range(200):
 
 
 def test_short_lived_processes_are_distinguished():
-    """Each has slept; none inherits times from an earlier thread with its task or id."""
+    """Each process has slept; none inherits times from an earlier thread with its task or id."""
     with running() as sampler:
         read(sampler)
         pids = set()

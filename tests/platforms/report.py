@@ -93,11 +93,11 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Save the parts that all boots of a kernel have proved; none: keep the earlier result.
+    """Save the parts that all boots of a kernel have proved; without any, keep the earlier result.
 
     Args:
         machine: as ``uname -m`` has it.
-        kernel: its release.
+        kernel: release of the kernel.
         promises: parts of the profiler whose tests passed.
     """
     if results := tuple(sorted(promises)):

@@ -212,7 +212,7 @@ def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbol
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
 def test_every_live_symbol_matches_the_elf_file(captured, symbolizer, symbols, say):
-    """Names of kallsyms: each text symbol → RVA → through the ELF → the same name."""
+    """The ELF file gives each text symbol's RVA the same name as kallsyms."""
     freed = {(clone.address, clone.name) for clone in symbolizer.snapshot.freed}
     init = symbolizer.snapshot._init_text
     checked, wrong = 0, []

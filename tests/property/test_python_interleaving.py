@@ -116,7 +116,7 @@ def test_mismatched_frame_counts_leave_the_sides_unchanged(calls, start, data):
 
 
 def test_unproven_native_frames_of_a_truncated_side_are_not_interleaved():
-    """By frame pointers alone, a loop may be missing."""
+    """Frame pointers alone may miss the frame of an interpreter's loop."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
     sides = one.sides(4)
     assert len(Interleaver()(sides)) > 3

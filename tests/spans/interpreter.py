@@ -193,7 +193,7 @@ def tasks(truth, seconds):
 
 
 def uvloop_tasks(truth, seconds):
-    """The same with uvloop."""
+    """The tasks of :func:`tasks` under uvloop."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -99,8 +99,7 @@ class Calls:
 
         Args:
             addresses: of the frames, from the leaf.
-            sources: how each was found.
-            is_complete: whether the last one is the outermost.
+            sources: how each frame was found. is_complete: whether the last frame is the outermost.
         """
         callee = self._start(addresses[0])
         for at, source in zip(addresses[1:], sources[1:], strict=True):

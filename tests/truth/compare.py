@@ -25,7 +25,7 @@ class Report(NamedTuple):
     """The result of many stacks.
 
     Attributes:
-        verdicts: how many of each.
+        verdicts: number of stacks by verdict.
         ends: how the BPF program's stacks end.
         wrong: descriptions of wrong stacks.
         frames: number of frames in all stacks.
@@ -51,7 +51,7 @@ class Report(NamedTuple):
         )
 
     def describe(self) -> str:
-        """In one line."""
+        """Returns the report in one line."""
         ends = ", ".join(f"{count} {end.name.lower()}" for end, count in self.ends.items())
         return f"{len(self.wrong)} wrong of {self.total}: {ends}"
 

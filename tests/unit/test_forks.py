@@ -91,7 +91,7 @@ def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
 
 
 def test_forks_of_two_threads_are_serialised(log):
-    """Each releases the locks it took."""
+    """Each thread releases the locks that it took."""
 
     class Locking(ForkAware):
         def __init__(self):

@@ -335,7 +335,7 @@ def test_a_killed_recording_keeps_its_samples():
 
 
 class TestNames:
-    """Names of the running kernel, for recordings of the same build."""
+    """Recordings of the same build get names of the running kernel."""
 
     LIVE = Module("vmlinux", ModuleKind.VMLINUX, BuildId("ab" * 20), FileId(""), 0x5000)
 
@@ -356,8 +356,8 @@ class TestNames:
         assert (frame.function, frame.address) == ("read", 0x10)
 
     @pytest.mark.parametrize("build_id", [BuildId("cd" * 20), None])
-    def test_another_kernel_has_none(self, build_id):
+    def test_another_kernel_has_no_names(self, build_id):
         assert self.names().find_kernel(self.recorded(build_id), 0x10, 0x9010) is None
 
-    def test_files_without_build_id_have_none(self):
+    def test_files_without_build_id_have_no_names(self):
         assert CodeNames(symbolizer=None).find_user("/bin/sh", "", 0x1000) is None

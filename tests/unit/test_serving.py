@@ -176,7 +176,7 @@ def test_health_checks_without_a_host_are_answered():
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
 def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
-    """Under a site's own name that resolves to this host (DNS rebinding)."""
+    """A site's own name may resolve to this host (DNS rebinding)."""
     assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 
 

@@ -125,7 +125,7 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Returns indices of the symbols that end a function or a pad without being one."""
+        """Returns indices of symbols that end a function or a pad and are neither themselves."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices

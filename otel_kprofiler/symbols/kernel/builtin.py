@@ -59,8 +59,8 @@ class BuiltinRanges:
     """Built-in modules by runtime address: 12 bytes per range; immutable.
 
     Args:
-        ranges: runtime addresses, in any order; where two overlap, the one with the later start
-            wins. Ranges more than 4 GiB above the first are dropped.
+        ranges: runtime addresses, in any order; where two ranges overlap, the range with the later
+            start wins. Ranges more than 4 GiB above the first are dropped.
     """
 
     __slots__ = ("_base", "_ends", "_owners", "_sets", "_starts")
@@ -172,7 +172,7 @@ def _starts_symbol(address: int, core: SymbolTable) -> bool:
     if core.names_at(address):
         return True
     symbol = core.lookup(address)
-    return symbol is not None and address < symbol[1] <= address + MAX_PAD_BYTES  # its padding
+    return symbol is not None and address < symbol[1] <= address + MAX_PAD_BYTES  # in padding
 
 
 class KallModSyms(NamedTuple):
@@ -232,8 +232,8 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
     Args:
         core: symbols of vmlinux.
-        sizes: address and size of each function, flattened, by address. Overlapping functions
-            end where the last of them does.
+        sizes: address and size of each function, flattened, by address. Of overlapping functions,
+            only the last end counts.
     """
     if not sizes:
         return core

@@ -98,7 +98,7 @@ class ElfSymbols:
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None
         base, section = self._sections[at]
-        # Sizes prove where a function ends, which may be where its section does.
+        # A symbol's size proves where its function ends, even at the end of the section.
         symbol = self._table.lookup(rva, (base, base + section.size + 1))
         if symbol is None:
             return None

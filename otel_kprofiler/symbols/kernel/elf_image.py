@@ -28,7 +28,7 @@ MAX_NAME_BYTES: Final = 512
 MAX_NOTES_BYTES: Final = 16 * 1024 * 1024
 DEBUG_ROOT: Final = "/usr/lib/debug"
 
-# Exceptions of pyelftools for damaged headers.
+# Exceptions that pyelftools raises for damaged headers.
 _DAMAGED: Final = (
     ELFError, ConstructError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
     struct.error,

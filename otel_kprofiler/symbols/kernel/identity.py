@@ -4,8 +4,8 @@ With a build id, the file id is the FNV-1a-128 of its lower-case hexadecimal tex
 opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code, and which symbol stores use as
 key.
 
-Without one, opentelemetry-ebpf-profiler sends a constant; here each build has its own id, the
-FNV-1a-128 of one of these texts (UTF-8):
+For code without a build id, opentelemetry-ebpf-profiler sends a constant; here the file id is the
+FNV-1a-128 of one of these texts (UTF-8), which differ between builds:
 
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@`` and the file id of the running vmlinux, and ``@SRCVERSION`` if the module
@@ -33,6 +33,6 @@ def fnv1a_128(data: bytes) -> int:
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """Returns the file id from a build id, or without one from the other texts joined by ``@``."""
+    """Returns the file id from a build id, or if it is None, from the texts joined by ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")

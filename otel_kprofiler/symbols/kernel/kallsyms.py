@@ -35,7 +35,7 @@ _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines of a module added to its table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
-_MANY_FUNCTIONS = 500  # if any functions have preambles, some of this many do
+_MANY_FUNCTIONS = 500  # enough to know whether functions have preambles
 _IS_TEXT = bytes(code in TEXT_TYPES for code in range(256))
 _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
@@ -291,7 +291,7 @@ class KallsymsParser:
             return
         fields, self._open = self._open, None
         name = _block_name(self._module)
-        if name in self._blocks:  # a module has one block; a later one is freed
+        if name in self._blocks:  # a module has one block; a later block is freed
             self._add_freed(fields, name)
             return
         is_module = name not in NO_MODULES

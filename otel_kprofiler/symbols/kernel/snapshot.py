@@ -391,7 +391,7 @@ def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
 def _disjoint(
     parts: Iterable[tuple[AddressRange, ModuleSymbols]],
 ) -> list[tuple[AddressRange, ModuleSymbols]]:
-    """Returns the ranges sorted and disjoint; where parts overlap, the later one wins."""
+    """Returns the ranges sorted and disjoint; where parts overlap, the later part wins."""
     claims = list(parts)
     edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
     order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)

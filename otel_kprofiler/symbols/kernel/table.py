@@ -1,6 +1,6 @@
 """A compact, immutable, sorted table of a module's symbols.
 
-A symbol takes four bytes for the offset, one for the length of the name, the name itself, and
+A symbol takes four bytes for the offset, one byte for the length of the name, the name itself, and
 less than a third of a byte for checkpoints and padding flags. It is built on ``array`` and
 ``bytes`` of the standard library.
 
@@ -27,7 +27,7 @@ symbol ends, such as between the sections of vmlinux or after the last BPF progr
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
 _UNDERSCORE = 0x5F
-_NO_LONG: Final[dict[int, int]] = {}  # one for all tables
+_NO_LONG: Final[dict[int, int]] = {}  # shared by all tables
 _LONG = 255  # length byte of names of 255 bytes or more, whose lengths are in a dictionary
 
 
@@ -286,7 +286,7 @@ class SymbolTable:
         return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
-        """Returns indices of entries with a name or prefix, by address; all for an empty one."""
+        """Returns indices of entries with a name or prefix, by address; all if it is empty."""
         if prefix and not name:
             yield from (index for index in range(len(self._lengths)) if self._lengths[index])
             return

@@ -63,7 +63,7 @@ class CachedResolver:
     """Caches a resolver's results.
 
     Args:
-        resolver: closed with this one.
+        resolver: closed with this object.
         state: returns the state of a process, or the state that applies without a process; cached
             results are used until it changes. See :meth:`Processes.state`. By default, results stay
             valid, as for files.
@@ -114,7 +114,7 @@ class PidFilter:
     """Resolves only addresses in the kernel and in selected processes.
 
     Args:
-        resolver: closed with this one.
+        resolver: closed with this object.
         pids: ids of the processes; may change at any time.
     """
 

@@ -37,7 +37,7 @@ _INDEXED_FACTOR: Final = 16
 """Memory to index ``.eh_frame``, by its size: for an entry of 16 bytes, two tuples of numbers."""
 _ENTRY_BYTES: Final = 8  # bytes of an entry before the start address
 _PROBES: Final = 32
-_PART: Final = 4096  # functions
+_PART: Final = 4096  # functions at a time
 
 
 def read_bounds(
@@ -115,7 +115,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
 def _word_indices(entries: array[int], first: int) -> memoryview[int]:
     """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries in one integer.
 
-    A sum carries at most one into the next entry, where the division drops it.
+    A sum carries at most 1 into the next entry, where the division drops it.
     """
     ones = int.from_bytes(b"\1\0\0\0" * len(entries), "little")
     sums = int.from_bytes(entries.tobytes(), "little") + ones * (first & 0xFFFFFFFF)

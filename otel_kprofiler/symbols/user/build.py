@@ -69,7 +69,7 @@ _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """Rank by ``st_info``: global before weak before local; the lowest bit marks symbols without a
 size.
 """
-_UNKNOWN: Final = 1  # sizes are set last
+_UNKNOWN: Final = 1  # until the sizes are set, last
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 _NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
@@ -208,7 +208,7 @@ class _Columns:
     def _set_sizes(
         self, starts: array[int], sizes: array[int], order: array[int], limits: _Limits
     ) -> None:
-        """Give sizes to symbols without one if they name code; others keep 0."""
+        """Give sizes to symbols of size 0 if they name code; others keep 0."""
         largest = max(sizes)
         end_before = reach = following = 0
         waiting, followed = array("I"), array("I")
@@ -260,12 +260,12 @@ class _Limits:
         )
 
     def is_entry(self, start: int) -> bool:
-        """Returns whether a label may be a function, that is, is not inside one."""
+        """Returns whether a label may start a function, because it is not inside one."""
         around = self._bounds.around(start)
         return around is None or around[0] == start
 
     def size(self, start: int, following: int, index: int) -> int:
-        """Returns the size of a symbol, up to the ``following`` one; 0 if it is in no section."""
+        """Returns the size of a symbol, up to ``following``; 0 if it is in no section."""
         at = bisect_right(self._sections, (start, _NOWHERE)) - 1
         if at < 0 or start >= self._sections[at][1]:
             return 0

@@ -1,7 +1,7 @@
 """Finds debug files on debuginfod servers by build id, and caches them on disk.
 
 Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: responses are bounded on arrival, never
-decompressed, and used only if they are an ELF file with the build id.
+decompressed, and used only if they are ELF files with the requested build id.
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ def _demangle_cxx(name: str) -> str | None:
 def _growth(name: str) -> float:
     """Returns an upper bound, in bits, of how often a part of the name can appear in the result.
 
-    A reference to an earlier part doubles at worst every second time (more exactly, three of them
-    triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each element:
-    a name of 230 characters can stand for 27 MB, and one of 400 for more than any memory.
+    At worst, two references to an earlier part double its number (more exactly, three references
+    triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each element: a
+    name of 230 characters can stand for 27 MB, and a name of 400 for more than any memory.
     https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling
     """
     packs = name.count("Dp") + name.count("sp")

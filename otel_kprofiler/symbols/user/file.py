@@ -47,7 +47,7 @@ _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
 """Maximum names demangled by a search, which takes about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
-_ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # of a template
+_ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # arguments of a template
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
 NOT_ASKED: Final = NamedAddress((), 0, Unresolved.USER_ADDRESS)
 PENDING: Final = NamedAddress((), 0, Unresolved.SYMBOLS_PENDING)

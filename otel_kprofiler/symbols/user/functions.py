@@ -36,7 +36,7 @@ MAX_RANKED: Final = 64
 """Maximum names of a function to compare; further names are ignored."""
 MAX_KEPT: Final = 1024
 """Limit on functions with a cached order of names, about 200 bytes each."""
-_MAX_RANKED_BYTES: Final = 1024  # of a name
+_MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
 
 
 class Function(NamedTuple):

@@ -61,7 +61,7 @@ _SHT_PROGBITS, _SHF_WRITE = 1, 1
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _FUNCTION: Final = struct.Struct("<8I")
 _WORD: Final = struct.Struct("<I")
-_PART_BYTES: Final = 1 << 20  # of data
+_PART_BYTES: Final = 1 << 20  # read at a time
 _QUANTA: Final = (1, 2, 4)
 _POINTER_BYTES: Final = 8
 _NO_OFFSET: Final = 0xFFFFFFFF
@@ -223,7 +223,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns the functions' starts, the end of the last one, and offsets of structs."""
+        """Returns the functions' starts and the last function's end, and offsets of structs."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:

@@ -68,7 +68,7 @@ class JitTable:
         self._lines: list[bytes] = []
         self._former: deque[_Former] = deque()
         self._former_bytes = 0
-        self._last_end_ns = -1  # of all former functions
+        self._last_end_ns = -1  # the latest end of all former functions
         self.dropped = 0
         self.nbytes = 0
 

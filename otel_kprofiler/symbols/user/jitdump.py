@@ -298,7 +298,7 @@ class JitDump(JitFile[Record]):
         self._get_suspended_ns = get_suspended_ns
         self._parser = JitDumpParser()
         self._is_mapped = True
-        self._shift_ns = 0  # of its clock
+        self._shift_ns = 0  # of the file's clock
         self._suspended_ns = 0
         self._slack_ns = 0  # time suspended, possibly after a record
 
@@ -364,7 +364,7 @@ class JitDump(JitFile[Record]):
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """Moves code: returns an unnamed entry for the old address, and one for the new."""
+        """Moves code: returns an unnamed entry for the old address, and a named one for the new."""
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:

@@ -68,7 +68,7 @@ class ConversionLimits(NamedTuple):
     Attributes:
         file_bytes: maximum size of the file.
         memory_bytes: memory of the process; at most half of the memory that the cgroup has left. A
-            debug file of 11 MB takes 60 MB, one of 350 MB about 1 GB.
+            debug file of 11 MB takes 60 MB, a debug file of 350 MB about 1 GB.
         result_bytes: size of the result, which is kept on disk.
         cpu: CPU time per size of the uncompressed DWARF: five times what the output of C, C++, Rust
             and Go compilers needs.

@@ -10,7 +10,7 @@ from otel_kprofiler.errors import KProfilerError
 class LinesProblem(enum.Enum):
     """Reasons; each value is the key of a counter in ``/status``."""
 
-    DAMAGED = "damaged"  # or unreadable, or of an unknown kind
+    DAMAGED = "damaged"  # also: unreadable, or of an unknown kind
     TOO_LARGE = "too_large"
     MEMORY = "memory"
     CPU_TIME = "cpu_time"

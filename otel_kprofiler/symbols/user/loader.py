@@ -411,7 +411,7 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def _make_space(self, new: QueuedFile | None = None) -> None:
-        """Evict tables until the remaining ones and the memory held by reading fit.
+        """Evict tables until the others and the memory held by reading fit the limit.
 
         The largest tables are evicted first, so that a large table does not displace many small
         tables; a table unused since the last eviction counts as larger.

@@ -13,9 +13,9 @@ under these rules:
   name from the second read on, and no name in between.
 
 So new code never gets an old name, provided that the writer lists functions before it calls them,
-as those above do. If a writer buffers its lines, old names may be shown until it flushes them.
-Nothing is written when memory is unmapped or code is freed, so the file does not reveal that other,
-unlisted code has taken its place.
+as all writers above do. If a writer buffers its lines, old names may be shown until it flushes
+them. Nothing is written when memory is unmapped or code is freed, so the file does not reveal that
+other, unlisted code has taken its place.
 """
 
 from __future__ import annotations

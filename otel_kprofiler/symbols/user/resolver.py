@@ -97,10 +97,10 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # By offset, or a tuple for frames without proof: recently used frames, and older ones.
+        # Frames used since the last call of forget(), and frames used before it.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # Frames that may get names or source lines later.
+        # The same for frames that may get names or source lines later.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 

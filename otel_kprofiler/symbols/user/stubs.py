@@ -22,7 +22,7 @@ from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 MAX_STUB_BYTES: Final = 1 << 20
 """Size limit of a stub section in bytes; libLLVM-14 has one of 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
-_PART_BYTES: Final = 24 << 12  # of relocations
+_PART_BYTES: Final = 24 << 12  # relocations read at a time
 _STUB_MEMORY: Final = 40
 """Memory per byte of a stub section: two tuples of numbers and two keys per stub."""
 _NAME_FACTOR: Final = 3
@@ -168,7 +168,7 @@ def _find_a64(content: bytes, section: Section) -> Iterator[_Found]:
             continue
         page, load = (int.from_bytes(stub[name], "little") for name in ("page", "load"))
         pages = (page >> 5 & 0x7FFFF) << 2 | page >> 29 & 3
-        pages -= (pages & 1 << 20) << 1  # 21 bits with a sign
+        pages -= (pages & 1 << 20) << 1  # a signed number of 21 bits
         slot = (section.address + at) // _A64_PAGE_BYTES * _A64_PAGE_BYTES + pages * _A64_PAGE_BYTES
         slot += (load >> 10 & 0xFFF) * 8
         yield _Found(section.address + stub.start(), len(stub[0]), slot, 0)

@@ -192,7 +192,7 @@ def sort_symbols(values: array[int]) -> array[int]:
     The symbols are sorted in runs, since a sort takes about 90 bytes per symbol.
     """
     count = len(values)
-    # A list already holds its integers; sorting needs memory for one run of them.
+    # A list keeps all its integers in memory, so it is used only for a single run.
     get = (values.tolist() if count <= _RUN else values).__getitem__
     runs = [
         array("I", sorted(range(at, min(at + _RUN, count)), key=get))

@@ -56,7 +56,7 @@ class Archive:
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 
     def version(self, package: str) -> str:
-        """The newest one."""
+        """Returns the newest version."""
         shown = call(["apt-cache", *self.options, "show", "--no-all-versions", package])
         return re.findall(r"^Version: (\S+)$", shown, re.MULTILINE)[0]
 

@@ -1,6 +1,6 @@
 """Builds the programs that guests of another machine profile, outside the checkout.
 
-Tests of guests of this machine's own kind need none: tests/live has the same.
+Tests of guests of this machine's own kind need none: tests/live has the same programs.
 """
 
 from __future__ import annotations

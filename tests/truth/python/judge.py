@@ -36,11 +36,10 @@ class Report:
             report the same number (`no_frame` in `outcomes`).
         absent: number of others without Python frames.
         unknown: number with an undescribed frame.
-        wrong: number of wrong ones, by reason.
-        examples: examples of wrong ones.
-        styles: number of right ones by how their functions were called.
+        wrong: number of wrong samples, by reason. examples: examples of wrong samples. styles:
+        number of right samples by how their functions were called.
         outcomes: the sampler's counts.
-        in_system_calls: number of right ones in a system call of the function on top.
+        in_system_calls: number of right samples in a system call of the function on top.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class Report:
 
     @property
     def total(self) -> int:
-        """All samples."""
+        """Returns the number of all samples."""
         shown = self.right + self.unknown + self.wrong.total()
         return shown + self.frameless + self.absent
 

@@ -70,7 +70,7 @@ def latencies(*windows):
 
 
 def program(threads, jitter_ms=0.0):
-    """1 s on one thread, then 1 s on several, whose timers have any phases."""
+    """1 s on one thread, then 1 s on several threads, whose timers have any phases."""
     rows = [row("serial", 1, times(0, 1000, 3.0, jitter_ms))]
     for number in range(threads):
         phase = 10 * random.Random(number).random()

@@ -129,7 +129,7 @@ def read_calls(path):
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
 def test_nested_calls_fit_the_bpf_stack_limit(name):
-    """From 6.13 on, a kernel may allow each function that much; older ones reject the program."""
+    """From 6.13 on, a kernel may allow each function the limit; older kernels limit the sum."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 
     def deepest(place):

@@ -67,7 +67,7 @@ def test_selected_events_replace_the_clock_unless_it_is_selected_too():
         (["-e", "page-fault"], "did you mean page-faults"),
     ],
 )
-def test_wrong_events_are_rejected(options, message, tmp_path):
+def test_invalid_events_are_rejected(options, message, tmp_path):
     done = CliRunner().invoke(record, [*options, "-o", str(tmp_path / "x.otlp")])
     assert done.exit_code == 2
     assert message in done.output

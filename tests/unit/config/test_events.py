@@ -34,7 +34,7 @@ def test_events_are_sampled_beside_the_clock():
         ("events: page-faults", "list"),
     ],
 )
-def test_wrong_events_are_reported(line, message):
+def test_invalid_events_are_reported(line, message):
     with pytest.raises(ConfigError) as caught:
         load(line)
     (problem,) = caught.value.problems

@@ -202,7 +202,7 @@ def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate,
 
 
 def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
-    """Its batch is counted as lost, and not again when the export returns after all."""
+    """The exporter's batch is counted as lost, and not again when the export returns after all."""
     monkeypatch.setattr(gate, "shutdown", lambda _: None)
     earlier = set(threading.enumerate())
     queue = open_queue(gate)

@@ -184,7 +184,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
 
 
 def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, quick):
-    """Even below the size at which windows are encoded, and without a limit in the response."""
+    """That size may be smaller than windows are encoded for, and the response names no limit."""
     (batch,) = make()
     limit = len(batch.payload) // 6
     assert limit < MIN_LEARNED_BYTES

@@ -138,7 +138,7 @@ def test_a_request_above_the_message_limit_is_split(grpc_receiver, tmp_path, cap
 
 
 def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsys):
-    """Parts fit the receiver's limit; samples it never accepts are saved."""
+    """Parts fit the receiver's limit; samples that it never accepts are saved."""
     taken = []
 
     def answer(handler):

@@ -128,7 +128,7 @@ def strings(profile):
 
 @pytest.mark.parametrize("place", ["function", "file"])
 def test_names_cannot_break_out_of_a_format(place):
-    """Names come from a process's memory; its other names are treated alike."""
+    """Names come from a process's memory, so none of them is trusted."""
     names = {"function": (HOSTILE, "a.py"), "file": ("f", HOSTILE)}[place]
     windows = [sent(stack_of(python(names[0], 3, 1, names[1])))]
     (line,) = folded(windows).splitlines()

@@ -82,7 +82,7 @@ def test_a_mutation_of_the_payload_text_is_caught_only_by_its_rule(window, rule,
 
 
 def test_every_rule_is_known_and_has_a_mutation():
-    """Each group has its mutations in its own test file; together they cover every rule."""
+    """Each group of rules has a test file with its mutations; together they cover every rule."""
     assert MUTATIONS.keys() == FORM_RULES.keys()
     groups = (FORM_RULES, rules_dictionary.RULES, rules_profiles.RULES)
     assert sum(map(len, groups)) == len(RULES)

@@ -365,7 +365,7 @@ def test_a_step_abandons_its_backlog_when_a_stop_is_requested(parts):
 
 
 def test_a_full_window_closes_before_the_next_sample_and_loses_none(parts):
-    """Even if samples have equal times, or several windows are pending at the end."""
+    """Some samples have equal times, and several windows are pending at the end."""
     pipeline, sampler, _symbols, windows, time = parts
     pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))
     start = time.boot

@@ -93,7 +93,7 @@ def test_a_wait_that_is_not_marked_as_kept_is_dropped():
 
 
 def test_a_wait_end_is_joined_only_with_its_start():
-    """The previous end was lost, or belongs to the other thread."""
+    """The end of the previous wait was lost, or belongs to the other thread."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
     assert one.stacks == ()
@@ -166,7 +166,7 @@ def test_a_wait_outlives_an_earlier_thread_with_the_same_id():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_sequence_of_waits_is_reported_exactly(seed):
-    """Against a plain account of each wait: its duration, or the threshold if it is shorter."""
+    """A plain account adds the duration of each wait, or the threshold if the wait is shorter."""
     rng = random.Random(seed)
     joiner, now = WaitJoiner(), 1000
     waiting, expected, reported, kept, taken = {}, {}, defaultdict(int), 0, 0
@@ -238,7 +238,7 @@ def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
 
 
 def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
-    """A part of it was sampled; then the program sampled it with probability 500 / 2000."""
+    """After a part was sampled, the program sampled the wait with probability 500 / 2000."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)

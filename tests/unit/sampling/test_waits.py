@@ -68,7 +68,7 @@ def test_the_remaining_time_of_an_exited_thread_is_counted():
 
 
 def test_reads_sum_to_the_threads_totals():
-    """In any order of readings, ends and waits, against the sums of all threads."""
+    """The order of readings, ends and waits does not matter."""
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()
     living, now, number = {}, 1000, 0

@@ -64,7 +64,7 @@ def test_a_recording_contains_the_uevent_datagrams(recording):
 
 
 def test_full_reads_survive_a_round_trip(modules):
-    """All modules of a boot, including padding and ends of functions."""
+    """All modules of a boot are written and read, with padding and ends of functions."""
     for symbols in modules.snapshot.loaded():
         if symbols.table is None:
             continue

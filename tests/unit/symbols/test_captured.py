@@ -159,7 +159,7 @@ def test_a_damaged_archive_is_an_error_without_a_traceback(tmp_path, copies, kee
 
 
 def test_an_impossible_size_in_an_archive_is_an_error_without_a_traceback(tmp_path, copies):
-    """A negative size, beyond what a file position can be; the checksum agrees."""
+    """The size is negative, beyond what a file position can be; the checksum agrees."""
     header = bytearray(tarfile.TarInfo("sys/module").tobuf())
     header[124:136] = b"\xff" + bytes(11)
     header[148:156] = b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:])

@@ -48,7 +48,7 @@ def test_a_module_is_named_soon_after_its_announcement(host, symbolizer):
 
 
 def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, symbolizer):
-    """One was replaced at the same address, one was unloaded, one was loaded."""
+    """One module was replaced at the same address, one was unloaded, and one was loaded."""
     host.load("fresh")
     host.load("going", TEXT + 0x200000, init=INIT + 0x1000)
     settle(symbolizer)
@@ -74,7 +74,7 @@ def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, sym
 
 
 def test_code_run_before_the_announcement_belongs_to_the_module(host, symbolizer):
-    """Init code and the functions it calls, since the last reading in which they were free."""
+    """Init code and the functions it calls, since the last reading with free addresses."""
     between_ns = boot_ns()
     host.load("fresh")
     settle(symbolizer)
@@ -271,7 +271,7 @@ def test_close_stops_the_thread(host, symbolizer):
 
 
 def test_captured_uevents_are_parsed():
-    """All module events of a boot, among device events."""
+    """The capture has all module events of a boot, among device events."""
     captured = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
     data = lzma.decompress(captured.read_bytes())
     events, others = [], 0

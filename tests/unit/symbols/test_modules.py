@@ -120,7 +120,7 @@ def pages(modules_folder):
 
 @pytest.mark.parametrize("sysfs", [True, False])
 def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, sysfs):
-    """They cover neither data nor memory after the guard page at the end of the text."""
+    """Modules cover neither data nor memory after the guard page at the end of the text."""
     symbolizer = KernelSymbolizer.from_files(
         kallsyms=modules_folder / "pages.xz",
         modules=modules_folder / "proc_modules",
@@ -146,7 +146,7 @@ def test_modules_cover_only_the_pages_of_their_functions(pages, modules_folder, 
 
 
 def test_a_trampoline_after_a_module_keeps_its_name(pages, modules_folder):
-    """It may have been allocated after the module, right after the guard page of its text."""
+    """The trampoline may have been allocated later, right after the guard page of the text."""
     symbolizer = KernelSymbolizer.from_files(
         kallsyms=modules_folder / "pages.xz", modules=modules_folder / "proc_modules"
     )
@@ -239,7 +239,7 @@ def test_malformed_module_lines_are_counted():
 
 
 def test_module_ranges_come_from_symbols_without_sysfs(clones, clones_folder):
-    """Without root: base from /proc/modules, size from text symbols; the module says so."""
+    """Without root, the base comes from /proc/modules and the size from text symbols."""
     bare = KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
     )

@@ -138,7 +138,7 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
 )
 def test_any_number_of_code_objects_takes_little_memory(codes, resolver, shape, most_mib):
-    """Names as long and wide as descriptions have them, and tables with a run for two bytes."""
+    """Descriptions have the longest names of wide characters, or tables with the most runs."""
     count, text, table_bytes = shape
     table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)
     tracemalloc.start()

@@ -144,7 +144,7 @@ def test_a_missing_symbol_or_file_is_reported(symbolize, program):
     assert symbolize("--elf", __file__, "main")[0] == 1
 
 
-def test_debug_files_are_searched_in_the_given_directories(symbolize, split):
+def test_debug_files_are_searched_for_in_the_given_directories(symbolize, split):
     path, folder, whole = split
     address = whole["hidden"][0]
     assert symbolize("--elf", path, f"{address:#x}")[0] == 1

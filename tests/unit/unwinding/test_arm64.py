@@ -65,7 +65,7 @@ def test_every_row_matches_an_independent_decoder(built, program):
 
 
 def test_stacks_match_a_real_kernel_and_the_reference_unwinder(built, program, tmp_path):
-    """Through signals, and with signed return addresses."""
+    """The stacks pass through signal frames and have signed return addresses."""
     vdso = tmp_path / "vdso"
     recorded = read_recorded(DATA / "arm64.json.xz", program.name, program, vdso)
     unwinder = native.NativeUnwinder(built, "aarch64")

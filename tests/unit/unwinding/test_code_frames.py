@@ -86,12 +86,12 @@ def test_a_realigned_stack_is_found_by_the_frame_pointer():
     assert states(flow)[10] == ENTRY
 
 
-def test_disagreeing_ways_have_no_state():
+def test_paths_that_disagree_have_no_state():
     flow = follow("84c0 7401 50 90 c3", 0)  # one way pushes, the other does not
     assert not states(flow)
 
 
-def test_what_follows_a_call_that_does_not_return_belongs_to_another_function():
+def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
     # 0: push; je 9; call 11, which ends. 9: pop; ret. 11: ud2
     flow = follow("50 7406 e803000000 90 58 c3 0f0b", 0)
     assert states(flow)[9] == State(16, 0, None)
@@ -133,7 +133,7 @@ def test_cases_of_a_switch_are_followed_back_from_their_end():
     assert states(flow)[5] == State(16, 0, None)
 
 
-def test_a_place_in_a_function_is_no_function():
+def test_an_address_inside_a_function_starts_no_function():
     code = "4883ec08 90 4883c408 c3"
     flow = follow(code)
     flow.add_candidates([START + 4, START])
@@ -159,7 +159,7 @@ def test_every_byte_of_a_gap_has_an_entry():
     assert (start, size) == (START, 7)
 
 
-def test_damaged_code_takes_no_long_time_and_raises_nothing():
+def test_damaged_code_takes_little_time_and_raises_nothing():
     code = bytes(range(256)) * 64
     parts = {"text": [Segment(0, len(code), START)]}
     maker = make_frames(code, parts, START + 3, [(START, START + len(code))], 0)

@@ -13,7 +13,7 @@ from tests.unit.unwinding.files import content
 
 
 def find(name, *, with_tables=True, entry=0):
-    """Returns the gaps of a file, as if it had that entry point, and its only text."""
+    """Returns the gaps of a file, as if it had this entry point and this text alone."""
     source = ImageSource(content(name))
     elf = read_elf(source, "x86_64")._replace(entry=entry)
     (text,) = elf.texts

@@ -102,7 +102,7 @@ def receivers(opened, intake):
 
 
 def call(receivers, body, method=PROFILES.method, **options):
-    """The response over gRPC, or the error that it is."""
+    """The response over gRPC, or the error in its place."""
     with grpc.insecure_channel(
         f"127.0.0.1:{receivers[0].port}", [("grpc.max_send_message_length", -1)]
     ) as channel:
@@ -446,7 +446,7 @@ def count_connections(port):
 def await_count(port, most):
     """Wait until a port has at most this many connections; returns their number.
 
-    Not for a minute, after which silent connections end without a limit.
+    Waits for less than a minute, after which silent connections end even without a limit.
     """
     end = time.monotonic() + 40
     while (count := count_connections(port)) > most and time.monotonic() < end:

@@ -75,7 +75,7 @@ def test_the_link_is_read_as_written_by_objcopy(without_id):
     assert without_id.want("/bin/p").build_id is None
 
 
-def test_debug_files_are_searched_by_build_id_in_the_process_root_then_on_the_host(
+def test_debug_files_are_searched_for_by_build_id_in_the_process_root_then_on_the_host(
     with_id, tmp_path
 ):
     wanted = with_id.want("/bin/p", "/proc/7/root")
@@ -90,7 +90,7 @@ def test_debug_files_are_searched_by_build_id_in_the_process_root_then_on_the_ho
     ]  # fmt: skip
 
 
-def test_debug_files_are_searched_by_name_and_checksum(without_id, tmp_path):
+def test_debug_files_are_searched_for_by_name_and_checksum(without_id, tmp_path):
     places = ["/bin/program.debug", "/bin/.debug/program.debug", "/usr/lib/debug/bin/program.debug"]
     for place in places:
         without_id.put(tmp_path, f"/proc/7/root{place}")
@@ -103,7 +103,7 @@ def test_debug_files_are_searched_by_name_and_checksum(without_id, tmp_path):
     assert len(paths(finder, wanted)) == 2, "another checksum"
 
 
-def test_a_file_searched_by_name_must_match_an_existing_build_id(with_id, without_id, tmp_path):
+def test_a_file_searched_for_by_name_must_match_an_existing_build_id(with_id, without_id, tmp_path):
     finder = DebugLinkDirectories(Access(str(tmp_path)))
     with_id.put(tmp_path, "/bin/program.debug")
     wanted = with_id.want("/bin/p")

@@ -221,7 +221,7 @@ def test_a_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
 
 
 def test_dwarf_that_takes_too_long_for_its_size_is_rejected(cache, opened, tmp_path):
-    """A range list shared by all functions is read again for each of them."""
+    """A range list shared by all functions is read again for each function."""
     path = tmp_path / "ranges"
     path.write_bytes(hostile_dwarf.ranges())
     rate = CpuRate(least_s=0.5, per_mib_s=0.2, most_s=60)

@@ -111,7 +111,7 @@ def test_identical_files_are_read_once(make):
 
 
 def test_files_without_a_build_id_are_not_assumed_identical(make):
-    """Their hash covers the first and the last 4 KiB only."""
+    """The files' hash covers only the first and the last 4 KiB."""
     loader = make()
     for number, content in enumerate((b"one", b"two")):
         loader.add(key(number), details(7), content)

@@ -296,7 +296,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
 
 
 def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
-    """Even without new stacks, and without a look-up for each sample."""
+    """This needs neither new stacks nor a look-up for each sample."""
     asked = []
 
     class Asked(Names):
