@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """A session that leaves redirects to its caller; requests would read their entire bodies."""
+    """A session that leaves redirects to its caller; its base class reads their entire bodies."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""
@@ -33,7 +33,7 @@ class AbortableAdapter(HTTPAdapter):
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def begin(self) -> None:
-        """Allow another exchange."""
+        """Allow exchanges again after an abort."""
         with self._lock:
             self._aborted = False
 
@@ -55,14 +55,14 @@ class AbortableAdapter(HTTPAdapter):
                 return opened
 
             def connect_tracked() -> None:
-                # A proxy's response or a handshake may also trickle in.
+                # Abort while connecting, too: a proxy's response or a handshake may trickle in.
                 with connecting:
                     connect()
                     self._watch(connection.sock)
 
             def send_whole(*args: Any, **kwargs: Any) -> None:
-                # urllib3 reads an early response after a broken pipe, but raises TLS's equivalent
-                # error. In TLS 1.3, the rejection of a client certificate arrives after the
+                # urllib3 reads an early response after a broken pipe, but raises the equivalent
+                # error of TLS. In TLS 1.3, the rejection of a client certificate arrives after the
                 # handshake.
                 try:
                     send(*args, **kwargs)

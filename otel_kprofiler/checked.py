@@ -22,7 +22,7 @@ def checked_text(value: Any) -> str:
     """Return the value if it is a string.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: it is not a string.
     """
     if not isinstance(value, str):
         raise ValueError(f"{_shown(value)} is not a string")  # noqa: TRY004 - bad data, not a defect

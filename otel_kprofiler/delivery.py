@@ -83,7 +83,7 @@ class Reporter:
         self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
         self._handed_over = SampleCounts()
         self._latest: Window | None = None  # the last window's totals, for the final request
-        # Totals in the last request that had a profile of the kind, by kind.
+        # By kind, the totals in the last request that had a profile of this kind.
         self._reported: dict[ExportQueue, dict[str, StreamTotals]] = {}
         self._encoder = encoder
         self._capacity = capacity
@@ -185,7 +185,7 @@ class Reporter:
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
-            # In this thread, because no thread can be started during interpreter shutdown.
+            # Shut down in this thread: none can be started during interpreter shutdown.
             self._shut_down(queues[0], deadline)
             return
         closers = [
@@ -231,7 +231,7 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Later queues in this process also have its samples in their spools.
+        # Later queues' ``earlier`` would include samples of this process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]
@@ -432,7 +432,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or run it here if no more threads can start; returns whether it started."""
+    """Start a thread, or call its function if no thread can start; returns whether it started."""
     try:
         thread.start()
     except RuntimeError:

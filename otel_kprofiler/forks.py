@@ -188,7 +188,7 @@ class _Registry:
         fork.held.release()
 
     def _in_child(self) -> None:
-        # C code may call only PyOS_AfterFork_Child, and after catch_up() has run.
+        # C code may call PyOS_AfterFork_Child alone, even after catch_up() has run.
         if os.getpid() != self._pid:
             self._run_in_child(self._forks.pop().concerned if self._forks else None)
 
@@ -198,7 +198,7 @@ class _Registry:
             if pid in (
                 self._pid,
                 self._catching_up,
-            ):  # hooks have run, or a hook called this
+            ):  # hooks have run, or a hook called this method
                 return
             self._catching_up = pid
             self._one_fork = threading.RLock()

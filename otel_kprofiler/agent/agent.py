@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 _DELIVERY_SHARE: Final = 0.5
 """Share of the shutdown timeout reserved for delivering pending samples."""
 _CLOSING_SHARE: Final = 0.2
-"""Share reserved for aborting exports in progress and sending the last metrics."""
+"""Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
-"""Share reserved for printing the account afterwards."""
+"""Share of the shutdown timeout reserved for printing the account at the end."""
 _CALLS_PER_REPORT: Final = 16  # samples between two reports of progress within a step
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # used by the pipeline, like the next two
+        self._targets: AgentTargets | None = None  # the pipeline uses this and the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -124,7 +124,7 @@ class Agent:
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
-        self._calls = 0  # of _alive_sometimes
+        self._calls = 0  # since _alive_sometimes last reported progress
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
@@ -282,7 +282,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _alive_sometimes(self) -> None:
-        """Report progress on some calls only; it is called for each sample."""
+        """Report progress on some calls only, since there is a call for each sample."""
         self._calls = (self._calls + 1) % _CALLS_PER_REPORT
         if not self._calls:
             self._alive()
@@ -332,7 +332,7 @@ class Agent:
             except KProfilerError as error:
                 problem = error
         if problem:
-            # Formatted here, so that the filter of repeated messages passes each distinct problem.
+            # Formatting here lets the filter of repeated messages pass each distinct problem.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
             _log.error(f"reload rejected, nothing has changed: {problem}{fix}")
             first = str(problem).partition("\n")[0]
@@ -370,7 +370,7 @@ class Agent:
 
     def _change_receiver(self, old: AgentConfig, new: AgentConfig, reporter: Reporter) -> None:
         if self._pipeline is None:
-            # The cause may no longer exist.
+            # Whatever prevented the start may be gone.
             self._start(reporter, new)
             return
         pipeline = self._pipeline

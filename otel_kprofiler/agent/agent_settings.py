@@ -44,18 +44,18 @@ class AgentConfig:
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
-        grain: unit that gets a separate Resource.
+        grain: unit that has its own Resource, from a process to the host.
         leaves_out_self_profiled: whether processes that sample themselves are left out.
         service_sources: sources of names for services that publish none.
         exporters: exporters of the pipeline, by id and in order.
-        must_sample: exit with an error if sampling cannot start.
-        sampling_percent: probability that this host samples during a ``sampling_interval_s``.
-        sampling_interval_s: interval between these decisions.
+        must_sample: whether to exit with an error if sampling cannot start.
+        sampling_percent: probability, in percent, that the host samples during an interval.
+        sampling_interval_s: length of these intervals.
         monitor_interval_s: interval at which the agent checks its limits.
         clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
             startup.
         limits: limits on the agent's usage.
-        drop_all: drop every capability once sampling has started.
+        drop_all: whether to drop every capability once sampling has started.
         health_endpoint: address of the health endpoint; empty for none.
         shutdown_timeout_s: time limit for stopping.
         sends_metrics: whether the agent sends its own metrics.
@@ -117,12 +117,12 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
 """Receiver keys that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Divisor of the memory limit: the samples of a full ring use about six times its size."""
+"""Memory limit / ring size: decoded samples use about six times their size in the ring."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
 """About 5 s of samples from 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8
 _SAMPLE_BYTES: Final = 1024
-"""Memory per sample with a unique stack in a window."""
+"""Memory that a window uses per sample with a unique stack."""
 
 
 def agent_config(config: Config) -> AgentConfig:
@@ -163,7 +163,7 @@ def _sampler_config(receiver: Receiver, limits: Limits, *, drop_all: bool) -> Sa
     rss_bytes = limits.rss_bytes
     return replace(
         sampler_config(receiver),
-        # Without capabilities, no file of another user can be opened, and no table loaded.
+        # Without capabilities, no file of another user can be opened, and no unwind table loaded.
         user_unwinding="frame_pointers" if drop_all else receiver.user_unwinding,
         max_ring_bytes=rss_bytes // _RING_SHARE if rss_bytes else MAX_RING_BYTES,
         drain_interval_s=DRAIN_INTERVAL_S,

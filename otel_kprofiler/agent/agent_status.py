@@ -35,7 +35,7 @@ def describe_agent(
         account: counts of all samples so far.
         queues: the exporters' queues, by exporter name.
         pipeline: None if nothing is sampled.
-        user_names: reads user-file symbols; None if they are disabled.
+        user_names: reads symbols of user files; None if they are disabled.
         stalls: how often the main loop stalled.
         cpu_time: CPU time that the agent has used so far.
     """
@@ -77,7 +77,7 @@ def open_health(
     """
     if not endpoint:
         return None
-    # Imports http.server: 2 MB beyond gRPC, which most agents do not need.
+    # This import loads http.server, which takes 2 MB and which most agents do not need.
     from otel_kprofiler.agent.health import HealthServer  # noqa: PLC0415
 
     return HealthServer(endpoint, probes, describe, waits=waits)

@@ -45,7 +45,8 @@ def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord
 
     Args:
         account: counts of all samples so far.
-        as_json: the numbers are values of ``account``, by kind; otherwise they are in the message.
+        as_json: whether to put the numbers into the record's ``account``, by kind, instead of its
+            message.
     """
     missed = [
         kind for kind, kind_account in account.kinds.items() if _is_missed_unusual(kind_account)

@@ -29,7 +29,7 @@ class HealthServer:
 
     Args:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
-        probes: by path, such as ``/livez``; called in server threads.
+        probes: health checks by path, such as ``/livez``; called in server threads.
         status: returns the body of ``/status`` as values for JSON; called in server threads.
         waits: whether to wait for a port that another process has, and listen once it is free: any
             user may take a port above 1023 before this process does.

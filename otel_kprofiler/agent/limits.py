@@ -59,7 +59,7 @@ def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
 
 
 class Governor:
-    """Adapts the rate: lowers it immediately above a limit, raises it slowly below."""
+    """Adapts the rate: lowers it at once if a limit is exceeded, and raises it slowly otherwise."""
 
     def __init__(self) -> None:
         self._calm = 0

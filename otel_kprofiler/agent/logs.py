@@ -31,7 +31,7 @@ LEVELS: Final = {
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message; account and traceback if any."""
+    """Formats records as lines of JSON: time, level, logger, message; account, traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as JSON."""
@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """One line without control characters; tracebacks add lines."""
+    """Formats a record as one line without control characters; a traceback adds lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))
@@ -67,7 +67,7 @@ class DescriptorHandler(logging.Handler):
     exit.
 
     Args:
-        fd: where to write; stays open.
+        fd: the descriptor to write to; it stays open.
     """
 
     def __init__(self, fd: int) -> None:
@@ -134,12 +134,12 @@ def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging`.
 
     Libraries write nothing themselves: Python's warnings become log records, and gRPC is silent
-    unless ``GRPC_VERBOSITY`` is set, since the status of a call has the same information. Call
-    before gRPC is imported.
+    unless ``GRPC_VERBOSITY`` is set, since the status of a call has the information that gRPC would
+    log. Call before gRPC is imported.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning
-    # Without a target, it never flushes, regardless of capacity.
+    # Without a target, a MemoryHandler never flushes, whatever its capacity.
     logging.basicConfig(handlers=[MemoryHandler(0)], force=True)
 
 

@@ -263,7 +263,7 @@ class _Exporter(MetricExporter):
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = set()  # by whether the receiver has no metrics pipeline
+        self._warned: set[bool] = set()  # logged: True for a missing pipeline
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any

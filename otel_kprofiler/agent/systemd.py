@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Reports readiness, reloads and liveness to systemd; does nothing elsewhere.
+    """Reports readiness, reloads and liveness to systemd; does nothing without ``NOTIFY_SOCKET``.
 
-    Never blocks: if the socket is full, :meth:`alive` sends the message again, unless it was
-    superseded. Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``, which systemd
-    sets for its services.
+    Never blocks: if the socket is full, a later :meth:`alive` sends the message, unless a newer
+    message has superseded it. Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``,
+    which systemd sets for its services.
 
     Args:
         environment: variables by name, such as ``NOTIFY_SOCKET``.

@@ -55,5 +55,5 @@ class AgentTargets:
         _log.debug("sampling %s", self._follower.describe())
 
     def _without_targets(self, config: SamplerConfig) -> SamplerConfig:
-        """A running configuration without its dynamic targets; its rate may be lowered."""
+        """Returns a sampler's current configuration without its dynamic targets."""
         return replace(config, target_pids=self._pids, target_cgroups=(), target_descendants=False)

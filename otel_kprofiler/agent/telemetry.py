@@ -52,7 +52,7 @@ class Telemetry:
             self._metrics.record_export(name, result, seconds)
 
     def configure(self, config: AgentConfig) -> None:
-        """Send metrics to the configuration's OTLP receivers, if it enables them."""
+        """Send metrics to the OTLP receivers of a configuration, if metrics are enabled there."""
         receivers = {
             name: settings.client
             for name, settings in config.exporters.items()

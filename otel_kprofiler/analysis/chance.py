@@ -20,7 +20,7 @@ def chance_of_means(
     Args:
         difference: one mean minus the other.
         first: variance of the first mean, and its number of observations.
-        second: variance and observations of the second mean.
+        second: variance of the second mean, and its number of observations.
     """
     variance = first[0] + second[0]
     if not variance:

@@ -141,7 +141,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates the amount of a group; weights are None on a side without it."""
+    """Estimates the amount of a group; the weights of a side without the group are None."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
@@ -161,11 +161,11 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Selects the changed groups; the probability of any false one is at most ``LEVEL``.
+    """Selects the changed groups; the probability that any of them is wrong is at most ``LEVEL``.
 
     Args:
-        chances: the smaller p-value of self and total, 1 where there are too few samples. The
-            number of tests must not depend on their outcome.
+        chances: for each group, the smaller of the p-values of ``own`` and ``total``; 1 if there
+            are too few samples. The number of tests must not depend on their outcome.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

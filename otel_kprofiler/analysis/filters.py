@@ -87,7 +87,10 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns which resources match, by index; None if the filter has other conditions."""
+        """Returns whether each resource matches, by index.
+
+        None if the filter has conditions that only the samples of a resource can fulfil.
+        """
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):

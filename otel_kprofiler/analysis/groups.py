@@ -178,7 +178,7 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Groups samples, sorted by self weight; lines are sorted by total weight.
+    """Groups samples; groups are sorted by self weight, groups of lines by total weight.
 
     Args:
         samples: what to group.
@@ -289,7 +289,7 @@ class _Sums:
 
 
 def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> list[Group]:
-    """Groups samples by their stacks, ordered by self weight.
+    """Groups samples by their stacks; groups are sorted by self weight.
 
     Args:
         samples: what to group.

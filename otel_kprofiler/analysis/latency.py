@@ -12,8 +12,8 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of threads of the process that ran at that time; the sum is the
-time in which any of them ran."""
+"""CPU time divided by the number of threads of the process that ran at the same time; the sum is
+the time in which any of these threads ran."""
 
 
 def weigh_latency(samples: Samples) -> Samples:
@@ -21,15 +21,15 @@ def weigh_latency(samples: Samples) -> Samples:
 
     A sample stands for its period, divided by the number of threads of its process that ran on a
     CPU at that time, as ``perf report --latency`` does for a whole recording. Another thread counts
-    by the distance of its samples in time: fully for a sample at the same time, and not at all from
-    one period on. A thread that runs without pause thus counts as one, whatever the phase of its
-    CPU's timer. Where threads begin or end, the number is wrong for up to one period.
+    more the nearer its samples are in time: fully for a sample at the same time, not at all for one
+    a period or more away. A thread that runs without pause thus counts as one, whatever the phase
+    of its CPU's timer. Where threads begin or end, the number is wrong for up to one period.
 
     Args:
         samples: all samples of the processes; a selection would miss threads.
 
     Raises:
-        KProfilerError: there are no on-CPU samples with a period and times of their own.
+        KProfilerError: there are no on-CPU samples that have a period and individual times.
     """
     origins = samples.tables.origins
     is_cpu = [origin.profile.kind == ON_CPU for origin in origins]
@@ -78,15 +78,17 @@ def _latencies(samples: Samples) -> array[int]:
 
 
 def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:
-    """Set the latencies of a process: its samples by time, each with thread, period and place.
+    """Set the latencies of a process's samples.
 
-    The nearness of a thread's samples to a time adds up to one period, at any phase.
+    ``points`` has a tuple per sample: time, thread id, period, and index into ``latencies``; sorted
+    by time. If a thread runs without pause, the nearness of its samples to a point (period minus
+    distance) adds up to one period.
     """
     first = 0
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # of one thread
+        running = period  # of this thread; others add to it
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

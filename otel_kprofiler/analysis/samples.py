@@ -116,14 +116,14 @@ class Samples:
         return tuple(dict.fromkeys(origin.profile.kind for origin in self.tables.origins))
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Start and end of each row in ``times``."""
+        """Yields the start and end of each row in ``times``."""
         start = 0
         for end in self.ends:
             yield start, end
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the samples of each row: sums of values that count samples, else timestamps."""
+        """Returns the number of samples in each row: the sum of values if they count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]

@@ -18,14 +18,14 @@ from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import WaitCause, WindowWait
 
 PART: Final = "part"
-"""Name of this grouping."""
+"""Name of the grouping of spans' time by part."""
 TRACE: Final = "trace"
 """Name of the grouping by span, trace after trace."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"
 WAIT: Final = "wait: "
-"""Prefix of the cause of waits in spans."""
+"""Prefix of the names of parts that are waits; their cause follows."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
 """Name of the part for work of the thread outside the spans of the trace."""
@@ -53,7 +53,7 @@ class SpanParts(NamedTuple):
 
 
 class EndpointParts(NamedTuple):
-    """The time of all spans below local root spans of one name; of all spans if it is empty."""
+    """The time of all spans below local roots with a given name; an empty name means all spans."""
 
     endpoint: str
     parts: SpanParts
@@ -70,8 +70,8 @@ class SpanTime(NamedTuple):
         start_ns: Unix time of the first sample.
         user: time on a CPU in user code.
         kernel: time on a CPU in the kernel.
-        waited: time off the CPU, including waits for a CPU; in event loops, also until the span
-            continues.
+        waited: time off the CPU, including waits for a CPU; in event loops, also the time until the
+            span continues.
     """
 
     trace_id: str
@@ -117,8 +117,8 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
 def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
     """Returns the time of each span by service.
 
-    A span that leaves its thread, as at each ``await``, waits while the event loop does. The
-    thread's time in other spans, or in none, does not count.
+    A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
+    waits. The thread's time in other spans, or in none, does not count.
 
     Args:
         chosen: samples whose spans are shown.
@@ -241,10 +241,10 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields names, traces, and their parts of a thread's samples.
+    """Yields each name and trace of spans, with its parts of a thread's samples.
 
-    A trace's samples range from its first to its last sample with that name; the cost does not
-    depend on the number of names.
+    The parts cover the time from the trace's first to its last sample with that name. The cost does
+    not depend on the number of names.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):

@@ -21,7 +21,8 @@ class WaitSummary(NamedTuple):
         estimate_ns: time represented by the samples.
         error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
             since their durations are unknown. Waits at or above the threshold add no error.
-        threshold_ns: waits of at least this duration were all sampled; the largest of all windows.
+        threshold_ns: waits of at least this duration were all sampled; the largest threshold of all
+            windows.
     """
 
     exact: WaitTotals | None
@@ -42,8 +43,9 @@ def summarize_waits(
             anything but processes.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
-    represents the threshold. Its variance is at most the threshold squared; for the two parts of a
-    wait, asleep and waiting for a CPU, at most twice the sum of their squares.
+    represents the threshold. The variance of this estimate is at most the threshold squared or, if
+    it is split into two parts (asleep, and waiting for a CPU), at most twice the sum of the parts'
+    squares.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

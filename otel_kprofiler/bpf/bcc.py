@@ -3,7 +3,7 @@
 bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
 our environment. The child gets no environment variables, and only the headers in ``stubs`` and next
-to the source. Maps and programs are created by bpf(2), see include/uapi/linux/bpf.h.
+to the source. Maps and programs are created by bpf(2); see include/uapi/linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
             timeout=_COMPILE_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:  # not rejected by the kernel
+    except (OSError, subprocess.TimeoutExpired) as error:  # bcc did not run
         raise SamplerError(f"compiling {spec.source.name} with bcc failed: {error}") from error
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode == bcc_compile.NO_BCC:

@@ -72,7 +72,7 @@ class KernelTypes:
         """Returns the types of a tracepoint's arguments; None if the kernel has no such tracepoint.
 
         A type is the name of a typedef, of a struct (also if the argument points to it) or of an
-        integer; empty for others.
+        integer; empty for other types.
         """
         at = self._find(_TRACEPOINT.decode() + tracepoint, _KIND_TYPEDEF)
         for kind in (_KIND_PTR, _KIND_FUNC_PROTO):
@@ -82,7 +82,7 @@ class KernelTypes:
             return None
         count = _TYPE.unpack_from(self._types, at)[1] & 0xFFFF
         first = at + _TYPE.size
-        # The first argument is the data of the function that is called.
+        # The first argument is the context of the attached function.
         kinds = [struct.unpack_from("=I", self._types, first + 8 * i + 4)[0] for i in range(count)]
         return tuple(map(self._argument, kinds[1:]))
 
@@ -145,7 +145,7 @@ class KernelTypes:
         return None
 
     def _place(self, number: int) -> int | None:
-        """Returns the location of the type of a number."""
+        """Returns the location of the type with this number."""
         return self._places[number - 1] if 0 < number <= len(self._places) else None
 
     def _resolve(self, number: int) -> int | None:

@@ -33,10 +33,10 @@ class DumpRow(NamedTuple):
         monotonic_ns: ``CLOCK_MONOTONIC`` of the same moment.
         clock_ns: the scheduler's clock, as of its last reading on the CPU of the dump.
         arrived_ns: when the thread last got a CPU, on the scheduler's clock; 0 if unknown.
-        ran_ns: how long it ran since then, without interrupts and time stolen by the hypervisor.
+        ran_ns: how long it has run since ``arrived_ns``, without interrupts and stolen time.
         ran_until_ns: when it last ran, on a clock that excludes interrupts and stolen time; 0 if
             unknown.
-        lacking_ns: how far the clock of ``ran_until_ns`` is now behind the scheduler's.
+        lacking_ns: how far the clock of ``ran_until_ns`` is behind the scheduler's at ``time_ns``.
         queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
@@ -88,8 +88,9 @@ class DumpRow(NamedTuple):
         """Returns when the thread left its CPU or was queued for one; 0 if unknown.
 
         The time is on the scheduler's clock, like :attr:`clock_ns`. It is early by the interrupts
-        and the stolen time of the thread's last run. Where the kernel does not record when the
-        thread last got a CPU, the time is late by those of the whole wait.
+        and the stolen time during the thread's last run. Where the kernel does not record when the
+        thread last got a CPU, it is late by the interrupts and the stolen time during the whole
+        wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -117,7 +118,7 @@ def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
 
 
 class MemoryLayoutMap:
-    """The mapped layout, which the program changes.
+    """Maps ``struct memory_layout``, which the program updates.
 
     Args:
         map_fd: descriptor of the map ``memory_layout``.
@@ -133,7 +134,7 @@ class MemoryLayoutMap:
 
     @property
     def tried(self) -> int:
-        """Returns how many places were tried."""
+        """Returns how many places were tried as the start of the direct map."""
         return self._word(_TRIED_WORD)
 
     def close(self) -> None:

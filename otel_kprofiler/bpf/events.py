@@ -13,13 +13,13 @@ _LAYOUT: Final = struct.Struct("=4Q")
 
 
 class EventOffsets(NamedTuple):
-    """``struct event_layout``; see there for the fields."""
+    """Mirrors ``struct event_layout``, whose comments describe the fields."""
 
     in_context: int
     attributes: int
 
     def pack(self, cpus: int, *, tracepoints: bool = False) -> bytes:
-        """Packs the struct, for a number of lines of each event."""
+        """Packs the struct; each event has ``cpus`` lines of counters."""
         return _LAYOUT.pack(*self, cpus, tracepoints)
 
 

@@ -61,7 +61,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""Number of the kind of the first event in records."""
+"""The first event's kind has this number in records; the other events follow."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -73,7 +73,7 @@ _RECORD: Final = struct.Struct("=8Q4I2H3hHI16sI4x")
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
-"""Upper bound of the largest record: head, 15 mappings, MAX_FRAMES words."""
+"""Upper bound of the largest user stack: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
 _CONTEXT_BYTES: Final = 1152
 _RECORD_BYTES: Final = (
@@ -91,11 +91,11 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Last run, and whether the memory is taken."""
+"""Size of the head of the scratch memory: the last run, and whether the memory is in use."""
 
 
 class ProgramConfig(NamedTuple):
-    """``struct config``: settings of the program; see there for the fields."""
+    """Settings of the program: ``struct config``, whose comments describe the fields."""
 
     flags: int
     min_age_ns: int
@@ -146,7 +146,7 @@ MAPS: Final = {
 
 
 class ProgramCounts(NamedTuple):
-    """Counters since the program was loaded, over all CPUs, of one event (``struct cpu_line``)."""
+    """Counters of an event since the program was loaded, summed over CPUs (``struct cpu_line``)."""
 
     taken: int
     ring_full: int
@@ -165,7 +165,7 @@ class CpuLines:
 
     Args:
         map_fd: descriptor of the map.
-        cpus: number of lines of each event.
+        cpus: number of CPUs, each of which has a line per event.
         events: number of events besides cpu-clock.
     """
 
@@ -194,7 +194,7 @@ class CpuLines:
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
-        """Returns per CPU the time of the record in progress; 0: none, 1: no time yet."""
+        """Returns the time of the record in progress on each CPU; 0 if none, 1 if not yet timed."""
         return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
 
     def close(self) -> None:
@@ -346,7 +346,7 @@ def _refuse_kind(number: int) -> NoReturn:
 def _find_span(
     trace_high: int, trace_low: int, span_id: int, context: bytes
 ) -> tuple[SpanLink | None, bytes]:
-    """Finds the span; trace flags and attributes only if it comes from a thread context."""
+    """Returns the span and its attributes; only a thread context has attributes."""
     if context:
         return parse_thread_context(context)
     if not (trace_high or trace_low):

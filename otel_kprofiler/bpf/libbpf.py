@@ -163,7 +163,7 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """Convert a failure; the verifier shares error codes with other causes, but has a log."""
+        """Convert a failure to an exception; only the log shows that the verifier rejected it."""
         log = self._messages.text()
         if code == errno.EBADF:  # libbpf continues after a failed open
             code = errno.EMFILE
@@ -179,7 +179,7 @@ class _LibbpfObject:
 
 
 class _Messages:
-    """Collects messages of libbpf during a load; the lock is needed as its callback is global."""
+    """Collects libbpf's messages during a load; the lock is needed since the callback is global."""
 
     _lock = ProcessLock()
 

@@ -15,13 +15,13 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread during the block, and permanently in threads started in it.
+    """Block signals in this thread within the context, and permanently in threads started there.
 
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
-    It may take half a second, longer than the timer interval of some services.
+    A verification may take half a second, longer than the timer interval of some services.
 
-    The kernel may deliver a signal to any thread. A service whose handlers are in C, such as
-    uWSGI, relies on its threads being interrupted.
+    Our threads keep signals blocked: the kernel may deliver a signal to any thread, but a service
+    whose handlers are in C, such as uWSGI, relies on its own threads being interrupted.
     """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
@@ -79,5 +79,5 @@ class Loader(Protocol):
         Raises:
             DependencyError: the loader's library is missing.
             OSError: the kernel refused (``EPERM``, ``EACCES``) or lacks a feature.
-            SamplerError: the verifier rejected a program; carries its log.
+            SamplerError: the verifier rejected a program; the error carries the verifier's log.
         """

@@ -27,24 +27,25 @@ class PythonLayout(NamedTuple):
         thread_status: status bits, in a thread state; bit 3 is set if its thread used this state
             last (from 3.13 on). 0 if there are none.
         thread_frame: the current frame, or ``_PyCFrame``, in a thread state.
-        thread_chunk: the chunk of memory with the newest frames, in a thread state; followed by the
-            end of its used part and the end of the chunk.
+        thread_chunk: the chunk of memory with the newest frames, in a thread state; the next two
+            words are the end of the chunk's used part and the end of the chunk.
         cframe_frame: the current frame, in a ``_PyCFrame``.
         frame_bytes: number of bytes read of a frame: up to its variables.
         frame_code: the code object, in a frame; the lowest two bits may be set.
         frame_previous: the caller's frame, in a frame.
         frame_instruction: the current or last instruction, in a frame.
-        frame_owner: the owner of its memory, a byte: 1 for generators.
-        frame_entry: whether C entered the frame, a byte, with ``PYTHON_IS_ENTRY``.
+        frame_owner: the owner of a frame's memory, one byte; 1 for generators.
+        frame_entry: whether the frame was entered from C, one byte; used with ``PYTHON_IS_ENTRY``.
         frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` covers all.
-        entry_owner: lowest owner of entry frames, which are not functions.
-        generator_state_back: bytes from a generator's state, a byte, to its frame.
+        entry_owner: lowest value of the owner in entry frames, which belong to no function.
+        generator_state_back: bytes from a generator's state (one byte) to its frame.
         generator_executing: the state of a running generator.
         code_bytes: number of bytes of a code object up to its instructions.
         code_traceable: index of the first instruction of the function itself, 32 bits.
-        code_frame_words: words of its frames, 32 bits; 0 if only the following two are known.
-        code_stack_words: words of the stack in its frames, 32 bits.
-        code_variables: words of variables in its frames, 32 bits.
+        code_frame_words: words of the code's frames, 32 bits; 0 if the code object has only the
+            next two sizes.
+        code_stack_words: words of the stack in the code's frames, 32 bits.
+        code_variables: words of variables in the code's frames, 32 bits.
         code_version: distinguishes code objects, 32 bits; 0 if there is none.
         code_first_line: first line of the function (``co_firstlineno``), 32 bits.
         code_file: reference to the file name, a string.

@@ -39,7 +39,8 @@ class ProcessSeen(NamedTuple):
 
     Attributes:
         tgid: process id, as in samples.
-        image: distinguishes programs that ran in the same process, and users of one pid.
+        image: distinguishes programs that ran in the same process, and processes that had the same
+            pid.
     """
 
     tgid: int

@@ -179,7 +179,7 @@ class PythonMaps(LockedForForks):
     ) -> bool:
         """Start reading frames of a process; False if the map is full.
 
-        After execve(2), it has no Python frames until it is registered again.
+        After execve(2), the process has no Python frames until it is registered again.
 
         Args:
             tgid: process id, as in samples.
@@ -269,7 +269,7 @@ class PythonMaps(LockedForForks):
                 delete_from_map(self._map_fd("codes"), key)
 
     def close(self) -> None:
-        """Unmap, and reject further processes; the owner of the maps closes them. Idempotent."""
+        """Unmap the maps and reject further processes; the maps' owner closes them. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._last_counts = self.counts()

@@ -45,9 +45,9 @@ class SpanPath(NamedTuple):
         variable: OpenTelemetry's context variable.
         variable_hash: hash of the variable in a HAMT, 32 bits.
         otel_context_type: OpenTelemetry's ``Context``, a dictionary.
-        span_key: key of the current span in that dictionary.
+        span_key: key of the current span in OpenTelemetry's ``Context``.
         span_key_hash: hash of ``span_key``, 64 bits.
-        labels_key: key of the label set's number in that dictionary.
+        labels_key: key of the label set's number in OpenTelemetry's ``Context``.
         labels_key_hash: hash of ``labels_key``.
         dict_type: ``dict``.
         attribute: name of the attribute in which spans keep their span context.

@@ -97,7 +97,7 @@ class RingReader:
     def reserved(self) -> int:
         """Returns the position up to which records are reserved.
 
-        Reading it is also a barrier for other mapped memory.
+        Reading this property is also a barrier for other mapped memory.
         """
         self._order()
         position = self._memory.producer[0]
@@ -143,7 +143,7 @@ class RingReader:
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of each record in a chunk, except discarded ones. Raises ``ValueError``."""
+    """Yields start and end of each record in a chunk, unless discarded. Raises ``ValueError``."""
     at, end = 0, len(data)
     while at < end:
         if end - at < RECORD_OVERHEAD:

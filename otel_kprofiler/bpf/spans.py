@@ -19,7 +19,8 @@ class SpanLayout(NamedTuple):
         flags_type: type of the flags, with the layout of ``int``.
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
-        size_shift: number of flag bits below the number of digits in that word.
+        size_shift: in an integer's word with the number of digits, the number of flag bits below
+            it.
         negative_bit: mask of the flag bit that marks negative integers; 0 if their number of digits
             is negative instead.
         unsampled: 1 to include spans that are not sampled.

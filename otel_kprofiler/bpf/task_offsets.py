@@ -8,7 +8,7 @@ from otel_kprofiler.bpf.btf import KernelTypes
 
 
 class ProgramOffsets(NamedTuple):
-    """``struct program_offsets``; see there for the fields."""
+    """Mirrors ``struct program_offsets``, whose comments describe the fields."""
 
     exec_id: int
     mm: int
@@ -18,14 +18,14 @@ class ProgramOffsets(NamedTuple):
 
 
 class TaskOffsets(NamedTuple):
-    """Offsets in bytes.
+    """Offsets in ``task_struct``, in bytes.
 
     Attributes:
         leader: offset of the main thread.
         start: offset of the start time.
         parent: offset of the parent.
         tgid: offset of the process id.
-        comm: offset of the name.
+        comm: offset of the thread's name.
         program: offsets of the fields that identify program and user; None if the kernel's structs
             differ.
     """

@@ -27,14 +27,14 @@ _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
 TRACE_LABEL: Final = b"trace_id"
 SPAN_LABEL: Final = b"span_id"
-"""Labels with the ids of a goroutine's span, named as in the specification's Trace Context in
-non-OTLP Log Formats: lower-case hexadecimal."""
+"""Labels with the ids of a goroutine's span, in lower-case hexadecimal; the names are those of
+OpenTelemetry's "Trace Context in non-OTLP Log Formats"."""
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX: Final = frozenset(b"0123456789abcdef")
 
 
 class ContextKind(enum.IntEnum):
-    """Type of the variable (``enum context_kind``)."""
+    """Type of the variable that leads to a thread's context (``enum context_kind``)."""
 
     POINTER = 0
     """``otel_thread_ctx_v1``: a pointer to the record."""
@@ -91,7 +91,7 @@ def find_thread_pointer(types: KernelTypes) -> int | None:
 
 
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
-    """Parses the span of a thread context, None if there is none, with flags and attributes.
+    """Parses the span (None if there is none), the flags and the attributes of a thread context.
 
     Args:
         record: the published record, with the bytes of attributes that were read.
@@ -148,8 +148,8 @@ class ThreadContexts(LockedForForks):
     Args:
         map_fd: descriptor of the map, which the caller closes; None means that no process can be
             registered.
-        slots_fd: descriptor of the map of bits by low bits of the process id, which the caller
-            closes.
+        slots_fd: descriptor, which the caller closes, of the map of bits by low bits of process
+            ids.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -214,7 +214,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def _mark(self, tgid: int) -> None:
-        """Write the word of bits of a process id, for all processes that share it."""
+        """Write the word with a process's bit, which also has the bits of other processes."""
         word = tgid % _SLOTS // 64
         bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))

@@ -20,14 +20,14 @@ _CONSTANTS: Final = struct.Struct("=10Q")
 
 
 class TracepointValue(NamedTuple):
-    """Where an event has its value.
+    """Location and unit of an event's value.
 
     Attributes:
         argument: number of the tracepoint's argument; :data:`NO_ARGUMENT` if each event counts 1.
         member: byte offset of the value in the struct to which the argument points, where it has
             32 bits; None if the argument is the value.
-        is_order: whether the value is 1 << argument.
-        unit: number of bytes in which the value counts.
+        is_order: whether the value is ``1 << argument``.
+        unit: unit of the value, in bytes.
     """
 
     argument: int = NO_ARGUMENT
@@ -37,7 +37,7 @@ class TracepointValue(NamedTuple):
 
 
 class TracepointConstants(NamedTuple):
-    """``struct tracepoint``; see there for the fields.
+    """Mirrors ``struct tracepoint``, whose comments describe the fields.
 
     ``call`` is the number of the only system call that counts; None for all.
     """
@@ -63,7 +63,7 @@ class TracedCpus:
 
     Args:
         map_fd: descriptor of the map.
-        cpus: number of its elements.
+        cpus: number of the array's elements.
     """
 
     def __init__(self, map_fd: int, cpus: int) -> None:
@@ -83,7 +83,7 @@ class TracedCpus:
 
 
 def attach_tracepoint(name: str, program_fd: int) -> int:
-    """Attach a program to a raw tracepoint; returns a descriptor, which detaches it when closed.
+    """Attach a program to a raw tracepoint until the returned descriptor is closed.
 
     An empty name attaches a program whose tracepoint is in its BTF.
 
@@ -99,7 +99,8 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
 def count_recursions(program_fd: int) -> int:
     """Returns how often the kernel skipped a program because it was already running on the CPU.
 
-    Counted since 5.12 (``bpf_prog_show_fdinfo`` of kernel/bpf/syscall.c); 0 if that cannot be read.
+    Kernels report this count since 5.12 (``bpf_prog_show_fdinfo`` of kernel/bpf/syscall.c); returns
+    0 if it cannot be read.
     """
     try:
         with open(f"/proc/self/fdinfo/{program_fd}", encoding="ascii") as file:

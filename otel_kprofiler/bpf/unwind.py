@@ -29,7 +29,7 @@ _CONFIG: Final = struct.Struct("=5Q38I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
 CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size + MAX_COLUMNS
 DEFAULT_MAX_WORK: Final = 5000
-"""Limit of a walk: 125 µs with cold caches (see ``docs/unwinding.md``)."""
+"""Default limit on the steps of unwinding a stack: 125 µs with cold caches (docs/unwinding.md)."""
 
 
 class RegisterBlock(NamedTuple):
@@ -135,7 +135,7 @@ X86_64: Final = Processor(
 )
 
 _A64_INTERRUPT: Final = tuple(_WORD * number for number in range(32))  # x0-x30, sp
-# struct sigcontext: the fault's address, then as pt_regs
+# struct sigcontext: the fault's address, then the fields of pt_regs
 _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
@@ -165,7 +165,7 @@ PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH
 
 _LEAST_THREAD_BYTES: Final = 16384
 """THREAD_SIZE of both processors: arch/x86/include/asm/page_64_types.h,
-arch/arm64/include/asm/memory.h. The latter has whole pages, which may be larger.
+arch/arm64/include/asm/memory.h. On arm64, it is larger if pages are.
 """
 
 
@@ -204,7 +204,7 @@ _MEMBERS: Final = (
 _FORMER: Final = {
     # Before 6.1, processes had a red-black tree of mappings.
     ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
-    # Before 6.7 and before 6.11, an inode had its times as struct timespec64.
+    # Before 6.11, an inode had its times as struct timespec64; before 6.7, under other names.
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
@@ -253,11 +253,11 @@ def pack_unwind_config(
     Args:
         processor: the processor's properties.
         kernel: the kernel's offsets.
-        page_bytes: size of its pages.
-        max_work: limit of a walk, in units of the program.
-        address_bits: number of bits of its processes' addresses. Pointer authentication uses the
-            next ones (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 on with
-            pages of 16 KiB, from bit 42 on with pages of 64 KiB, if the kernel is built so.
+        page_bytes: size of the kernel's pages.
+        max_work: limit on unwinding a stack, in steps of the program.
+        address_bits: number of bits of user addresses. Pointer authentication uses the next bits
+            (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 on with pages of 16
+            KiB, from bit 42 on with pages of 64 KiB, if the kernel is built so.
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS

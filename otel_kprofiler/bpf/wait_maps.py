@@ -65,7 +65,7 @@ class WaitOffsets(NamedTuple):
         return self.run_delay != 0
 
     def pack(self, buckets: int) -> bytes:
-        """Packs the struct, for a number of buckets that is a power of two."""
+        """Packs the struct; ``buckets``, the number of buckets, is a power of two."""
         return _LAYOUT.pack(*self, buckets - 1)
 
 
@@ -172,7 +172,7 @@ class WaitThread(NamedTuple):
         """Returns the time in the wait's state, and the time since the wake-up.
 
         Args:
-            now_ns: time of the threads' clock; ignored if before the wait.
+            now_ns: time of the threads' clock; both times are 0 if it is before the wait.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -224,7 +224,7 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait; when it begins, ``end`` is None and the sample's value ``since_ns``."""
+    """A record of a wait's start or end; at the start, the sample's value is ``since_ns``."""
 
     sample: RawSample
     end: WaitEnd | None
@@ -278,7 +278,7 @@ class WaitLines:
 
 
 def parse_wait_counts(counters: bytes) -> WaitCounts:
-    """Sums a copy of :meth:`WaitLines.copy` over all CPUs."""
+    """Sums the counters in a result of :meth:`WaitLines.copy` over all CPUs."""
     words = memoryview(counters).cast("Q")
     return WaitCounts(*(sum(words[at::_COUNTERS]) for at in range(_COUNTERS)))
 

@@ -30,7 +30,7 @@ def layout(columns: Sequence[Column], width: int | None) -> list[str]:
     """Lays out a table as lines, header first; the last column gets the remaining width.
 
     Args:
-        columns: at least one, with equally many cells.
+        columns: columns of the table, at least one, with equal numbers of cells.
         width: width of the terminal; None for no limit.
     """
     kept = list(columns)
@@ -58,7 +58,7 @@ def _line(columns: Sequence[Column], cells: Iterable[str], room: int | None) -> 
 
 
 def cut(text: str, width: int) -> str:
-    """Shortens a string to a number of columns by removing the middle of long strings."""
+    """Removes the middle of a string that is longer than ``width`` columns."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

@@ -78,7 +78,7 @@ class Completeness:
         return self.complete / total if total else None
 
     def remark(self) -> str:
-        """Returns who has most of the incomplete stacks, and why; empty if few are incomplete."""
+        """Returns where most incomplete stacks occur, and why; empty if few are incomplete."""
         share = self.share
         if share is None or share >= _MENTIONED_BELOW:
             return ""
@@ -106,7 +106,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the parts of the user stack; Python frames split it, and the last has its status."""
+    """Yields the parts of a user stack that Python frames split; the last part has the status."""
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side

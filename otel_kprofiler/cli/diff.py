@@ -189,7 +189,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns the gain of a group as a share of all samples; per second, as a share of one CPU."""
+    """Returns a group's gain as a share of all samples or, with ``--per time``, of one CPU."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
 

@@ -69,7 +69,7 @@ def _describe_side(kind: ProfileKind, part: Part, rate: float) -> str:
 def table(
     by: str, changes: Sequence[Change], kind: ProfileKind, way: Way, width: int | None
 ) -> list[str]:
-    """Yields the lines of a table of changes, header first.
+    """Returns the lines of a table of changes, header first.
 
     Args:
         by: grouping of the samples.

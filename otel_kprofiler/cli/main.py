@@ -17,7 +17,7 @@ import click
 from otel_kprofiler.cli.terminal import FILE_FIX, say
 from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, SamplerError
 
-# Help by command; here, so that --help imports no commands.
+# The help texts of commands are here, so that --help imports no command.
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
     "report": "Show the contents of profiles: functions, system calls, processes.",
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[:1]
     _open_standard_streams()
-    if arguments is None:  # if the parent ignores it, the exit status of children is lost
+    if arguments is None:  # an inherited SIG_IGN would lose the children's status
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         try:
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Reserve descriptors of closed streams, so that no file gets them; writes to these fail."""
+    """Reserve descriptors of closed standard streams: no file gets them, and writes fail."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -24,7 +24,7 @@ class Moment:
 
     @property
     def is_from_start(self) -> bool:
-        """Returns whether it depends on the start of the profile."""
+        """Returns whether the moment depends on the start of the profile."""
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:

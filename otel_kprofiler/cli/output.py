@@ -26,7 +26,7 @@ _MOST_NAMES: Final = 1000
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
-    """Returns the format of this name, or by the suffix of ``path`` if ``name`` is None."""
+    """Returns the format called ``name`` or, if that is None, the format of the path's suffix."""
     if name is not None:
         return next(row for row in FORMATS if row.name == name)
     lower = path.lower().removesuffix(_GZIP)

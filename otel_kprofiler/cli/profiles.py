@@ -27,7 +27,7 @@ _MAX_UNPACKED_BYTES: Final = 2 << 30
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
 _GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
-_REPLAY_NS: Final = 1 << 62  # one window
+_REPLAY_NS: Final = 1 << 62  # a single window for the whole file
 _CONVERT: Final = "otel-kprofiler report {} -o FILE.otlp, then send that"
 _OTHERS: Final = {
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it with `zstd -d`"),
@@ -57,9 +57,10 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 
 
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
-    """Reads the windows of a file, or ``-``: OTLP in any form, ``--raw``, pprof, perf.data.
+    """Reads the windows of a file: OTLP in any form, a raw recording, pprof or perf.data.
 
-    Decompresses gzip. Uses the readable part of a damaged file.
+    Reads standard input if the path is ``-``. Decompresses gzip. Uses the readable part of a
+    damaged file.
 
     Raises:
         KProfilerError: the file cannot be read, or has no readable part.
@@ -72,7 +73,7 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
 
 
 def read_unpacked(path: str, notify: Notify) -> bytes:
-    """Reads a file, or ``-``, and decompresses gzip.
+    """Reads a file, or standard input if the path is ``-``, and decompresses gzip.
 
     Raises:
         KProfilerError: the file cannot be read.
@@ -83,7 +84,7 @@ def read_unpacked(path: str, notify: Notify) -> bytes:
 
 
 def read_otlp_file(path: str, notify: Notify) -> bytes:
-    """Reads a file of OTLP profiles in any form, or ``-``, and decompresses it.
+    """Reads and decompresses OTLP profiles in any form; ``-`` stands for standard input.
 
     Raises:
         KProfilerError: the file cannot be read or is not OTLP; the hint has the fix.

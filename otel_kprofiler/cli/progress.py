@@ -28,7 +28,7 @@ class Progress(Protocol):
 
 
 class _Lines:
-    """One plain line every few seconds."""
+    """Prints a plain line every few seconds."""
 
     def __init__(self) -> None:
         self._next_s = _LINE_EVERY_S
@@ -40,7 +40,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar with counters next to it."""
+    """Shows a bar with counters next to it."""
 
     def __init__(self, bar: ProgressBar[int]) -> None:
         self._bar = bar

@@ -37,7 +37,7 @@ _FIXES: Final = {
     **dict.fromkeys(("429", "502", "503", "504", "RESOURCE_EXHAUSTED"), _LATER),
     "SSLError": _CERTIFICATE,
 }
-"""Fixes for other statuses."""
+"""Fixes by the status of a response, except for denied access."""
 _START: Final = (
     "start the receiver, or correct the address; OTLP usually uses port 4317 for grpc:// and "
     "4318 for http://"
@@ -86,7 +86,7 @@ def _is_taken(answer: Answer) -> bool:
 
 def _find_fix(address: str, answer: Answer) -> str:
     if answer.status in _DENIED:
-        return f"set the credentials it requires in the environment: {_HEADERS}"
+        return f"set the credentials that the receiver requires in the environment: {_HEADERS}"
     scheme, _, rest = address.partition("://")
     other = f"{_OTHER_SCHEMES[scheme]}://{rest}"
     try:
@@ -94,17 +94,17 @@ def _find_fix(address: str, answer: Answer) -> str:
     except KProfilerError:  # the server does not speak this protocol
         speaks_other = False
     if speaks_other:
-        return f"it speaks the other OTLP protocol: use {redact_address(other)}"
+        return f"the receiver speaks the other OTLP protocol: use {redact_address(other)}"
     if speaks_no_tls(answer.message):
-        return f"it does not use TLS: use {scheme.removesuffix('s')}://{redact_address(rest)}"
+        return f"the receiver does not use TLS: use {scheme.removesuffix('s')}://{redact_address(rest)}"
     return _FIXES.get(answer.status, _START)
 
 
 @contextmanager
 def _grpc_silenced() -> Iterator[None]:
-    """Silences gRPC, which reads the variable once, on import.
+    """Silences gRPC, which reads ``GRPC_VERBOSITY`` once, on import.
 
-    A call's status has the same information.
+    The status of a call has the information that gRPC would print.
     """
     if "GRPC_VERBOSITY" in os.environ:
         yield

@@ -232,7 +232,7 @@ def command(
 def _choose_weight(
     weight: str, paths: Sequence[str], by: str
 ) -> Callable[[Samples], Samples] | None:
-    """Returns the change of the samples' weights; None for time."""
+    """Returns the function that changes samples' weights; None if time is the weight."""
     if weight != _LATENCY:
         return None
     if by in _OF_SPANS:

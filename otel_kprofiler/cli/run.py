@@ -27,7 +27,7 @@ _FOREIGN: Final = (
     signal.SIGIO,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""Signals to ignore: if sent by mistake, their default action would end the agent."""
+"""Signals to ignore, since their default action would end the agent."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def command(debug: bool, path: str) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
     pending = PendingConfig(path, _convert, fork=True)
-    # Import the rest while a child process reads the configuration.
+    # Import the other modules while a child process reads the configuration.
     from otel_kprofiler.agent import (  # noqa: PLC0415
         Agent,
         JsonFormatter,
@@ -80,7 +80,7 @@ def command(debug: bool, path: str) -> None:
         load=lambda: PendingConfig(path, agent_config).get(),
         on_config=configure_logs,
     )
-    del symbolizer  # the agent owns the configuration and may discard it
+    del symbolizer  # the agent owns it and may discard it
     account = agent.run()
     formatter = make_formatter(encoding, sys.stdout.fileno())
     as_json = isinstance(formatter, JsonFormatter)

@@ -61,7 +61,7 @@ class Screen:
         is_closed: whether the terminal is gone and no more keys can arrive.
 
     Raises:
-        KProfilerError: there is no terminal to read keys from; when the context is entered.
+        KProfilerError: there is no terminal to read keys from; raised on entering the context.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -168,7 +168,7 @@ class Screen:
         self._leave()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
-        # Continued.
+        # SIGCONT has continued the process.
         signal.signal(signal.SIGTSTP, self._handle)
         if not has_ended():
             self._take()

@@ -109,7 +109,7 @@ def _open(
         return KernelSymbolizer.live(IteratedKallsyms(Access()))
     try:
         for path in (kallsyms, *copies.values(), *elf):
-            # The symbolizer skips unreadable files, as it does on a host.
+            # The symbolizer would skip an unreadable file, as it does on a host.
             if path and os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return KernelSymbolizer.from_files(kallsyms=kallsyms, elf=elf, **copies)

@@ -30,7 +30,7 @@ def resolve_in_process(
         pid: id of the process.
         words: addresses or names; with ``offsets``, paths with file offsets, ``PATH:OFFSET``.
         sources: where names come from.
-        offsets: see ``words``.
+        offsets: whether words are paths with file offsets.
         as_json: one JSON object per line.
 
     Returns:

@@ -61,7 +61,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Returns whether all processes have ended; follows new ones."""
+        """Follow new processes; returns whether all processes have ended."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)
@@ -81,7 +81,7 @@ def check_namespace(access: Access) -> None:
     """Check that this process and ``/proc`` share a pid namespace.
 
     Raises:
-        KProfilerError: they do not.
+        KProfilerError: their pid namespaces differ.
     """
     if _is_proc_of_another(access):
         raise KProfilerError(
@@ -113,7 +113,7 @@ def find_targets(
         comms: names of threads and processes.
         cgroups: paths of version 2 cgroups.
         containers: names or prefixes of ids.
-        groups: a pod or a unit in each.
+        groups: each selects a single pod or unit.
         loader: library that loads the program, ``auto``, ``libbpf`` or ``bcc``.
 
     Raises:

@@ -226,7 +226,7 @@ class Live:
         self.pipeline.wake()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return early; callable from anywhere, as :meth:`wake`."""
+        """Make a running :meth:`step` return early; callable from anywhere, like :meth:`wake`."""
         self._woken.set()
         self.pipeline.request_stop()
 
@@ -334,7 +334,7 @@ def _print(
 
 
 class _Kept(logging.Handler):
-    """Keeps the last messages."""
+    """Keeps the last log messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -48,7 +48,7 @@ class Section(NamedTuple):
 
     Attributes:
         view: what the rows of the table are.
-        groups: its rows, in order.
+        groups: the rows of the table, in order.
         whole: weight that is 100 % of shares.
     """
 

@@ -40,7 +40,7 @@ class Table:
 
     Attributes:
         status: contents of the header line.
-        seconds: from the start of the first window to the end of the last.
+        seconds: time from the start of the first window to the end of the last, in seconds.
         on_woken: never called, since every step is short.
 
     Raises:
@@ -97,7 +97,7 @@ class Table:
         self._woken.set()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return; callable from anywhere, as :meth:`wake`."""
+        """Make a running :meth:`step` return; callable from anywhere, like :meth:`wake`."""
         self._is_over.set()
         self._woken.set()
 

@@ -19,7 +19,7 @@ _FIXES: Final = {
 
 
 class _Place(NamedTuple):
-    """Why frames have no name, and the file that they are in; empty if there is none."""
+    """Why frames have no name, and the file of their code; the file is empty if there is none."""
 
     reason: Unresolved
     module: str

@@ -35,10 +35,10 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Returns conditions that hold for all rows that match a filter, except its kinds.
+    """Yields conditions that all rows matching a filter fulfil; ignores the filter's ``kinds``.
 
     Args:
-        chosen: selects the samples.
+        chosen: filter that selects the samples.
         rows: table with time condition, for a subquery.
     """
     if chosen.processes:

@@ -83,8 +83,8 @@ def samples(
     """Selects samples, merged if they are equal in the parts needed.
 
     Columns: kind, attributes of resource and sample, stack, link, number, sum of the values, times
-    and values. Times are the first and the last, without values, if they are not needed or a step
-    is given.
+    and values. If times are not needed or a step is given, the times are only the first and the
+    last, without values.
 
     Args:
         rows: from :func:`rows_between`.
@@ -123,7 +123,7 @@ def samples(
 
 
 def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects each stack of these samples by its number, with columns of frames, leaf first."""
+    """Selects the stacks of matching samples by number, with columns of frames, leaf first."""
     frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
     source = _samples(rows, conditions, times)
     return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608

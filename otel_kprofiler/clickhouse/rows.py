@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the kind of the model."""
+        """Converts to the model's kind of samples."""
         return find_profile_kind(*self[:4])
 
 

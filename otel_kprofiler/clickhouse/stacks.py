@@ -74,7 +74,7 @@ class _Row(NamedTuple):
 
     @property
     def reason(self) -> Unresolved | None:
-        """Returns why the function has no name; None if it has."""
+        """Returns why the function has no name; None if it has one."""
         if not self.function:
             return Unresolved.NOT_KEPT
         place, _, reason_name = self.function.rpartition(" ")

@@ -82,5 +82,5 @@ def _without_password(text: str) -> str:
         userinfo = urlsplit(text).netloc.rpartition("@")[0]
     except ValueError:  # not an address
         return text
-    # Without brackets, which are invalid in an address.
+    # Drop the brackets, which are invalid in an address.
     return text.replace(f"{userinfo}@", f"{REDACTED.strip('[]')}@", 1) if userinfo else text

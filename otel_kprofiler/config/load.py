@@ -45,7 +45,7 @@ class LoadedConfig:
     document: Document
 
     def origin(self, path: Path) -> str:
-        """Returns where a value was set: ``default``, or ``FILE:LINE`` after any ``env NAME``."""
+        """Returns where a value was set: ``default``, ``FILE:LINE``, or ``env NAME, FILE:LINE``."""
         mark = self.document.marks.get(path)
         if mark is None:
             return "default"
@@ -94,7 +94,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Show a key of the schema, or a misspelled one; any other may be a misplaced secret."""
+    """Show keys of the schema, even misspelled; any other key may be a misplaced secret."""
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
         is_shown = _HEADER.fullmatch(key) is not None
@@ -177,7 +177,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     elif detail["input"] is not None:
         document.complain(path, _message(detail, path), at_key=at_key)
     elif all(problem.key != document.name(path) for problem in document.problems):
-        # Otherwise the malformed reference is already reported.
+        # If the value is a malformed reference, that problem has already been reported.
         mark = document.marks.get(path)
         unset = " and ".join(mark.env) if mark else ""
         document.complain(path, "has no value" + (f": {unset} is unset or empty" if unset else ""))

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # searching for plugins is slow
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Far more than the largest accepted file needs, including the libraries.
+# These limits far exceed the needs of the libraries and the largest accepted file.
 _LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes, seconds
 
 

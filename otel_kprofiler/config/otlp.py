@@ -297,7 +297,7 @@ class OtlpGrpc(_Client):
         return value
 
     def settings(self) -> OtlpSettings:
-        """Returns the settings that the agent opens the exporter with."""
+        """Returns the settings with which the agent opens the exporter."""
         return self._settings("grpc", self.tls)
 
 
@@ -326,5 +326,5 @@ class OtlpHttp(_Client):
         return _check_address(value, ("http", "https"), "https://collector.example:4318")
 
     def settings(self) -> OtlpSettings:
-        """Returns the settings that the agent opens the exporter with."""
+        """Returns the settings with which the agent opens the exporter."""
         return self._settings("http/json" if self.encoding == "json" else "http/protobuf", self.tls)

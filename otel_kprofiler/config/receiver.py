@@ -50,7 +50,7 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """Accept ``true`` and ``false`` instead of the keys, including from an environment variable."""
+    """Accept ``true`` and ``false`` instead of a section, also from an environment variable."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value

@@ -76,7 +76,7 @@ def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
         raise ElfError(
             ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the package zstandard"
         ) from error
-    # The window need not exceed the content, but some writers keep theirs for small contents.
+    # The window need not exceed the content, but some writers use a larger one.
     window = min(_MAX_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, 2 * size))
     try:
         with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(packed) as reader:

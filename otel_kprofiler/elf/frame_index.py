@@ -1,9 +1,12 @@
 """Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
 
-:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It imports nothing from
-the package, so that it starts in milliseconds, and needs no privileges.
+:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script imports nothing from
+the package, so that it starts in milliseconds, and needs no privileges. It reads an ELF file from
+standard input; its arguments are the file offset, the size and the address of ``.eh_frame``. It
+writes the search table to standard output: for each function, two 32-bit distances from the address
+of ``.eh_frame``, that of the function and that of its FDE.
 
-    frame_index.py OFFSET SIZE ADDRESS < file > pairs
+    frame_index.py OFFSET SIZE ADDRESS < FILE > TABLE
 """
 
 from __future__ import annotations
@@ -37,7 +40,12 @@ class Cie(NamedTuple):
 
 
 def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
-    """Builds the search table of ``.eh_frame`` at ``address``, with distances from ``origin``.
+    """Builds the search table: for each function, the distances of its code and its FDE.
+
+    Args:
+        frames: content of ``.eh_frame``.
+        address: address of ``.eh_frame``.
+        origin: address from which distances are measured.
 
     Raises:
         ValueError: an entry is damaged, or has an encoding that compilers do not emit.
@@ -105,7 +113,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the argument of ``R`` in a CIE's augmentation; raises if it is damaged."""
+    """Returns the argument of ``R`` in a CIE's augmentation; raises ``ValueError`` if damaged."""
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:
@@ -113,7 +121,7 @@ def _find_encoding(body: bytes) -> int:
     if augmentation[0] != ord("z"):
         raise ValueError(augmentation)
     at = end + 1
-    for _ in range(4):  # alignments of code and data, return register, length of what follows
+    for _ in range(4):  # alignments of code and data, return register, length of the rest
         while body[at] & _LEB_SIGN:
             at += 1
         at += 1
@@ -133,10 +141,10 @@ def _find_encoding(body: bytes) -> int:
 
 
 def main() -> None:
-    """Read the section from standard input, write its pairs to standard output.
+    """Read ``.eh_frame`` of the file on standard input, and write its search table.
 
     Raises:
-        SystemExit: ``.eh_frame`` is damaged; with the reason, for standard error.
+        SystemExit: ``.eh_frame`` is damaged; its value is the reason, for standard error.
     """
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()

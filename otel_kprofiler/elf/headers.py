@@ -53,8 +53,8 @@ class Section(NamedTuple):
         size: length in bytes.
         link: index of a related section; its meaning depends on the kind.
         info: extra information; its meaning depends on the kind.
-        alignment: in bytes.
-        entry_size: in bytes; 0 if it has no entries of a fixed size.
+        alignment: alignment of the address in bytes.
+        entry_size: size of an entry in bytes; 0 if the section has no entries of a fixed size.
     """
 
     name: bytes
@@ -78,7 +78,7 @@ class ElfFile(NamedTuple):
         search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
         build_id: GNU build id; None if the file has none.
         entry: address of the first instruction; 0 if the file has none.
-        section_headers: offset, number, and index of the section name table.
+        section_headers: offset and number of the section headers, index of the section name table.
         machine: ``e_machine``.
         is_go: whether Go's linker produced all or part of the file.
     """

@@ -86,7 +86,7 @@ class LoadedElf(NamedTuple):
     def at(self, tag: int) -> int | None:
         """Returns the runtime address that a tag holds; None if the tag is missing.
 
-        glibc adds the bias to these values in memory, musl does not.
+        glibc adds the bias to such values in memory; musl does not.
         """
         value = self.dynamic.get(tag)
         if value is None:
@@ -174,10 +174,10 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """Returns relocations of the given kinds for a symbol number; 0 stands for the file itself.
+    """Yields relocations of the given kinds for a symbol number; 0 stands for the file itself.
 
     Raises:
-        ElfError: there are too many.
+        ElfError: there are too many relocations.
         OSError: the memory cannot be read.
     """
     needles = [struct.pack("<II", kind, number) for kind in kinds for number in {symbol, 0}]

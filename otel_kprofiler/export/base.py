@@ -62,16 +62,16 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Returns samples of all kinds known to have arrived; a lower bound."""
+        """Returns the number of samples of all kinds known to have arrived; a lower bound."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
     def lost(self) -> Losses:
-        """Returns all other samples of all kinds, by cause."""
+        """Returns the number of all other samples of all kinds, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:
-        """Returns samples of each kind that the result accounts for."""
+        """Returns the number of samples of each kind for which the result accounts."""
         return SampleCounts(
             {name: kind.exported + sum(kind.lost.values()) for name, kind in self.kinds.items()}
         )
@@ -80,7 +80,7 @@ class ExportResult(NamedTuple):
     def success(
         cls, batch: Batch, message: str = "", *, rejected: Mapping[str, int] | None = None
     ) -> ExportResult:
-        """The batch arrived, except the samples that the receiver rejected, by kind."""
+        """Returns the result if the batch arrived, except for the ``rejected`` samples, by kind."""
         kinds = {}
         for kind, samples in batch.sample_counts.items():
             refused = rejected.get(kind, 0) if rejected else 0
@@ -131,7 +131,7 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 
 
 def is_wholly_lost(result: ExportResult) -> bool:
-    """Returns whether certainly nothing arrived; a partial success does not name rejected kinds."""
+    """Returns whether surely nothing arrived; a partial success does not name rejected kinds."""
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
 
@@ -148,7 +148,7 @@ class ProfileExporter(abc.ABC):
         max_bytes: maximum payload that this exporter sends, before compression; None for no limit.
             It is lowered when the receiver turns out to accept less.
         attributes: how resource and scope attributes are written in batches for this exporter.
-        unnamed_frames: how frames without a function name are written in them.
+        unnamed_frames: how frames without a function name are written in batches for this exporter.
     """
 
     name: str
@@ -178,7 +178,7 @@ class ProfileExporter(abc.ABC):
     def export_parts(self, batch: Batch) -> Sequence[Part]:
         """Like :meth:`export`, but returns each request separately.
 
-        There are several if the receiver accepts only smaller requests.
+        There are several requests if the receiver accepts only smaller ones.
         """
         return [Part(batch, self.export(batch))]
 

@@ -122,7 +122,7 @@ class ClientSettings:
 
             gRPC: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
             regardless of ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme,
-            TLS unless ``tls.insecure``. The port defaults to 4317, for https to 443.
+            TLS unless ``tls.insecure``. The port defaults to 4317, or to 443 for https.
 
             HTTP: base address; ``/v1development/profiles`` is appended to its path.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
@@ -132,7 +132,7 @@ class ClientSettings:
         proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
             ``NO_PROXY``; empty for no proxy. None selects, for HTTP, the environment's proxy
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and for gRPC no proxy.
-        timeout_s: upper bound of one attempt, response included, seconds, > 0.
+        timeout_s: time limit of one attempt, response included, in seconds; > 0.
         retry: how often and how long to retry; see :class:`RetryPolicy`.
         max_bytes: maximum request size before compression; None for no limit.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.

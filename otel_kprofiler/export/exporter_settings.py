@@ -37,7 +37,7 @@ class SpoolSettings:
     Attributes:
         directory: parent directory; each exporter has its own subdirectory.
         max_bytes: size limit of an exporter's subdirectory.
-        max_age_s: drop older batches; 0 means never.
+        max_age_s: age in seconds at which batches are dropped; 0 means never.
         fsync: sync each record, so that batches survive a power failure.
     """
 
@@ -74,7 +74,7 @@ class ExporterSettings(ABC):
     """Common settings of all exporters.
 
     Attributes:
-        queue: its sending queue.
+        queue: settings of the sending queue.
     """
 
     queue: QueueSettings = QueueSettings()

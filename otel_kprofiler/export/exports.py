@@ -19,7 +19,7 @@ OnExport = Callable[[ExportResult, float], None]
 
 
 def is_temporary(result: ExportResult) -> bool:
-    """Returns whether a batch, even without samples, may be retried."""
+    """Returns whether an export, even of a batch without samples, may be retried."""
     return bool(result.lost) and _TEMPORARY.issuperset(result.lost)
 
 

@@ -50,7 +50,7 @@ class Rotation:
 
 
 class FileExporter(ProfileExporter):
-    """Appends each batch to a file atomically, immediately visible to readers.
+    """Appends each batch to a file atomically; readers see it immediately.
 
     Only one process may write a file at a time.
 
@@ -206,7 +206,7 @@ class FileExporter(ProfileExporter):
         if file is None:
             return
         if not file.is_in_place():
-            # Also applies after a rotation that failed to open its new file.
+            # This also applies after a rotation that failed to open its new file.
             self._open(stat.S_IMODE(os.fstat(file.fd).st_mode))
             return
         rotation = self._rotation if file.movable else None

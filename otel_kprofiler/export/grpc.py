@@ -66,7 +66,7 @@ _TOO_LARGE_CODES: Final = frozenset(
     }
 )
 _MIN_LIMIT_BYTES: Final = 1024
-"""Smaller numbers in such a message are not used as a limit."""
+"""Smaller numbers in an error message are not taken for a limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
 """gRPC core's message for a response above our limit; the server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
@@ -142,7 +142,7 @@ class OtlpGrpcExporter(OtlpSender):
         except grpc.RpcError as error:
             return _failed(error)
         except ValueError as error:
-            # grpcio raises this when the channel was closed in the meantime.
+            # grpcio raises ValueError if the channel was closed in the meantime.
             if not self._stop.is_set():
                 raise
             return Answer(Verdict.RETRY, "CANCELLED", str(error))
@@ -213,7 +213,7 @@ def _open_channel(
 
 
 def _failed(error: grpc.RpcError) -> Answer:
-    # Blocking calls raise an error that is also a Call; the type stubs lack that.
+    # Blocking calls raise an error that is also a Call, which the type stubs do not declare.
     call = cast("grpc.Call", error)
     code, message = call.code(), call.details() or ""
     delay = None
@@ -233,7 +233,7 @@ def _failed(error: grpc.RpcError) -> Answer:
 def parse_limit(text: str) -> int:
     """Returns the limit in an error message, in bytes; 0 if there is none.
 
-    Some messages also contain the request's size, before or after the limit; it is larger.
+    Some messages also contain the size of the request, which is larger, before or after the limit.
     """
     numbers = [int(digits) for digits in re.findall(r"\d{1,18}", text)]
     return min((number for number in numbers if number >= _MIN_LIMIT_BYTES), default=0)

@@ -1,4 +1,4 @@
-"""OTLP over HTTP: one POST per attempt, protobuf or JSON, with requests.
+"""OTLP over HTTP: one POST per attempt, in protobuf or JSON.
 
 Receivers are not trusted: redirects are not followed, cookies not stored, responses not
 decompressed and read only up to 4 MiB, and an exchange that exceeds the attempt's time limit is
@@ -50,7 +50,7 @@ _BROKEN: Final = (
 )
 """Errors of a connection, before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Those of a single read or write; reading a body raises urllib3's."""
+"""Timeouts of a single read or write; reading a body raises urllib3's exception."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -100,7 +100,7 @@ class OtlpHttpExporter(OtlpSender):
             self._tls_files = TlsFiles(tls)
         else:
             tls.read()
-        # Passed with each request, because the environment overrides the session's value.
+        # This is passed with each request, because the environment overrides the session's value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
         self._session = session = PlainSession()
@@ -109,7 +109,7 @@ class OtlpHttpExporter(OtlpSender):
         session.trust_env = proxy_url is None
         session.proxies = {"http": proxy_url, "https": proxy_url} if proxy_url else {}
         session.cert = (tls.cert_file, tls.key_file) if tls.cert_file and tls.key_file else None
-        # Without any auth, requests would overwrite Authorization from ~/.netrc.
+        # If auth is None, the requests library overwrites Authorization from ~/.netrc.
         session.auth = auth or (lambda request: request)
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         session.headers.update({"User-Agent": user_agent(), "Accept-Encoding": "identity"})
@@ -150,7 +150,7 @@ class OtlpHttpExporter(OtlpSender):
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
             return Answer(Verdict.REFUSED, type(error).__name__, str(error))
-        except OSError as error:  # requests cannot find a TLS file while it is being replaced
+        except OSError as error:  # a TLS file is missing while it is replaced
             return Answer(Verdict.RETRY, type(error).__name__, str(error))
         finally:
             timer.cancel()
@@ -165,7 +165,7 @@ class OtlpHttpExporter(OtlpSender):
             stream=True,
         ) as response:
             late_text = f"no complete response in {timeout_s:.1f} s"
-            if late.is_set():  # aborted, its headers just end
+            if late.is_set():  # the headers of an aborted response just end
                 return Answer(Verdict.RETRY, "timeout", late_text)
             status, headers = response.status_code, response.headers
             try:
@@ -175,7 +175,7 @@ class OtlpHttpExporter(OtlpSender):
                     raise
                 timed_out = isinstance(error, _TIMEOUTS)
                 received = Body(b"", late_text if timed_out else "it is truncated")
-            # Without a length, an aborted body just ends.
+            # If a response has no length, its body just ends when it is aborted.
             if late.is_set() or self._closed:
                 if not is_delivered(status):
                     return Answer(Verdict.RETRY, "timeout", late_text)
@@ -191,7 +191,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
     """Returns address without credentials, with ``path`` appended, and credentials.
 
     Raises:
-        ExportError: not an http or https address with a host.
+        ExportError: the endpoint is not an http or https address with a host.
     """
     try:
         url = urlsplit(endpoint)

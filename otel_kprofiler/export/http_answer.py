@@ -85,7 +85,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """Returns the decoded body; some servers use a content encoding unrequested."""
+    """Returns the decoded body; some servers use a content encoding that was not requested."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body

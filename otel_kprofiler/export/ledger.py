@@ -39,8 +39,8 @@ class QueueCounts(NamedTuple):
         exported: arrived, according to the exporter.
         lost: not delivered, or dropped by the queue, by cause.
         queued: waiting or being exported.
-        batches: number of batches waiting or being exported; 0 inside a kind, because a batch
-            holds samples of several.
+        batches: number of batches waiting or being exported; 0 inside a kind, because a batch holds
+            samples of several kinds.
         queued_bytes: size of these batches; 0 inside a kind.
         carried: left in the spool by earlier runs.
         carried_lost: the part of ``lost`` from earlier runs.

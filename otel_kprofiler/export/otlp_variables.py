@@ -1,8 +1,9 @@
 """The environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
 
-Each is looked up as ``OTEL_EXPORTER_OTLP_PROFILES_X``, then as ``OTEL_EXPORTER_OTLP_X``; an
-empty value counts as unset. Variables have the same meaning as for Python's other OTLP exporters,
-so ``TIMEOUT`` is in seconds and covers all attempts for a batch, and the default protocol is grpc.
+Each variable is looked up as ``OTEL_EXPORTER_OTLP_PROFILES_X``, then as ``OTEL_EXPORTER_OTLP_X``;
+an empty value counts as unset. Variables have the same meaning as for Python's other OTLP
+exporters, so ``TIMEOUT`` is in seconds and covers all attempts for a batch, and the default
+protocol is grpc.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class ExportQueue:
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
     def record_loss(self, samples: Mapping[str, int], cause: LossCause) -> None:
-        """Count samples, by kind, that never became a batch as lost."""
+        """Count samples that never became a batch as lost, by kind."""
         with self._changed:
             self._ledgers.accept(samples)
             self._ledgers.lose(samples, cause)
@@ -168,9 +168,9 @@ class ExportQueue:
     ) -> None:
         """Export queued batches until the timeout, then end the worker.
 
-        The rest stays in the spool, or is counted as ``shutdown`` if it is in memory. With a spool,
-        this does not wait for an unreachable receiver. Aborting the exporter may take about a
-        second longer than the timeout. Idempotent; a later ``put`` is counted as ``shutdown``.
+        Remaining batches stay in the spool, or are counted as ``shutdown`` if they are in memory.
+        With a spool, an unreachable receiver is not waited for. Aborting the exporter may take a
+        second longer than the timeout. Idempotent; a later ``put`` counts as ``shutdown``.
 
         Args:
             timeout_millis: time limit for the whole shutdown.
@@ -408,7 +408,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome and requeue the rest; returns whether the batch is settled."""
+        """Count a batch's outcome and requeue its remainder; returns whether it is settled."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)
@@ -416,7 +416,7 @@ class ExportQueue:
         is_abandoned = False
         for batch, result in parts:
             if replaced and LossCause.SHUTDOWN in result.lost:
-                # Abandoned because the exporter was replaced; none of it was accepted.
+                # The batch was abandoned because the exporter was replaced; no part was accepted.
                 is_abandoned = True
                 left.append(batch)
             elif held.stored and not result.exported and is_temporary(result):

@@ -47,7 +47,7 @@ class Stored(NamedTuple):
         number: consecutive number of the batch.
         samples: number of samples in the batch, by kind.
         size: bytes that the record occupies in its segment.
-        since_s: time of its append, in monotonic seconds.
+        since_s: monotonic time of the append, in seconds.
         segment: number in the name of its segment.
         offset: position of its record in the segment.
     """
@@ -102,10 +102,10 @@ class Recovery:
         self._now_s = now_s
         self._wall_s = time.time()
         self._closed = True
-        self._is_whole = True  # the segment before
+        self._is_whole = True  # whether the preceding segment is intact
         self._aside_from: SampleCounts | None = None  # appended before segments put aside
         self._rest = SampleCounts()  # samples of the last batch's window in later batches
-        self._appended = SampleCounts()  # through the last batch
+        self._appended = SampleCounts()  # samples up to the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []
         self.totals = Totals()
         self.last = 0
@@ -145,18 +145,18 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Record the samples appended before a segment put aside, unless data there is damaged."""
+        """Record the samples appended before a segment put aside, unless some are damaged."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Record the samples appended through segments put aside, from the next segment's mark."""
+        """Record samples up to the end of segments put aside, from the next segment's totals."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Returns the pending samples of segments put aside; samples are done in order."""
+        """Returns the pending samples of segments put aside; samples are settled in order."""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)

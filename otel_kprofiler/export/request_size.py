@@ -10,7 +10,7 @@ MIN_LEARNED_BYTES: Final = 64 * 1024
 """Minimum size limit for encoding windows, whatever receivers reject. Batches are divided further
 if necessary."""
 TRY_LARGER_S: Final = 60
-"""Seconds after which a larger request tests whether the receiver accepts more again."""
+"""Seconds after which a larger request tests whether the receiver accepts such requests again."""
 
 
 class RequestSize:
@@ -23,7 +23,7 @@ class RequestSize:
         encoded: size limit for the requests of later windows.
         aim: size to which batches are divided before sending.
         takes_nothing: whether the receiver accepted no sample of two consecutive batches, or of the
-            first.
+            first batch.
     """
 
     def __init__(self, configured: int | None) -> None:
@@ -56,7 +56,7 @@ class RequestSize:
             limit: maximum request size reported by the receiver; 0 if it reports none.
 
         Returns:
-            The size to divide the request to.
+            The maximum size of the parts into which to divide the request.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
         if self.aim is None or aim < self.aim:
@@ -69,8 +69,8 @@ class RequestSize:
     def refuse_all(self) -> None:
         """Learn from a batch without a single accepted sample.
 
-        If the previous batch had accepted samples, this batch may be the cause. Further rejections
-        within the next minute do not extend it.
+        If samples of the previous batch were accepted, the cause may be this batch alone. Further
+        rejections do not extend the minute in which batches are sent undivided.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

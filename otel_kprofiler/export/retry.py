@@ -90,7 +90,7 @@ class RetryPolicy:
     max_elapsed_time_s: float = 300.0
 
     def interval_s(self, failures: int) -> float:
-        """Wait after the given number of failed attempts (>= 1), with jitter."""
+        """Returns the wait after this many failed attempts (>= 1) in seconds, with jitter."""
         # A float would overflow after about 1,700 failures.
         grown = self.initial_interval_s * self.multiplier ** min(failures - 1, 64)
         spread = self.randomization_factor * random.uniform(-1, 1)  # noqa: S311

@@ -1,9 +1,9 @@
 """Format of spool segments: checksummed records after a magic number.
 
-A segment is :data:`MAGIC` and records. A record is a CRC-32 of the rest of the record (4 bytes),
-the length of the body (4), the kind (1) and the body; all integers are little-endian. The body of
-a batch is its number (8), the length of its head (4), the head and the payload. Heads and other
-bodies are JSON; see :func:`pack_batch` and :class:`Totals`. They count samples by name of the
+A segment is :data:`MAGIC`, followed by records. A record is a CRC-32 of the rest of the record (4
+bytes), the length of the body (4), the kind (1) and the body; all integers are little-endian. The
+body of a batch is its number (8), the length of its head (4), the head and the payload. Heads and
+other bodies are JSON; see :func:`pack_batch` and :class:`Totals`. They count samples by name of the
 sample kind.
 
 Readers validate everything. Damage costs only the records it touches.

@@ -52,8 +52,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
     or if the batch has one profile). The rejected part is never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
-    ``max_bytes`` falls to their size, and later batches are divided to it before sending; once a
-    minute a larger request is tried. A single sample rejected for its size is counted as
+    ``max_bytes`` falls to their size, and later batches are divided to that size before sending;
+    once a minute a larger request is tried. A single sample rejected for its size is counted as
     ``too_large``. After two consecutive batches without an accepted sample, batches are sent
     undivided for a minute.
 
@@ -200,7 +200,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             )  # fmt: skip
 
     def send_once(self, request: bytes, timeout_s: float) -> Answer:
-        """Send a request once, neither counted nor logged.
+        """Send a request once, without counting or logging it.
 
         Args:
             request: a request without samples, in this exporter's form.
@@ -238,7 +238,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Adds a problem of our TLS files before the message, and the fix after it."""
+        """Returns the message, with a problem of our TLS files or a fix."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -294,7 +294,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
-        """Log once per key until data is accepted again; nothing during shutdown."""
+        """Log once per key until data is accepted again; log nothing during shutdown."""
         if key not in self._warned and not self._stop.is_set():
             self._warned.add(key)
             subject = {"subject": f"{self.name} {key}"}
@@ -352,7 +352,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 
 @contextlib.contextmanager
 def _instrumentation_suppressed() -> Iterator[None]:
-    """Keep gRPC and requests instrumentation from creating spans for our exports.
+    """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
 
     Does nothing unless the OpenTelemetry API is loaded: without the API, nothing creates spans, and
     loading it would cost the agent memory.

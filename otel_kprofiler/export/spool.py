@@ -1,7 +1,7 @@
 """Batches on disk: a segmented append-only log that survives truncation at any byte.
 
-Not an embedded database, because sqlite3 in WAL mode could read nothing from a truncated main file,
-deletes cost as much as writes, and the same number of fsyncs took two to four times the CPU time.
+An embedded database would be worse: sqlite3 in WAL mode could read nothing from a truncated main
+file, its deletes cost as much as writes, and fsyncs took two to four times the CPU time.
 
 A segment is ``NUMBER.spool``, named after the first record it may hold; its format is in
 :mod:`otel_kprofiler.export.segments`. A process always starts a new segment, so nothing is ever
@@ -9,13 +9,13 @@ written after a damaged record.
 
 - A *batch* record has its number, the samples appended before it by kind, and the batch.
 - A *mark* has the number of the last settled batch, and the totals at that time. Each segment
-  starts with one, so that older segments can be deleted.
+  starts with a mark, so that older segments can be deleted.
 - A *close* is a mark that ends the log cleanly.
 
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
-Anything removed from an open spool, even its directory, is recreated on the next write. The
-segment being written is restored completely; losses in others are detected when they are read.
+Anything removed from an open spool, even its directory, is recreated on the next write. The segment
+being written is restored completely; losses in other segments are detected on reading them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Spool:
     Args:
         directory: created with mode 0700 if missing.
         max_bytes: maximum size of all segments; beyond it, the oldest segment is dropped.
-        max_age_s: drop batches appended longer ago; 0 means never.
+        max_age_s: age in seconds at which batches are dropped; 0 means never.
         fsync: sync each record. Without it, records survive the end of the process but not a
             crash of the machine.
         now: monotonic clock, seconds.
@@ -196,7 +196,7 @@ class Spool:
         Args:
             number: number of the batch; all earlier batches are settled, too.
             samples: samples exported or lost since the last call, by kind.
-            lost: how many of their samples were lost, by kind.
+            lost: how many of ``samples`` were lost, by kind and cause.
 
         Raises:
             OSError: recording failed; a crash would resend the batch.
@@ -241,7 +241,7 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # The next batch ends the current segment if it is the only one.
+        # If there is only the current segment, the next batch ends it.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
@@ -369,7 +369,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # Without its mark, the segment must not be continued; the next record retries.
+            # Without its mark, the segment must not be continued; the next record begins another.
             self._end_segment()
             del self._sizes[segment]
             os.unlink(name, dir_fd=directory.fd)

@@ -79,7 +79,7 @@ class TlsFiles:
             return False
         try:
             contents = self._tls.read()
-        except ExportError:  # removed after the check: detected by the next call
+        except ExportError:  # a file was removed; the next call detects that
             return False
         self._seen = seen
         is_new, self.contents = contents != self.contents, contents
@@ -131,7 +131,7 @@ def _find_invalid(path: str, now: datetime) -> str:
     pem = f"{_BEGIN}{rest.partition('-----END')[0]}-----END CERTIFICATE-----\n"
     try:
         start, end = parse_validity(ssl.PEM_cert_to_DER_cert(pem))
-    except ValueError:  # OpenSSL accepts it, so its dates are not the problem
+    except ValueError:  # OpenSSL accepts the certificate, so its dates are fine
         return ""
     if now > end:
         return f"the client certificate {path} expired on {end:%Y-%m-%d %H:%M} UTC: renew it"

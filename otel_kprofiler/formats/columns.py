@@ -41,7 +41,7 @@ class FrameRow(NamedTuple):
         label: name, with the line where the function alone does not identify the code.
         module: name of the module, or the source file of code without modules.
         reason: reason for a missing name; empty if there is a name.
-        color: a key of the colours above.
+        color: a value of ``_KINDS``, the colours of frames.
         inlined: 1 if inlined into the preceding frame, otherwise 0.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
@@ -226,7 +226,7 @@ class _Columns:
         self._threads: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, int, int, int], int] = {}
         self._counts: dict[int, int] = {}
-        """Sorted by bin and row, thus by time."""
+        """Values by ``bin << _ROW_BITS | row``, so that sorted keys are in order of time."""
         self._leaves: dict[tuple[str, Stack], int] = {}
         self._paths: dict[Stack, tuple[int, ...]] = {}
         self._periods: dict[ProfileKind, set[int]] = {}

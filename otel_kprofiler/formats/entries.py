@@ -122,7 +122,7 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 
 
 def process_name(resource: Resource, thread_name: str) -> str:
-    """Returns the name of a process: script and executable, otherwise the sampled thread's.
+    """Returns the name of a process: script and executable, or else its sampled thread's name.
 
     The executable is omitted if it has no name, as after memfd_create(2).
     """

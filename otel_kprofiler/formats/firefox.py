@@ -115,9 +115,9 @@ class _Writer:
         self._periods: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
-        """Value of each wait: its parts have the same thread and time."""
+        """Value of each wait, whose parts have the same thread and time."""
         self._estimates: set[int] = set()
-        """Values of waits that were sampled at random; only these recur."""
+        """Values of waits that were sampled at random; exact values do not recur."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:
@@ -195,7 +195,7 @@ class _Writer:
     def _samples(self, kind: ProfileKind, points: list[_Point]) -> dict[str, Any]:
         """Returns the table of samples; samples without stack are the gaps between them.
 
-        A time spent is the time before its sample; the reader draws it over the whole interval
+        A sample stands for time spent before it, but the reader draws it over the whole interval
         since the preceding sample.
         """
         rows: list[tuple[int | None, float, float, int]] = []
@@ -226,7 +226,7 @@ class _Writer:
         return sorted(markers, key=lambda marker: (marker.start_ns, -marker.end_ns))
 
     def _waits(self, parts: list[_Point]) -> Iterator[_Marker]:
-        """Yields the parts of a wait that ended at a time: its sleep, then the time runnable."""
+        """Yields the parts of a wait that ended at a time: asleep, then runnable."""
         end_ns = parts[0].time_ns
         value = sum(part.measure for part in parts)
         is_exact = value > parts[0].threshold_ns and value not in self._estimates
@@ -283,7 +283,7 @@ class _Writer:
         }
 
     def _remarks(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns what the tables of the format have no column for."""
+        """Returns the data for which the tables of the format have no column."""
         counts, lost = Counter[str](), Counter[str]()
         for window in self._windows:
             for profile in window.profiles:

@@ -23,8 +23,8 @@ class SpanTime(NamedTuple):
     """Span time, by part.
 
     Attributes:
-        name: name of their local root spans; empty for all spans.
-        traces: number of their traces.
+        name: name of the spans' local roots; empty for all spans.
+        traces: number of traces that the spans belong to.
         parts: names and nanoseconds, largest first.
     """
 

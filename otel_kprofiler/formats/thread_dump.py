@@ -14,7 +14,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 
 _INDENT: Final = "    "
 _MOST_NAMES: Final = 8
-"""Threads that a group lists."""
+"""Maximum number of threads listed for a group."""
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _ORDER: Final = {
     None: 0,
@@ -47,7 +47,7 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
     """Returns the threads of each process, grouped by equal stacks, leaf first.
 
     Groups of running threads come first, then those that wait for a CPU or uninterruptibly, then
-    others, and last those without work; among these the largest first.
+    other groups, and last those without work. Among similar groups, the largest comes first.
 
     Args:
         processes: a dump.

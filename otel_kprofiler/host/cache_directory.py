@@ -39,14 +39,14 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
 
 
 class CacheDirectory:
-    """Files by name; removes the least recently used.
+    """Keeps files by name; removes the least recently used.
 
     Only files of this user in a directory that no other user can write are trusted. Several threads
     and processes may share the directory; a removed file stays readable through open descriptors.
 
     Args:
         path: the directory; created if missing.
-        max_bytes: limit on its files' size on disk, briefly exceeded.
+        max_bytes: limit on the files' total size on disk; it may be exceeded briefly.
 
     Raises:
         OSError: the directory cannot be created, or other users can write it.
@@ -116,7 +116,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory; idempotent. Also happens when the last reference is gone."""
+        """Close the directory, as garbage collection of this object also does; idempotent."""
         self._directory.close()
 
 

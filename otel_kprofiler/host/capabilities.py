@@ -94,12 +94,12 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
     if sys.prefix != sys.base_prefix and not os.path.islink(sys.executable):
         sets = ",".join(name.lower() for name in wanted)
         return (
-            "run it as root, or let everyone who may execute this python run it, by this "
-            f"command as root: setcap {sets}+ep {shlex.quote(sys.executable)}"
+            "run it as root; or, to let everyone who may execute this python run it, "
+            f"as root: setcap {sets}+ep {shlex.quote(sys.executable)}"
         )
     by_sudo = f": sudo {command}; " if shutil.which("sudo") else ", "
     return (
-        f"run it as root{by_sudo}or start it for this user, by this command as root: "
+        f"run it as root{by_sudo}or start it for this user, as root: "
         f"setpriv --reuid={os.getuid()} --regid={os.getgid()} --clear-groups "
         f"--inh-caps={sets} --ambient-caps={sets} {command}"
     )

@@ -136,7 +136,7 @@ def _find_container(parts: list[str]) -> tuple[int, str]:
                 return at, fargate[1]
             continue
         match = CONTAINER_ID.fullmatch(part) or _BY_COLONS.fullmatch(part)
-        # A podman pod, if below this directory and without a runtime's prefix.
+        # Below libpod_parent, an id without a prefix is that of a pod.
         if match and not (part == match[1] and at and parts[at - 1] == _POD_PARENT):
             return at, match[1]
     return -1, ""

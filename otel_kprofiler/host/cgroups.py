@@ -66,7 +66,7 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
     try:
         return files.read_link("/proc/self/ns/cgroup") != _INITIAL
     except OSError:
-        return False  # a kernel without them
+        return False  # a kernel without cgroup namespaces
 
 
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
@@ -97,7 +97,7 @@ def _find_own_level(files: HostFiles) -> int | None:
         return 0
     first = read_stat(files, _KTHREADD)
     if first is None or not first.is_kernel_thread:
-        return None  # a pid namespace
+        return None  # a pid namespace hides it
     try:
         path = parse_unified_path(files.read_bytes(f"/proc/{_KTHREADD}/cgroup"))
     except OSError:

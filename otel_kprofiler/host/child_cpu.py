@@ -18,7 +18,7 @@ _PROCESS_CLOCK: Final = 2
 include/linux/posix-timers.h)."""
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
-"""Pauses between two checks of a child, as in ``Popen.wait``."""
+"""First and longest pause between two checks of a child, as in ``Popen.wait``."""
 
 
 class CpuGrant(NamedTuple):
@@ -61,8 +61,8 @@ def limit_cpu(pid: int, grant: CpuGrant) -> None:
     """Limit a child to its grant; beyond it, SIGXCPU kills the child, without a core file.
 
     Args:
-        pid: a child just started, as the same user.
-        grant: its CPU time.
+        pid: a child that was just started as the same user.
+        grant: CPU time granted to the child.
     """
     limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
     for kind, most in limits.items():
@@ -82,16 +82,16 @@ class MeteredChild(subprocess.Popen[bytes]):
 
     Attributes:
         cpu_ns: CPU time of all its threads, in nanoseconds, once it has ended or was abandoned.
-        has_status: whether its return code is its own; otherwise the kernel has reaped it, because
-            this process ignores SIGCHLD, or other code has, and ``returncode`` may be 0 regardless
-            of how it ended.
+        has_status: whether ``returncode`` is the child's status. If other code reaped the child, or
+            the kernel did because this process ignores SIGCHLD, ``returncode`` may be 0 regardless
+            of the status.
     """
 
     cpu_ns = 0
     has_status = False
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end as ``Popen.wait`` does, which ``communicate`` calls."""
+        """Wait for the end as ``Popen.wait`` does; ``communicate`` calls this method."""
         if self.returncode is None:
             try:
                 if not self._has_ended(timeout):
@@ -99,8 +99,8 @@ class MeteredChild(subprocess.Popen[bytes]):
                 self.has_status = True
                 self.cpu_ns = self._read_clock()
             except OSError:
-                # Another thread has reaped it, or the kernel has, since this process ignores
-                # SIGCHLD: its CPU time is lost.
+                # Another thread has reaped the child, or the kernel has because this process
+                # ignores SIGCHLD: the child's CPU time is lost.
                 return super().wait(timeout)
         return super().wait()
 

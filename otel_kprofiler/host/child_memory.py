@@ -108,8 +108,8 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
     """Limit a child to its grant, and make the kernel kill it before other processes.
 
     Args:
-        pid: a child just started, as the same user.
-        grant: counts as used until the block ends.
+        pid: a child that was just started as the same user.
+        grant: memory granted to the child; it counts as used until the context ends.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")

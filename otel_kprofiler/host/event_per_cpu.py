@@ -60,7 +60,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
                 self._events[cpu] = self._open_event(cpu)
                 opened.append(cpu)
             except OSError as error:
-                if error.errno != errno.ENODEV:  # just went offline
+                if error.errno != errno.ENODEV:  # the CPU just went offline
                     refused[cpu] = error
         news = {cpu: error for cpu, error in refused.items() if cpu not in self._refused}
         self._refused = self._refused - set(opened) | refused.keys()

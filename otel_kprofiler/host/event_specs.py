@@ -85,7 +85,7 @@ class EventSpec(NamedTuple):
 
     @property
     def attributes(self) -> PerfAttributes:
-        """Returns what the kernel opens."""
+        """Returns the attributes for opening the event."""
         type_, config, _ = _EVENTS[self.name]
         if self.period:
             return PerfAttributes(config, self.period, type=type_)
@@ -158,7 +158,7 @@ def parse_event(
 
 
 def suggest_events(name: str) -> list[str]:
-    """Returns events that have similar names, tracepoints apart."""
+    """Returns events that have similar names, except tracepoints."""
     return difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
 
 
@@ -183,7 +183,7 @@ def find_event_error(
     Args:
         error: error of perf_event_open(2).
         name: the event.
-        attributes: what was to be opened.
+        attributes: attributes of the event.
         files: reads files of the host.
     """
     if error.errno in (errno.EPERM, errno.EACCES):

@@ -13,11 +13,11 @@ from otel_kprofiler.host.process_stat import read_owner
 TURN_NS: Final = 100_000
 """Fixed cost of a turn besides its CPU time, so that turns without CPU time also rotate."""
 RECENT_NS: Final = 60_000_000_000
-"""Time after its turn during which an owner may not use the reserve."""
+"""Time after a turn during which its owner may not use the reserve."""
 RESERVE: Final = 0.2
 """Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
-"""Maximum number of owners and groups with a remembered cost; others start over."""
+"""Maximum number of owners and groups with a remembered cost; forgotten ones start over."""
 
 _FILES: Final = Access()
 
@@ -75,8 +75,8 @@ class FairQueue(Generic[T]):
         self._reserve = CpuShare(share * RESERVE)
         self._now_ns, self._find_group = now_ns, find_group
         self._waiting: dict[Hashable, deque[T]] = {}  # non-empty groups only; longest waiting first
-        self._groups: dict[Hashable, Hashable] = {}  # of owners with a cost
-        self._costs: dict[Hashable, _Costs] = {}  # of owners, by group
+        self._groups: dict[Hashable, Hashable] = {}  # groups of owners with a cost
+        self._costs: dict[Hashable, _Costs] = {}  # costs of owners, by group
         self._group_costs = _Costs()
         self._last_ns: dict[Hashable, int] = {}  # time of the last turn, oldest first
         self._sizes: Counter[Hashable] = Counter()  # a group's amount of pending work
@@ -127,7 +127,7 @@ class FairQueue(Generic[T]):
 
         Args:
             turn: the turn.
-            cpu_ns: paid from the share.
+            cpu_ns: CPU time of the turn, paid from the share.
             children_ns: CPU time of child processes, charged to the owner's later turns, not to the
                 share of all owners.
         """

@@ -30,7 +30,7 @@ _NO_STATUS: Final = (
 class ChildProblem(enum.Enum):
     """Reasons why a child produced no result."""
 
-    UNANSWERED = "unanswered"  # by the file system that its file is on
+    UNANSWERED = "unanswered"  # the file's file system does not respond
     STOPPED = "stopped"
     NO_PROCESS = "no_process"
     MEMORY = "memory"
@@ -67,7 +67,8 @@ class ChildLimits(NamedTuple):
     """Limits of a child.
 
     Attributes:
-        memory_bytes: data segment of the process; capped at half of what the cgroup leaves.
+        memory_bytes: limit on the data segment; capped at half of the memory that the cgroup
+            leaves.
         cpu: CPU time that it may use.
         wall_s: time after which it is killed, in seconds.
         least_bytes: minimum data size; the child is not started with less.
@@ -95,8 +96,8 @@ class LimitedChildren:
 
         Args:
             command: the program and its arguments. It reports the cause of a failure on standard
-                error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary; ``DONE`` there
-                means success where the kernel does not keep its status.
+                error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel
+                does not keep its status, ``DONE`` on standard error means success.
             fd: descriptor of the file.
             limits: limits of the command.
             output: descriptor for the output.

@@ -20,8 +20,8 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
-    Trusts only links that root or this user can have created; unless ``is_root``, links that the
-    kernel follows with ``fs.protected_symlinks``.
+    If ``is_root``, only links that root or this user can have created are trusted; otherwise, those
+    that the kernel follows with ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
         try:

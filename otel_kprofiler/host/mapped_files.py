@@ -116,8 +116,8 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # Opened through the reference, since the path may lead elsewhere a second time.
-        # Does not wait for the holder of a lease on the file (fcntl(2)).
+        # Open through the reference, since the path may lead elsewhere a second time. Do not wait
+        # for the holder of a lease on the file (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
@@ -178,15 +178,15 @@ def open_mapped(
     Args:
         request: names the file and a process that has it mapped.
         files: reads files of the host.
-        known_path: where the file was when it was opened before; for a process that has ended.
-        find_places: finds files by inode number, for ended processes like ``known_path``; used only
-            if size and modification time are known and match.
+        known_path: path by which the file was opened before; used if the process has ended.
+        find_places: finds files by inode number; also used if the process has ended, but only if
+            size and modification time are known and match.
 
     Raises:
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
     """
     outcome = _Outcome(FileProblem.GONE, "")
-    has_gone = False  # if True, a different file merely has the former path
+    has_gone = False  # whether a different file now has the path
     for way in _ways(request, files, known_path):
         try:
             return _open(way, request, files)
@@ -234,7 +234,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
             raise _OtherInodeError(FileProblem.NOT_SAME)
         if not is_same_file(request, status, mapped=way.route == "map_files"):
             raise MappedFileError(FileProblem.NOT_SAME)
-        # Opened through the reference, since a path may lead elsewhere a second time.
+        # Open through the reference, since a path may lead elsewhere a second time.
         fd = files.open_fd(f"/proc/self/fd/{reference}")
         return OpenedFile(fd, status, way.path, way.route, way.opened)
     finally:

@@ -3,8 +3,8 @@ r"""Reads the mappings of a process from ``/proc/PID/maps`` (proc_pid_maps(5)).
 From kernel 6.11 on, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mapping at an address,
 with the build id of its file.
 
-In the text of maps, a newline in a path is ``\012``, and a deleted file ends in `` (deleted)``.
-Files whose names contain these sequences cannot be distinguished.
+In the text of maps, a newline in a path is ``\012``, and the path of a deleted file ends in
+`` (deleted)``. Files whose names contain these sequences cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -127,8 +127,7 @@ def find_vdso(files: HostFiles) -> bytes | None:
 class ProcessMaps:
     """Looks up mappings of a process by address. Not thread-safe.
 
-    Bound to the process's current program: finds nothing once the process has ended or executed
-    a different program.
+    It finds nothing once the process has ended or executed a different program.
 
     Args:
         pid: the process; requires the right to trace it (ptrace(2), PTRACE_MODE_READ).

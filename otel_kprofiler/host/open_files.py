@@ -12,7 +12,7 @@ TOO_MANY_FILES: Final = ": too many open files"
 
 
 def find_open_files_error(action: str, error: OSError) -> HostError | None:
-    """Returns the error for ``EMFILE`` or ``ENFILE``; None for others.
+    """Returns the error for ``EMFILE`` or ``ENFILE``; None for other errors.
 
     Args:
         action: the failed action, as a noun phrase ("loading the BPF program").

@@ -57,10 +57,10 @@ class PatientCalls:
         """Call a function in a different thread (after :meth:`stop`, in this one) and wait for it.
 
         Args:
-            device: device of the file that it reads.
+            device: device of the file that ``job`` reads.
             job: the function; it handles its own errors.
-            find_hanging: returns what hangs if the function does not return, by default the device;
-                anything hashable, for a function that reads files elsewhere, too.
+            find_hanging: returns what hangs if ``job`` does not return, as any hashable value; by
+                default the device. Needed if ``job`` also reads files of other devices.
 
         Returns:
             Whether the call has returned. Otherwise the device hangs, and the call ends or starts
@@ -144,7 +144,7 @@ class _Reader(threading.Thread):
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
         self._lock = lock  # under the caller's lock, so that a returned thread is not abandoned
-        self.jobs: deque[Job] = deque()  # filled once abandoned
+        self.jobs: deque[Job] = deque()  # used once the thread is abandoned
         self.on_free: Callable[[], bool] | None = None  # guarded by the lock: whether to stop
         self._begun: tuple[Job, threading.Event] | None = None
         self._wake = threading.Semaphore(0)

@@ -25,8 +25,8 @@ class PatientChildren:
     """Waits for children that read files; thread-safe.
 
     A child found twice in the same storage wait is killed, and abandoned if it does not exit. Until
-    it has ended, and for some time, no other child may read a file of the device. A child that
-    merely takes too long to exit is abandoned without blocking its device.
+    it has ended, and for some time afterwards, no other child may read a file of the device. A
+    child that merely takes too long to exit is abandoned without blocking its device.
 
     Args:
         patience_s: time between two checks, in seconds.

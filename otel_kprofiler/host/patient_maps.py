@@ -1,7 +1,7 @@
 """Reads the memory maps of processes that may hold their lock forever.
 
 ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the ``mmap_lock`` of the process. A
-thread that waits for a dead file server in mmap(2) holds it, and readers wait with it.
+thread that waits for a dead file server in mmap(2) holds the lock, and readers wait, too.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
 
     Args:
         attributes: what to count.
-        pid: the thread to count, -1 for all.
-        cpu: the CPU to count, -1 for all (which needs ``pid``).
+        pid: the thread whose events are counted, -1 for all.
+        cpu: the CPU whose events are counted, -1 for all (which needs ``pid``).
 
     Raises:
         OSError: as in perf_event_open(2); ``ENODEV`` if the CPU is offline.

@@ -61,7 +61,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
 
 def counts_locked_memory(files: HostFiles) -> bool:
-    """Returns whether BPF maps count as locked memory: before 5.11 (97306be45fbe).
+    """Returns whether BPF maps count as locked memory, as before Linux 5.11 (commit 97306be45fbe).
 
     False if the release cannot be read.
     """
@@ -74,7 +74,7 @@ def counts_locked_memory(files: HostFiles) -> bool:
 def _paranoid_fix(files: HostFiles) -> str:
     """Returns the fix for levels above 2; otherwise an empty text.
 
-    Kernels of Debian and Ubuntu require CAP_SYS_ADMIN there; others accept CAP_PERFMON.
+    Above 2, kernels of Debian and Ubuntu require CAP_SYS_ADMIN; other kernels accept CAP_PERFMON.
     """
     level = find_sysctl(files, "kernel.perf_event_paranoid") or 0
     return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""

@@ -54,7 +54,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities of other threads by prefix of their names; the rest keep none."""
+"""Capabilities of other threads by prefix of their names; other threads keep none."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -191,7 +191,7 @@ def keep_only(names: Iterable[str]) -> None:
 def held_capabilities(status: bytes) -> frozenset[str]:
     """Parse names of the effective capabilities in a ``/proc/PID/task/TID/status``.
 
-    Unknown ones are named ``CAP_`` and their number.
+    An unknown capability is named ``CAP_`` and its number.
     """
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}

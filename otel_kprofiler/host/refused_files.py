@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RefusedFiles(Generic[T]):
-    """Reasons by file, so that a file uses up its CPU time limit at most once an hour; thread-safe.
+    """Keeps reasons by file: a file uses up its CPU time limit at most once an hour. Thread-safe.
 
     After a temporary failure, the file is reread after 30 s, then at doubling intervals of up to an
     hour.
@@ -38,7 +38,7 @@ class RefusedFiles(Generic[T]):
         """Remember why a file was refused.
 
         Args:
-            file: its identity, which differs once it has changed.
+            file: identity of the file, which differs once the file has changed.
             reason: returned by :meth:`find`.
             may_pass: whether a retry with the unchanged file may succeed.
         """

@@ -17,7 +17,7 @@ from otel_kprofiler.host.kernel import find_sysctl
 MAX_SAMPLE_RATE: Final = "kernel.perf_event_max_sample_rate"
 _DEFAULT: Final = 100_000
 _CLOCK_MONOTONIC_COARSE: Final = 6
-"""Advances at each tick (clock_gettime(2)), so that its resolution is the length of a tick."""
+"""This clock advances at each tick (clock_gettime(2)): its resolution is the length of a tick."""
 
 THROTTLING_FIX: Final = f"as root: sysctl -w {MAX_SAMPLE_RATE}={_DEFAULT}"
 

@@ -19,7 +19,7 @@ MAX_PERIOD: Final = 1 << 62
 
 
 class ValueSource(NamedTuple):
-    """Where an event has its value, as a number of bytes.
+    """Location of an event's value, which is a number of bytes.
 
     Attributes:
         type: type of the argument: a struct to which it points, a typedef or an integer.
@@ -47,12 +47,12 @@ VALUES: Final[Mapping[str, ValueSource]] = {
     "net_dev_queue": _PACKET,
     "netif_receive_skb": _PACKET,
     "netif_rx": _PACKET,
-    "kmalloc": ValueSource("size_t", place=1),  # allocated; the first is what was asked for
+    "kmalloc": ValueSource("size_t", place=1),  # the first size_t is the requested size
     "mm_page_alloc": _PAGES,
     "mm_page_free": _PAGES,
 }
-"""Tracepoints whose events have values; of others, each counts 1. Prototypes: include/trace/events
-of Linux 5.10 to 6.18."""
+"""Tracepoints whose events have values; each event of other tracepoints counts 1. Prototypes:
+include/trace/events of Linux 5.10 to 6.18."""
 
 
 class TracepointSpec(NamedTuple):
@@ -77,7 +77,7 @@ class TracepointSpec(NamedTuple):
 
     @property
     def value(self) -> ValueSource | None:
-        """Returns where an event has its value; None if each counts 1."""
+        """Returns the location of an event's value; None if each event counts 1."""
         return VALUES.get(self.tracepoint)
 
     @property
@@ -99,7 +99,8 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
         period: default number of events per sample; 0 means 1.
 
     Raises:
-        ValueError: a setting is wrong, or there is no such system call; says what is possible.
+        ValueError: a setting is wrong, or there is no such system call; the message says what is
+            possible.
     """
     *parts, last = text.strip().split(":")
     setting = last if "=" in last else ""

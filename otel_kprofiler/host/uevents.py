@@ -71,7 +71,8 @@ class Uevents:
         """Returns all pending datagrams; never blocks.
 
         Raises:
-            OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the rest.
+            OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the remaining
+                datagrams.
         """
         datagrams: list[bytes] = []
         while True:

@@ -173,8 +173,8 @@ class AppendedFile:
             it by a link.
 
     Attributes:
-        fd: for reading and appending; -1 when closed.
-        name: name of the file in its directory.
+        fd: descriptor for reading and appending; -1 when closed.
+        name: name of the file in the directory.
         regular: whether it is a regular file.
         movable: whether it is a regular file with a name.
     """
@@ -200,7 +200,7 @@ class AppendedFile:
             return False
 
     def list_directory(self) -> list[str]:
-        """Returns the names in its directory."""
+        """Returns the names in this file's directory."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
         try:
             return os.listdir(fd)
@@ -208,7 +208,7 @@ class AppendedFile:
             os.close(fd)
 
     def sibling_exists(self, name: str) -> bool:
-        """Returns whether a name exists in its directory."""
+        """Returns whether a name exists in this file's directory."""
         try:
             os.stat(name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -216,7 +216,7 @@ class AppendedFile:
         return True
 
     def unlink_sibling(self, name: str) -> None:
-        """Remove a file in its directory, if it exists."""
+        """Remove another file in this file's directory, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._directory)
 
@@ -224,7 +224,7 @@ class AppendedFile:
         """Rename the file within its directory, and open a new one under the old name."""
         fd = self.fd
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        # Already renamed if the previous call could not open a new file.
+        # If the previous call could not open a new file, the file is already renamed.
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.name, name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         self.fd = self._open(mode)
@@ -278,7 +278,7 @@ class PrivateDirectory:
         PermissionError: it belongs to another user, or others can write it; see ``strerror``.
 
     Attributes:
-        fd: for opening files below it.
+        fd: descriptor for opening files below the directory.
     """
 
     def __init__(self, path: str) -> None:
@@ -316,7 +316,7 @@ class PrivateDirectory:
             return False
 
     def holds(self, name: str, fd: int) -> bool:
-        """Returns whether a name in it still leads to a descriptor's file."""
+        """Returns whether a name in the directory still leads to a descriptor's file."""
         try:
             there = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except OSError:
@@ -324,11 +324,11 @@ class PrivateDirectory:
         return os.path.samestat(there, os.fstat(fd))
 
     def sync(self) -> None:
-        """Flush its entries to the disk."""
+        """Flush the directory's entries to the disk."""
         os.fsync(self.fd)
 
     def close(self) -> None:
-        """Close it; idempotent."""
+        """Close the directory; idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -107,7 +107,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         elf = read_elf(source, machine)
         sections = read_sections(source, elf)
     except ElfError:
-        return None  # otherwise the file is damaged
+        return None  # a different machine's, damaged, or not ELF
     section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None
@@ -145,7 +145,7 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
 def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
     """Returns the bytes of the evaluation loop before the first bytecode instruction.
 
-    3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
+    CPython 3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """
     code = source.read(find_offset(elf.loads, at, _MOST_ENTRY_BYTES), _MOST_ENTRY_BYTES)
     machine = next(name for name, number in MACHINES.items() if number == elf.machine)

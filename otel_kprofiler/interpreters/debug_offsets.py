@@ -16,7 +16,7 @@ VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
 """Number of bytes read from ``_PyRuntime``."""
 
-# Up to the last member used here; /N is the minor version that added a member.
+# Members up to the last one used here; /N is the minor version that added a member.
 _MEMBERS: Final = """
 runtime: size finalizing interpreters_head
 interpreter: size id next threads_head threads_main/14 gc modules sysdict builtins gil gil_state

@@ -80,7 +80,7 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, from the start of the code; b.cond may not reach cold code."""
+    """Yields the targets of jumps, from the start of the code; b.cond's range may be too short."""
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:
@@ -91,7 +91,7 @@ def _find_a64_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:
-    """Returns the functions that contain these addresses, except functions that start at one."""
+    """Returns the functions that contain the targets, except functions that start at a target."""
     if elf.search is None:
         return []
     at, size = elf.search

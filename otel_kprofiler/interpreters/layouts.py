@@ -1,7 +1,8 @@
 """Layouts of threads, frames, code objects and strings, by CPython version.
 
-3.11 and 3.12 publish no offsets; their releases have these on all 64-bit machines. From 3.13 on,
-``_Py_DebugOffsets`` has most offsets; the rest follow from adjacent members, which are checked.
+CPython 3.11 and 3.12 publish no offsets; all their releases have the offsets below on 64-bit
+machines. From 3.13 on, ``_Py_DebugOffsets`` has most offsets; the rest follow from adjacent
+members, which are checked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 FIRST_MINOR, LAST_MINOR = 11, 15
 MAX_OFFSET: Final = 1 << 20
 MAX_THREAD_BYTES, MAX_FRAME_BYTES, MAX_CODE_BYTES = 511, 128, 240
-"""Largest read of the BPF program; see python_types.bpf.h."""
+"""Largest reads of the BPF program; see python_types.bpf.h."""
 
 
 class Version(NamedTuple):

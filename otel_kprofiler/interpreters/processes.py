@@ -237,8 +237,8 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
     """Returns whether mappings belong to a program, not to an earlier or later one.
 
-    They may differ for another reason: on some file systems, maps show a different inode than the
-    program's.
+    The program's own mappings may not match either: on some file systems, maps show a different
+    inode than the program's.
     """
     code = [
         mapping for mapping in mappings if mapping.permissions.startswith("r-x")
@@ -255,12 +255,12 @@ class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
     The program reports which processes it samples, and their mappings are read. If that is not
-    permitted, the kernel's mapping records are followed instead. This costs more, because they
-    cover all processes, sampled or not.
+    permitted, the kernel's mapping records are followed instead. This costs more, because the
+    records cover all processes, sampled or not.
 
     Args:
         registry: the table of registered processes.
-        pids: follow records of only these; empty for all.
+        pids: follow records of only these processes; empty for all.
         children: also follow the descendants of ``pids``.
         files: reads files of the host.
         on_found: called in that thread with each interpreter, before a process is registered.
@@ -334,7 +334,7 @@ class PythonTracking:
         return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
-        """Examine sampled processes; returns whether all of them permitted it."""
+        """Examine sampled processes; returns False if the kernel does not permit it."""
         permitted = True
         for seen in processes:
             try:

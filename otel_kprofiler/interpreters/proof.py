@@ -1,4 +1,4 @@
-"""Verifies a layout in this process: reads memory as the BPF program does, and compares.
+"""Verifies a layout in this process: reads memory as the BPF program does, and checks it.
 
 Nearly all of this memory belongs to the calling thread, so it does not change during a read. The
 links to other threads change whenever a thread starts or exits: they are reread until two reads
@@ -26,7 +26,7 @@ _TRIES: Final = 100
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
 """Bit of the thread status; see python_thread.bpf.h."""
-_TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # in objects
+_TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # offsets in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
@@ -66,7 +66,7 @@ class OwnMemory:
         return self._target.value
 
     def read_bytes(self, at: int, size: int) -> bytes:
-        """Reads bytes one by one; raises as :meth:`read`."""
+        """Reads bytes one by one; raises the errors of :meth:`read`."""
         return b"".join(self.read(at + place, 1).to_bytes() for place in range(size))
 
 
@@ -77,7 +77,7 @@ class _Frame(NamedTuple):
         address: runtime address of the frame (``_PyInterpreterFrame``).
         code: runtime address of its code object.
         offset: distance in bytes of its instruction from the code object.
-        from_c: whether C entered it.
+        from_c: whether C code entered the frame.
         in_generator: whether a generator owns it.
     """
 
@@ -115,7 +115,7 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
 
 
 class Proof:
-    """Reads this process and compares.
+    """Reads this process's memory, and compares it with what Python reports.
 
     Args:
         layout: the struct offsets to verify.

@@ -40,7 +40,7 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
     without_profiles = open_collector(profiles=False)
     collector = open_collector()
     grpc, http = f"grpc://{collector.grpc_endpoint}", collector.http_endpoint
-    other = "fix: it speaks the other OTLP protocol: use {}"
+    other = "fix: the receiver speaks the other OTLP protocol: use {}"
     for address, reason, fix in (
         ("grpc://127.0.0.1:1", "Connection refused", "fix: start the receiver"),
         (http.replace("http://", "grpc://"), "UNAVAILABLE", other.format(http)),

@@ -109,7 +109,7 @@ def test_commands_name_the_plaintext_address(protocol, plain_http, plain_grpc):
     port = plain_grpc if protocol == "grpc" else plain_http
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")
-    assert caught.value.hint == f"it does not use TLS: use {protocol}://127.0.0.1:{port}"
+    assert caught.value.hint == f"the receiver does not use TLS: use {protocol}://127.0.0.1:{port}"
 
 
 def test_the_doctor_prints_each_fix_once():

@@ -37,7 +37,7 @@ struct dump_row {
 	u64 clock_ns;	  /* the scheduler's, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
 	u64 ran_ns;	  /* how long it ran after that, without interrupts and stolen time */
-	u64 ran_until_ns; /* when it last ran, on a clock that excludes both */
+	u64 ran_until_ns; /* when it last ran, on a clock without interrupts and stolen time */
 	u64 lacking_ns;	  /* how far that clock is now behind the scheduler's */
 	u64 queued_ns;	  /* when it was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */
@@ -142,7 +142,7 @@ struct bpf_iter__task {
 
 SCRATCH(dump_rows, struct dump_row);
 
-/* Finds the task's ids in the pid namespace of user space; returns whether it is in there. */
+/* Finds the task's ids in the pid namespace of user space; returns whether the task is in it. */
 INLINE int find_ids(const struct config *options, const struct task_struct___dump *task,
 		    struct dump_row *row)
 {

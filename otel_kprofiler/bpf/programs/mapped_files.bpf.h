@@ -3,7 +3,7 @@
  * Lists the files that running processes have mapped as code, so that their tables can be loaded
  * before the first sample. Files are identified by the unwinder's code, with the same keys.
  *
- * Runs before any sampling, because it uses the unwinder's scratch memory.
+ * The program runs before any sampling, because it uses the unwinder's scratch memory.
  */
 #pragma once
 
@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Writes a request for each: `tgid` is in the initial namespace, `tid` is the id in its own. */
+/* Writes a request for a mapping; `tgid` is the process's initial id, `tid` its innermost id. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

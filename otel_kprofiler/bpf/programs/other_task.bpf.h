@@ -7,7 +7,7 @@
  * tables as the processor does: this takes no lock of the process, faults in no page, and never
  * waits. bpf_copy_from_user_task() does all three, so it would hang on the very processes that a
  * dump is for: those that hold their own mmap_lock, or map a file whose server is gone. It also
- * needs Linux 5.18; this needs only the iterator. x86-64 only.
+ * needs Linux 5.18; the walk needs only the iterator. x86-64 only.
  *
  * Any step may read memory that has been freed and reused. The data counts only if the thread has
  * not run since (dump.bpf.c).

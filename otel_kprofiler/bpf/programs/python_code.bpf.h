@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Assigns ids to CPython code objects, and describes each to user space when it is first seen. The
- * frames of an interrupted thread hold references to them, so they are intact at that time.
+ * frames of an interrupted thread hold references to its code objects, which are thus intact.
  */
 #pragma once
 
@@ -215,7 +215,7 @@ GLOBAL int describe_code(u32 index)
 	return outcome;
 }
 
-/* Describes the code objects first seen in this CPU's sample, which must be in its ring. */
+/* Describes the code objects first seen in this CPU's sample. Call after it is in the ring. */
 INLINE void describe_codes(void)
 {
 	struct python_work *w = get_python_work();

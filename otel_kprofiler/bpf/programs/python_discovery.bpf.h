@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Reports sampled processes that are not registered to user space, which determines whether they
- * run CPython. A process is reported once, and again when it executes another program or maps new
- * code; if it keeps mapping and unmapping code, the intervals between reports grow. Short programs
+ * Reports sampled processes that are not registered; user space determines whether they run
+ * CPython. A process is reported once, and again when it executes another program or maps new code;
+ * if it keeps mapping and unmapping code, the intervals between reports grow. Short programs
  * without an interpreter that are run again and again are reported once a minute.
  */
 #pragma once
@@ -48,7 +48,7 @@ GLOBAL int tell_process(void)
 
 	if (!c || !own)
 		return 0;
-	/* Short programs wait constantly, and end before anything can be done for them. */
+	/* Short-lived processes wait constantly, and end before they can be examined. */
 	if (own->record.kind == OFF_CPU &&
 	    own->record.time_ns - own->record.start_time_ns < LEAST_AGE_NS)
 		return 0;

@@ -82,7 +82,7 @@ INLINE int put_entry(struct python_work *w)
 	return GO_ON;
 }
 
-/* Checks that a frame is in a valid place; `code` was copied. Returns an outcome, or GO_ON. */
+/* Checks that a frame with the copied code is in a valid place; returns an outcome, or GO_ON. */
 INLINE int check_place(struct python_work *w, const struct python_layout *l, u64 at, u32 owner,
 		       s64 instruction)
 {
@@ -129,7 +129,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	if (problem != GO_ON)
 		return problem;
 	w->seen++;
-	/* Incomplete, as CPython calls it: not started yet, or a helper such as that of __init__. */
+	/* Frames that CPython calls incomplete: not started, or helpers such as that of __init__. */
 	if (owner != OWNED_BY_GENERATOR && instruction < (s32)code_half(w, l->code_traceable))
 		return w->rooted ? put_entry(w) : GO_ON;
 	word = instruction < 0 || instruction > NO_INSTRUCTION ? NO_INSTRUCTION : instruction;

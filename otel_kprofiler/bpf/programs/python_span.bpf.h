@@ -31,7 +31,7 @@ enum {
 /* Where instances of a class keep their attributes. */
 enum values_style {
 	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
-	VALUES_TAGGED,	   /* 3.12: the same word; the lowest bit shows which */
+	VALUES_TAGGED,	   /* 3.12: the same word; its lowest bit is 0 for a dictionary */
 	VALUES_INLINE,	   /* 3.13: after the object, unless they are marked invalid */
 };
 
@@ -41,7 +41,7 @@ struct span_class {
 	u64 keys;  /* the table of these attributes */
 };
 
-/* See SpanPath in bpf/python_span.py. */
+/* SpanPath in bpf/python_span.py describes the members. */
 struct span_path {
 	u64 tgid; /* 0: no path */
 	u64 oldest_thread;
@@ -352,7 +352,7 @@ INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 	return found ? find_span_context(found) : 0;
 }
 
-/* Returns the number of the label set in such a table; 0 if there is none. */
+/* Returns the number of the label set in that table; 0 if there is none. */
 INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
 {
 	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);

@@ -118,7 +118,7 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 
 /*
  * Examines one thread of the list; returns whether the search is over. A state that this thread
- * creates for another thread has its id as well (in 3.11), but no frame. With several interpreters,
+ * creates for another one has this thread's id (in 3.11), but no frame. With several interpreters,
  * all are searched: if the thread seems to have used two states last, neither is used.
  */
 GLOBAL int try_thread(void)

@@ -33,7 +33,7 @@ enum {
 /* Interval between two reports of one program whose code changes. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
-/* Age of waiting processes; a younger one is reported when a sample finds it running. */
+/* Age from which waiting processes are reported; running ones are reported at any age. */
 #define LEAST_AGE_NS 1000000000ULL
 
 #define FROM_C (1ULL << 62) /* in a word */
@@ -226,7 +226,7 @@ struct new_code {
 	u64 id;
 };
 
-/* State of one walk. Kept in a map: the verifier forgets its values, and sees one loop state. */
+/* State of one walk. The verifier forgets values in a map, and so sees one state per loop. */
 struct python_work {
 	struct python_process process; /* a copy */
 	u64 image;

@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* not a user id, as for chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* on a CPU that was online, with two periods */
+	LONGEST_GAP_NS = 500000000, /* between runs on a CPU that stays online, plus two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -152,7 +152,7 @@ struct record {
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
-/* The last run on a CPU, to count the runs missing since. */
+/* The last run on a CPU, to count the runs missing since then. */
 struct last_run {
 	u64 time_ns; /* 0: the CPU was idle */
 	s64 late_ns; /* how late the runs are, compared with the clock */
@@ -228,7 +228,7 @@ INLINE u64 start_time(const struct config *options)
 
 /*
  * Records which program a task runs, and as which user. During execve(2), the new program's stack
- * has no start yet, and when a process exits, it is gone; the id changes in one step.
+ * has no start yet; when a process exits, its stack is gone. The id changes in one step.
  */
 INLINE void note_program(const struct config *options, struct record *record, u64 task)
 {
@@ -342,7 +342,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* A band above the mark: two CPUs may jump over the mark; above it, the reader is awake. */
+/* Wakes in a band, since two CPUs may jump over the mark; above the band, the reader is awake. */
 INLINE u64 find_wakeup(const struct config *options)
 {
 	u32 zero = 0;
@@ -476,8 +476,8 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 
 /*
  * The kernel runs no program at a perf event on a CPU that is inside another program or inside
- * bpf(2), and does not count that. An early run follows a late one: only the delay of both together
- * shows missing runs. An idle CPU may have stopped its timer.
+ * bpf(2), and does not count skipped runs. An early run follows a late one: only the delay of both
+ * together shows missing runs. An idle CPU may have stopped its timer.
  */
 INLINE void count_missed(const struct config *options, struct last_run *last,
 			 struct cpu_line *line, u64 now)
@@ -571,7 +571,7 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10(void *ctx)
 	return run(ctx, BY_TABLES_5_10, 0);
 }
 
-/* The same with Python frames. */
+/* The sampler with Python frames. */
 PROGRAM("perf_event") int kprofiler_sample_python(void *ctx)
 {
 	return run(ctx, BY_FRAME_POINTERS, 1);

@@ -63,7 +63,7 @@ INLINE int has_comm(const struct config *options, struct record *record)
 		return 0;
 	if (bpf_probe_read_kernel(&leader, sizeof(leader), (void *)(task + options->leader_offset)))
 		return 0;
-	/* Zeros after the name, which older kernels do not write. */
+	/* Clear the bytes after the name, which older kernels do not write. */
 	__builtin_memset(record->comm, 0, sizeof(record->comm));
 	bpf_probe_read_kernel_str(record->comm, sizeof(record->comm),
 				  (void *)(leader + options->comm_offset));
@@ -71,12 +71,12 @@ INLINE int has_comm(const struct config *options, struct record *record)
 }
 
 #ifndef KPROFILER_BCC
-/* libbpf sets it before loading the program */
+/* libbpf sets this before it loads the program */
 extern int LINUX_KERNEL_VERSION __attribute__((section(".kconfig")));
 
 /*
  * Returns whether the current process is in or below one of the cgroups. On kernels before 5.15,
- * which lack the helper, the verifier sees from the version that it is never called.
+ * which lack the helper, the verifier sees from the version that the helper is never called.
  */
 INLINE int in_cgroup(const struct config *options)
 {

@@ -263,7 +263,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 		w->source = FROM_FRAME_POINTER;
 		return 0;
 	}
-	/* 0 does not prove that the stack ends: bash and Python use the register otherwise. */
+	/* 0 does not prove that the stack ends: bash and Python put other values into fp. */
 	if (w->fp_lost || !fp || fp < w->sp || fp & 7 || fp - w->sp > MAX_FP_DISTANCE)
 		return stop(w, END_NO_RULE);
 	if (READ_USER(w->pair, fp))
@@ -293,7 +293,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 		return 0;
 	/*
 	 * A forked child lacks the page tables of its parent's code, so callers to which it has not
-	 * returned yet cannot be read. A rule that leads to executable memory suffices there.
+	 * returned yet cannot be read. Then, a rule that leads to executable memory suffices.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;
@@ -419,7 +419,7 @@ GLOBAL int unwind(void)
 	w->head.frames = w->head.mappings = 0;
 	if (READ_KERNEL(w->mm, task + c->task_mm) || !w->mm)
 		return 1;
-	/* execve() sets it late: until then, the registers are those of the previous program. */
+	/* execve() sets end_code late: until then, the registers are the previous program's. */
 	if (READ_KERNEL(end_code, w->mm + c->mm_end_code) || !end_code)
 		return 1;
 	registers = w->user_registers;
@@ -458,8 +458,8 @@ GLOBAL int unwind(void)
 }
 
 /*
- * Appends the unwound stack to a record, at `at`; returns its size in bytes. `limit`: the space
- * left there suffices for the largest stack.
+ * Appends the unwound stack to a record, at `at`; returns its size in bytes. The space there
+ * suffices for the largest stack.
  */
 INLINE u64 copy_stack(struct unwind_work *w, u8 *at)
 {

@@ -178,7 +178,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	w->row.cfa_column = column;
 	w->row.cfa_offset = offset;
 	w->row.post = 0;
-	/* bregN offset: an expression that needs to be none, from go_frames.py */
+	/* bregN offset: go_frames.py marks a CFA on another stack by an expression */
 	if (bytes == length) {
 		w->row.cfa_kind = CFA_ELSEWHERE;
 		return 0;
@@ -614,7 +614,7 @@ GLOBAL int read_row(u64 address)
 	return run_program(w, c);
 }
 
-/* Leaves in `rule` the rule for an address in the current mapping's file. */
+/* Sets `rule` to the rule for an address in the current mapping's file. */
 GLOBAL int find_rule(u64 address)
 {
 	struct unwind_work *w = get_work();

@@ -153,7 +153,7 @@ struct row {
 	u8 sp;
 	u8 signal;
 	s8 preserved[MAX_PRESERVED]; /* by index: words from the CFA to the saved register */
-	u8 disassembled; /* not from the file, but from its code */
+	u8 disassembled; /* not from the file's tables, but from its code */
 };
 
 enum preserved_places {
@@ -205,7 +205,7 @@ struct mapping {
 	u32 state;
 	u32 slot;
 	u32 serial;
-	u32 sample; /* sample for which `index` is its index in the record */
+	u32 sample; /* sample in whose record `index` is valid */
 	u32 index;
 };
 
@@ -292,7 +292,7 @@ struct rules {
 
 ARRAY(unwind_config, struct unwind_config, 1);
 SCRATCH(unwind_work, struct unwind_work);
-/* Not a per-CPU map, in which a CPU's elements are not adjacent. */
+/* Not a per-CPU map, since there a CPU's elements would not be adjacent. */
 ARRAY(rules, struct rules, SIZED_BY_LOADER);
 HASH_OF(files, struct file_key, struct file_state, SIZED_BY_LOADER);
 MMAP_ARRAY(table_used, u64, SIZED_BY_LOADER);

@@ -15,7 +15,7 @@ enum {
 	V8_TABLE_HEAD = 16, /* map and length of a FixedArray */
 	V8_TABLE_WORDS = 3, /* elements, deleted elements, buckets; then the first entry of each bucket */
 	V8_ENTRY_WORDS = 3, /* key, value, next entry */
-	V8_FIELDS = 24,	 /* in an object with internal fields; V8 13 has a word before, mostly 0 */
+	V8_FIELDS = 24,	 /* in an object with internal fields; V8 13 has a word before them */
 	V8_MAX_BUCKETS = 1 << 16,
 	V8_MAX_CHAIN = 16, /* the average is two */
 };

@@ -216,8 +216,8 @@ INLINE int by_chance(struct wait_line *line, u64 part, u64 whole)
 }
 
 /*
- * Decides whether to report the begin of this wait. Its duration is not known yet: the probability
- * grows with the usual duration of the thread's waits. Excess begins on a CPU are not reported; the
+ * Decides whether to report the start of this wait. Its duration is not known yet: the probability
+ * grows with the usual duration of the thread's waits. Excess starts on a CPU are not reported; the
  * end makes up for that.
  */
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
@@ -322,7 +322,7 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 /*
  * Raises the threshold of a wait to be sampled, if more waits were sampled than wanted since user
  * space chose the threshold; returns whether it is still sampled. Only earlier samples decide, not
- * this wait, so the sum over samples stays unbiased. In units.
+ * this wait, so the sum over samples stays unbiased. `duration` is in units.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
@@ -353,7 +353,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait, now that its duration is known: the probability is proportional
- * to it, 1 from the threshold on. Accounts for the probability of its reported begin.
+ * to it, 1 from the threshold on. Accounts for the probability of its reported start.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -362,7 +362,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 
 	if (!threshold || duration_ns < c->min_ns)
 		return 0;
-	/* Rounded at random: the mean is unchanged. */
+	/* The duration is rounded at random, so that the mean is unchanged. */
 	duration = (duration_ns + (draw(line) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
 	wanted = duration < threshold ? duration : threshold;
 	if (thread->flags & (WAIT_HAS_BEGUN | WAIT_UNWRITTEN)) {
@@ -452,7 +452,7 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 
 /*
  * Puts the end of a wait to be reported into the record; returns whether to write it with a kernel
- * stack. If its begin was reported, the end is written at once.
+ * stack. If its start was reported, the end is written at once.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {
@@ -478,15 +478,15 @@ GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 	return 0;
 }
 
-/* Returns whether the wait's begin was written, with its span, when the thread left its CPU. */
+/* Returns whether the wait's start was written, with its span, when the thread left its CPU. */
 INLINE int has_begun(const struct thread *thread)
 {
 	return thread->flags & WAIT_HAS_BEGUN && thread->begun_ns;
 }
 
 /*
- * Drops the begin of a wait whose thread has run since (see repair()), perhaps in another span: the
- * end is then written as if there were no begin.
+ * Drops the start of a wait whose thread has run since (see repair()), perhaps in another span: the
+ * end is then written as if there were no start.
  */
 INLINE void drop_begin(struct thread *thread)
 {
@@ -510,8 +510,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that got a CPU after this time, the last part of which it waited for the CPU;
- * returns the same as tell_end().
+ * Handles a thread that got a CPU after `duration`, and was runnable for the last part of it,
+ * `runnable`; returns the same as tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -705,7 +705,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	tid = MEMBER(u32, ctx[2], pid);
 	if (!tid)
 		return 0;
-	/* Read from memory, it is a number, which allows arithmetic. */
+	/* A pointer read from memory is a number, which allows arithmetic. */
 	place = find_place(*(volatile u64 *)&line->task);
 	thread = LOOKUP(threads, &place);
 	if (!thread || thread->initial_tid != tid)
@@ -749,7 +749,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* The same with samples; stacks are collected as in on-CPU samples. */
+/* Totals and samples, whose stacks are collected as in on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);
@@ -815,9 +815,9 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 
 /*
  * Runs for each task from time to time. Woken threads that have no CPU yet report since when they
- * have been waiting for one. Threads whose waits are certain to be sampled, but whose begins were
+ * have been waiting for one. Threads whose waits are certain to be sampled, but whose starts were
  * not reported, report them late, so that a stuck thread is seen before its wait ends; their number
- * is limited, to keep space in the ring. Has its own scratch memory, because it can be interrupted.
+ * is limited, to keep space in the ring. Can be interrupted, so it has its own scratch memory.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {

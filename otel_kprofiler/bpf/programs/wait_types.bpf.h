@@ -34,24 +34,24 @@ enum task_states {
 /* The event that a record of kind OFF_CPU reports. */
 enum wait_phases {
 	WAIT_BEGUN = 1, /* a thread left its CPU; like a sample, but `value` is `since_ns` */
-	WAIT_ENDED,	/* struct wait_end and, if its begin was not written, the kernel stack */
+	WAIT_ENDED,	/* struct wait_end and, if its start was not written, the kernel stack */
 	THREAD_ENDED,	/* struct thread */
 };
 
 enum wait_flags {
-	WAIT_HAS_BEGUN = 1, /* its begin was written */
+	WAIT_HAS_BEGUN = 1, /* its start was written */
 	WAIT_KEPT = 2,	    /* it is sampled */
 	WAIT_IOWAIT = 4,
 	WAIT_THROTTLED = 8,
 	WAIT_WOKEN = 16,    /* the waker is known */
-	WAIT_UNWRITTEN = 32, /* its begin was selected, but not written */
+	WAIT_UNWRITTEN = 32, /* its start was selected, but not written */
 };
 
 enum {
 	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
-	LIKELY_FACTOR = 2, /* waits up to this multiple of the usual certainly have a begin */
+	LIKELY_FACTOR = 2, /* sampled waits up to this multiple of the usual always have a start */
 	USUAL_SHIFT = 4,   /* each shorter wait reduces the usual duration by 1/16 */
-	BURST_NS = 1000000000, /* of begins and samples: up to this much time's worth at once */
+	BURST_NS = 1000000000, /* starts and samples of this much time may come at once */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
 	SAMPLES_PER_STEP = 4, /* beyond a burst, this many samples double the threshold */
 	MOST_STEPS = 31,
@@ -90,7 +90,7 @@ struct wait_config {
 	u64 epoch;	  /* 0: paused; changes after each pause */
 	u64 threshold_ns; /* waits of at least this are all sampled; whole units; 0: none are */
 	u64 min_ns;	  /* shorter waits never are */
-	u64 begin_ns;	  /* minimum average interval between begins on a CPU */
+	u64 begin_ns;	  /* minimum average interval between starts on a CPU */
 	u64 wakers;	  /* whether to record them */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
 	u64 late_begins;  /* how many the next iteration may write; counts down */
@@ -135,7 +135,7 @@ struct thread {
 	u32 cpu;	  /* the last CPU that it got */
 	u32 flags;	  /* enum wait_flags, of this wait */
 	u32 threshold; /* of this wait; in units, as are the next three */
-	u32 likely;    /* its begin was selected with probability likely / threshold */
+	u32 likely;    /* its start was selected with probability likely / threshold */
 	u32 usual;     /* duration of its longer recent sleeps; 0: unknown */
 	u32 usual_preempted; /* the same for waits for a CPU after preemptions */
 	u32 claims;		/* claims of this place; 1 once it is taken */
@@ -152,8 +152,8 @@ struct thread {
 	u32 in_namespace;
 	u32 waker_tgid; /* the waker of this wait */
 	u32 waker_tid;
-	u32 ran_ns; /* low bits of its task's CPU time when the begin of this wait was written */
-	u64 begun_ns; /* CLOCK_MONOTONIC when the begin of this wait was written; 0: not measured */
+	u32 ran_ns; /* low bits of its task's CPU time when the start of this wait was written */
+	u64 begun_ns; /* CLOCK_MONOTONIC when the start of this wait was written; 0: not measured */
 	char waker_comm[16];
 };
 

@@ -113,10 +113,11 @@ def test_a_receiver_that_rejects_empty_requests_passes_the_probe(grpc_receiver):
 
 
 def test_a_receiver_of_the_other_protocol_is_recognized(grpc_receiver, http_receiver):
+    other = "the receiver speaks the other OTLP protocol: use"
     error = refusal(f"http://{grpc_receiver.endpoint}")
-    assert error.hint == f"it speaks the other OTLP protocol: use {grpc_address(grpc_receiver)}"
+    assert error.hint == f"{other} {grpc_address(grpc_receiver)}"
     error = refusal(http_receiver.endpoint.replace("http://", "grpc://"))
-    assert error.hint == f"it speaks the other OTLP protocol: use {http_receiver.endpoint}"
+    assert error.hint == f"{other} {http_receiver.endpoint}"
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
@@ -158,7 +159,7 @@ def test_rejected_samples_are_saved_with_the_command_to_send_them(grpc_receiver,
         f"3 of 9 samples did not reach {address}: INVALID_ARGUMENT: I do not like it"
     )
     assert raised.value.hint == (
-        "they are in x.unsent.otlp: see the receiver's log for why it rejects them, then "
+        "they are in x.unsent.otlp: see the receiver's log for why it rejects the samples, then "
         f"otel-kprofiler send x.unsent.otlp {address}"
     )
     assert starts("x.unsent.otlp") == [1]

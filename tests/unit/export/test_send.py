@@ -25,7 +25,7 @@ pytestmark = pytest.mark.system
 
 SECOND = 1_000_000_000
 ZIP = b"PK\x03\x04 a raw recording"
-REFUSED = "see the receiver's log for why it rejects them"
+REFUSED = "see the receiver's log for why it rejects the samples"
 PPROF = b"\x0a\x04\x08\x01\x10\x02\x32\x00"
 
 
