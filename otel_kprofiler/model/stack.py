@@ -219,8 +219,8 @@ class Frame(NamedTuple):
 
     Attributes:
         module: owner of the code, None if unknown.
-        address: RVA in ``module``, or the runtime address when ``module`` is None. Already
-            adjusted: the leaf is exact, a caller is its return address minus one.
+        address: RVA in ``module``, or the runtime address when ``module`` is None. The leaf's
+            address is exact; a caller's address is its return address minus one.
         lines: functions at the address, innermost inlined function first; empty when unresolved.
         offset: distance in bytes from the start of the physical function, 0 if its bounds are
             unknown. A function without a name may have known bounds (``NO_NAME``).

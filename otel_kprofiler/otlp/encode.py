@@ -253,7 +253,7 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """Encode a request with as many samples as fit; returns it and their number.
+    """Encode a request with as many samples as fit; returns the batch and their number.
 
     Returns None and 1 if the first sample alone is too large.
     """
@@ -267,7 +267,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 
 
 def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
-    """Encode a request with as many of a sample's times as fit; returns it and their number."""
+    """Encode a request with as many of a sample's times as fit; returns batch and number."""
     group, sample = unit
 
     def encode(count: int) -> Batch | None:
@@ -288,10 +288,10 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """Encode a request with all of these samples; returns it and 0.
+    """Encode a request with all of these samples; returns the batch and 0.
 
-    If it is too large, returns None and the number of samples to try instead; 0 if there is only
-    one.
+    If the batch is too large, returns None and the number of samples to try instead; 0 if there is
+    only one sample.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)

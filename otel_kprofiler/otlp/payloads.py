@@ -231,7 +231,7 @@ def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
 
 
 def _is_one_document(first_line: bytes) -> bool:
-    """Returns whether a document spans several lines: the first line is incomplete JSON."""
+    """Returns whether a document spans several lines, because its first line is incomplete JSON."""
     try:
         json.loads(first_line)
     except (ValueError, RecursionError):

@@ -50,8 +50,8 @@ class ProcessBudgets:
     New things cost the most: a program to identify, a stack to resolve, a group of samples unlike
     all others in the window. A process that constantly changes its thread names, stacks, code or
     programs can make each sample new. It is charged for the time this takes, in wall-clock time, so
-    the budget effectively shrinks where CPU time is scarce. Above its budget, its samples become
-    coarser, so that other processes' samples do not wait for it.
+    the budget effectively shrinks where CPU time is scarce. The samples of a process above its
+    budget become coarser, so that other processes' samples do not wait for them.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
     parent gains nothing by forking children, each of which starts with a budget. Young processes

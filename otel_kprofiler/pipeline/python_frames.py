@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
-    If it samples only this process, this interpreter is verified, and no other process is examined.
-    Otherwise, a thread follows processes as they come and go. :meth:`describe` is thread-safe; the
-    other methods belong to the pipeline's thread.
+    If the sampler samples only this process, this interpreter is verified, and no other process is
+    examined. Otherwise, a thread follows processes as they come and go. :meth:`describe` is
+    thread-safe; the other methods belong to the pipeline's thread.
 
     Args:
         sampler: the sampler, whose settings select the processes.

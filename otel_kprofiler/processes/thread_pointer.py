@@ -217,7 +217,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
     """Returns an offset from the thread pointer; None for 0, which is not yet resolved.
 
-    It is negative on x86-64. A positive offset is smaller than any descriptor address.
+    The offset is negative on x86-64. A positive offset is smaller than any descriptor address.
     """
     if kinds.head is not None:
         return ContextPlace(word) if kinds.head <= word < _MOST_ABOVE else None

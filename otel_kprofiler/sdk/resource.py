@@ -25,7 +25,7 @@ class ServiceResource:
     """The current Resource of the service's other signals.
 
     Providers of other signals may be set late. In a forked child, the SDK changes the
-    ``service.instance.id`` of their Resource; profiles adopt it.
+    ``service.instance.id`` of their Resource; profiles adopt the new id.
 
     Args:
         given: an explicit Resource; by default taken from the other signals, or

@@ -77,7 +77,7 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
     """Install a handler that exports before SIGTERM's current action.
 
     Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit
-    it.
+    the handler.
 
     Args:
         flush: called if the service has a SIGTERM handler.

@@ -35,7 +35,7 @@ def renew_thread_id() -> None:
     """Correct the thread id in this thread's state, which is stale after C's ``fork()``.
 
     ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the kernel
-    program, need it.
+    program, need the correct id.
     """
     tid = threading.get_native_id()
     if tid != os.getpid():  # the only thread of a forked child is its main thread

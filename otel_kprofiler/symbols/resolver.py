@@ -76,7 +76,7 @@ class SideResolver(Protocol[StateT]):
 
         Returns:
             The boottime up to which information is complete. Samples wait at most half a second
-            for it.
+            until this time passes their own.
         """
 
     def finish(self, timeout_s: float) -> None:

@@ -112,7 +112,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
     Args:
         files: reads files of the host.
         wanted: the records, and their name in errors.
-        ring_bytes: size of each ring; None to choose it. The size is halved while the kernel
+        ring_bytes: size of each ring; None for the default. The size is halved while the kernel
             refuses to lock the memory.
         lose: called when records are lost.
 

@@ -114,7 +114,7 @@ class Children(LimitedChildren):
             section: name of the section to read.
 
         Raises:
-            TableRefused: the section was refused before.
+            TableRefused: the section was rejected in the last hour.
         """
         key = section, identify_content(fd)
         if (reason := self._refused.find(key)) is not None:

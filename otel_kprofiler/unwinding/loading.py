@@ -189,7 +189,7 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for code without rules, and adds the file's tables; None if all has rules."""
+    """Makes tables for code without rules, and adds the file's; None if all code has rules."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:

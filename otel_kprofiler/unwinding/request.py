@@ -22,7 +22,7 @@ def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
     """Parses the records of the request ring. Raises ``ValueError`` if they are damaged."""
     for start, end in record_spans(chunk):
         if end - start != _REQUEST.size:
-            raise ValueError(f"a file request of {end - start} bytes")
+            raise ValueError(f"a file request has {end - start} bytes")
         yield from parse_rows(chunk[start:end])
 
 

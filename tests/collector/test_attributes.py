@@ -81,7 +81,7 @@ def test_processors_and_exporters_see_keys_and_values(processing_collector, kind
 
 
 def test_these_collectors_do_not_resolve_references_over_grpc(processing_collector):
-    """The reason why inline is the default: these versions resolve references only in the file
+    """Attributes are inline by default because these versions resolve references only in the file
     exporter.
     """
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)

@@ -159,7 +159,7 @@ def test_an_account_without_samples_arrives(collector, kind):
 
 
 def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):
-    """Just under gRPC's 4 MiB: receivers must accept the exporters' default limit."""
+    """The exporters' default limit is just under the 4 MiB that gRPC receivers accept."""
     window = make_window(processes=30, samples=3_000)
     exporter = open_exporter("grpc", collector)
     encoded = encode_window(window, max_bytes=exporter.max_bytes)

@@ -108,8 +108,8 @@ def test_processors_and_batching_change_only_what_is_configured(
 
 
 def test_newer_collectors_write_references_over_http(send, receiver, samples_of):
-    """The reason why a Collector in front of Pyroscope should use gRPC; over HTTP, v0.159 writes
-    attributes inline.
+    """So a Collector in front of Pyroscope should use gRPC; over HTTP, v0.159 writes attributes
+    inline.
     """
     window = make_window()
     send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")

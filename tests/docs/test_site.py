@@ -122,7 +122,7 @@ def test_modules_that_the_documentation_imports_have_an_api_page():
 
 
 def test_the_glossary_defines_the_terms_used_in_reports():
-    """Words that the account, reports and profiles show."""
+    """The terms are words that the account, reports and profiles show."""
     text = (ROOT / "docs/glossary.md").read_text()
     words = {word.strip() for row in text.splitlines() for word in row.split("|")[1:2]}
     causes = {LossCause.NOT_OFFERED, LossCause.SELF_PROFILED}

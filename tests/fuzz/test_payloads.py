@@ -221,7 +221,7 @@ JSON_VALUES = st.recursive(
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
 def test_unusual_json_is_given_names_or_rejected(changes):
-    """Values of other types, and keys in both spellings."""
+    """Values have other types than in the schema, and keys have both spellings."""
     tree = nameless_tree()
     for at, other_name, value in changes:
         nodes = list(objects(tree))

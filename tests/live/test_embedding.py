@@ -549,7 +549,7 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
 
 
 def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
-    """A bug in the profiler costs the profiles and one log entry, nothing else."""
+    """A bug in the profiler causes one log entry, and only the profiles are lost."""
     with profiling() as (profiler, _):
         monkeypatch.setattr(KernelSymbolizer, "advance", None)
         deadline = time.monotonic() + 60
@@ -672,7 +672,7 @@ sys.meta_path.insert(0, Blocker)
     ],
 )
 def test_a_service_does_not_need_the_dependencies_of_commands(environment, unused):
-    """It imports none of them, and works without a message if they are not installed."""
+    """The service imports none of them, and logs no message if they are not installed."""
     with Receiver() as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}"
         environment = {

@@ -203,7 +203,7 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
 
 
 def test_a_recording_keeps_only_the_script_among_an_interpreters_arguments(tmp_path):
-    """Checks the first row, tables, and a file that is read back."""
+    """The test checks the first row, tables, and a file that is read back."""
     script = tmp_path / "manage.py"
     script.write_text(
         "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"

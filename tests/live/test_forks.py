@@ -190,7 +190,7 @@ def children(tmp_path):
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    On a busy machine, an export may exceed the time that the exit waits for it.
+    On a busy machine, an export may take longer than the exit waits for it.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):
@@ -280,7 +280,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
-    """Applies if the id was the traces' id, but not if it was specific to profiles."""
+    """A Resource whose id was that of the traces gets the child's; any other keeps its own."""
     done = run(
         """
         from opentelemetry import trace

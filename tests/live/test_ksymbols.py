@@ -92,7 +92,7 @@ def mine(symbols):
 
 
 def test_five_hundred_programs_are_added_and_removed_without_delay():
-    """Names and addresses of programs with one to five functions equal kallsyms."""
+    """Programs with one to five functions have the names and addresses of kallsyms."""
     with watching() as (symbolizer, watch):
         assert watch.method is ReadMethod.WALK
         fds = [load(number, functions=1 + number % 5) for number in range(500)]
@@ -159,7 +159,7 @@ def own_programs():
 
 
 def test_programs_of_both_loaders_have_names_lines_and_details(loader):
-    """Checks full names, source lines, id, type and tag, with either loader."""
+    """The test checks full names, source lines, id, type and tag, with either loader."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig())
         sampler.start()
@@ -220,7 +220,7 @@ def kallsyms_s():
 
 
 def test_the_table_is_exact_after_a_forced_loss():
-    """3,000 programs are loaded while nobody reads the rings of one page."""
+    """3,000 programs are loaded while nobody reads the rings, which have one page each."""
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(3000) as fds:
         catch_up(symbolizer)
         there = mine(kallsyms(*BLOCKS))
@@ -300,7 +300,7 @@ def cpu_s(tasks):
 
 
 def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
-    """Runs for KPROFILER_CHURN_S seconds (default 4)."""
+    """The test runs for KPROFILER_CHURN_S seconds (default 4)."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "4"))
     others = {*TASKS.iterdir()} - {TASKS / str(threading.get_native_id())}
     with watching() as (symbolizer, watch):
@@ -476,7 +476,7 @@ def fork_while_watching():
 
 
 def test_a_forked_child_holds_nothing():
-    """Runs in a new process, because gRPC opens descriptors in forked children."""
+    """The test runs in a new process, because gRPC opens descriptors in forked children."""
     with watching():
         pass  # or skip
     process = multiprocessing.get_context("spawn").Process(target=fork_while_watching)

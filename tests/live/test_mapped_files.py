@@ -222,7 +222,7 @@ def test_an_exited_process_does_not_affect_files_of_others(program):
 
 
 def test_details_of_an_overwritten_file_are_discarded(program):
-    """The build id would come from the new content."""
+    """Their build id would come from the new content."""
     request, known = request_of(program), KnownFiles()
     places = FilePlaces([program.parent])
 

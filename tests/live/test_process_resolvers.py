@@ -200,7 +200,7 @@ def test_unmapped_code_is_not_named(child, processes, first, second):
 
 
 def test_a_replaced_library_has_its_new_names(child, processes, tmp_path, first, second):
-    """Uses the same path, usually the same inode number, and the same addresses."""
+    """The new library has the same path and addresses, and usually the same inode number."""
     path = tmp_path / "replaced.so"
     for _ in range(3):
         for other, name in ((first, "first"), (second, "second")):
@@ -306,7 +306,7 @@ def test_code_without_a_file_has_a_reason(processes):
 
 
 def test_generated_code_is_named_by_its_perf_map(processes):
-    """The map is written as compilers do it, at any time before the code runs."""
+    """Like a compiler, the test writes the map at any time before the code runs."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

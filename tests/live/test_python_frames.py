@@ -242,7 +242,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.ar
 
 
 def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
-    """Other processes are read, too; a new program is not until its own address is registered."""
+    """The new program is not read until its own address is registered."""
     switch = tmp_path / "switch"
     folder = os.path.dirname(__file__)
     command = [sys.executable, "-c", SERVICE, folder, str(switch), SERVICE]

@@ -106,7 +106,7 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
 
 @pytest.mark.parametrize("symbols", ["names", "off"])
 def test_a_replay_shows_what_the_recording_showed(program, hot_line, tmp_path, symbols):
-    """Uses only the recording, with Python frames between native ones.
+    """The replay uses only the recording, and shows Python frames between native frames.
 
     The replay must recognize the interpreter's loop, so the recording always contains its name.
     """

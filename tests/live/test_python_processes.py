@@ -210,7 +210,7 @@ def test_an_interpreter_loaded_after_startup_is_found(tmp_path):
 
 
 def test_only_target_processes_and_their_descendants_are_found(start):
-    """Includes existing children and children started afterwards."""
+    """Children are found whether they existed before or start afterwards."""
     process, other = start(), start()
     other.heard()
     process.heard()

@@ -121,7 +121,7 @@ def test_a_thread_id_is_not_a_process(tmp_path):
 
 
 def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs, tmp_path):
-    """Includes those whose parent exits first; unrelated processes are excluded."""
+    """They are followed even if their parent exits first; unrelated processes are excluded."""
     programs("beside", LOOP)
     orphan = "sleep 4; head -c 5G /dev/zero > /dev/null; true"
     target = programs("target", f"{WAIT}; ( {orphan} ) & {WORK}; sleep 2; exit 0")
@@ -223,7 +223,7 @@ def test_pids_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
 
 
 def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path):
-    """Matches the name of their file, which only /proc shows."""
+    """A command is found by the name of its file, which only /proc shows."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
     assert done.returncode == 0, done.stderr

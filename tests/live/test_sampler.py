@@ -103,7 +103,7 @@ def boot_ns():
 
 
 def test_starting_takes_little_cpu_time(loader):
-    """Measures CPU time of this process, which is independent of other load."""
+    """The test measures the CPU time of this process, which is independent of other load."""
     limit_s = {"libbpf": 1.0, "bcc": 15.0}[loader]  # bcc compiles the program
     with load(SPIN):
         started = time.process_time()
@@ -154,7 +154,7 @@ def test_every_sample_taken_is_received(rate):
 
 
 def test_no_sample_is_older_than_the_watermark():
-    """Drains in quick succession at a high rate, to find records being written."""
+    """The test drains in quick succession at a high rate, to find records being written."""
     with load(READ), load(READ), running(samples_per_second=10_000, stacks="both") as sampler:
         end, complete, advanced = time.monotonic() + 2, 0, 0
         while time.monotonic() < end or advanced < 10:
@@ -325,7 +325,7 @@ while True:
 def test_interrupts_taken_while_idle_are_kept():
     """Packets are sent on CPU 1 and received, using packet steering, in softirqs of an idle CPU 0.
 
-    Not the other way around: in some guests, the timers of an idle CPU 1 do not fire.
+    CPU 0 is the idle CPU because in some guests, the timers of an idle CPU 1 do not fire.
     """
     steering = "/sys/class/net/lo/queues/rx-0/rps_cpus"
     if os.cpu_count() < 2 or not os.path.exists(steering):

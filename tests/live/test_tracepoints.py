@@ -97,7 +97,7 @@ def test_each_dropped_packet_counts_its_bytes(recorded):
 
 
 def test_pages_count_their_bytes(recorded):
-    """The kernel also allocates page tables: one of 512 pages."""
+    """The kernel also allocates a page table for each 512 pages."""
     allocated = total_of(recorded[0]["mm_page_alloc"], "touch") / os.sysconf("SC_PAGE_SIZE")
     assert PAGES <= allocated <= PAGES * 1.02
 
@@ -184,7 +184,7 @@ def test_only_chosen_cpus_are_sampled():
 
 
 def test_samples_for_which_the_ring_has_no_room_are_counted():
-    """Tracepoints occur in interrupts, and the clock's interrupt in their programs."""
+    """Tracepoints occur in interrupts, and the clock interrupts their programs."""
     names = ("mm_page_alloc", "sched_waking", "sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=19,
@@ -205,7 +205,7 @@ def test_samples_for_which_the_ring_has_no_room_are_counted():
 
 @pytest.mark.long
 def test_programs_that_interrupt_each_other_write_whole_records():
-    """A tracepoint of the clock's interrupt occurs inside the programs of the other tracepoints."""
+    """The clock interrupts programs of other tracepoints, and its interrupt has a tracepoint."""
     names = ("sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=4999,

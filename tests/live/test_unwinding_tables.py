@@ -546,7 +546,7 @@ def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, pr
 
 
 def test_a_file_changed_while_it_is_read_is_rejected_with_that_reason():
-    """The reason is not an error caused by the table's half-filled map."""
+    """The reason is not the error that the table's half-filled map would cause."""
     kernel = KernelMaps()
     maps = kernel.open()
     views = []

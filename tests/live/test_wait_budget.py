@@ -101,7 +101,7 @@ def waits_of(samples, process):
 
 @pytest.mark.long
 def test_many_sleeping_threads_are_sampled_at_the_requested_rate(sleepers):
-    """20,000 waits a second: at the first threshold, all of them would be sampled."""
+    """At the first threshold, all of the 20,000 waits per second would be sampled."""
     seconds, rate = 8, 20
     with sleeping(sleepers, 2000, 100) as process, running(rate, on_cpu=False) as sampler:
         samples = collect(sampler, seconds)

@@ -112,7 +112,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_weights_estimate_the_totals(run):
-    """Ten processes, sampled sparsely; waits that are too short are counted in neither."""
+    """Ten processes are sampled sparsely; neither figure counts waits that are too short."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip

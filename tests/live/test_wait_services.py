@@ -112,7 +112,7 @@ TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 @pytest.mark.long
 def test_span_parts_sum_to_the_span_duration(tmp_path):
-    """Code, kernel and waits of requests that record how long they took, under gunicorn."""
+    """The parts are code, kernel and waits; requests under gunicorn record their duration."""
     file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"
     (tmp_path / "shop.py").write_text(APP)
     command = [

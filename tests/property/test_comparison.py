@@ -96,7 +96,7 @@ def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
 
 
 def test_barely_different_groups_count_as_tests_and_rare_groups_do_not():
-    """Otherwise the significance level would depend on test results."""
+    """If only different groups counted, the significance level would depend on test results."""
     assert comparison._reject([0.0004, *[0.7] * 100]) == set()
     assert comparison._reject([0.0004, *[1.0] * 100]) == {0}
 

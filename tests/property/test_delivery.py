@@ -239,7 +239,7 @@ RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
 @settings(deadline=None, max_examples=40)
 @given(st.lists(RUN, min_size=1, max_size=4))
 def test_the_last_run_reports_samples_and_losses_of_all_killed_runs(runs):
-    """Holds whatever each run delivers, loses and leaves in the spool before it is killed."""
+    """It does so whatever each run delivers, loses and leaves in the spool before it is killed."""
     with tempfile.TemporaryDirectory() as directory:
         start, arrived = 0, {kind.name: Counter() for kind in KINDS}
         for number, (windows, script, answers) in enumerate([*runs, ([(1, 1)], [], 1000)]):

@@ -142,7 +142,7 @@ def has_name(names, frame_names):
 def test_every_function_survives_the_round_trip_through_file_id_and_rva(
     symbolizer, symbols, oracle, say
 ):
-    """Start and last byte of each: address → file id and RVA → the same function."""
+    """File id and RVA of each function's first and last byte lead back to the function."""
     checked, wrong = 0, []
     for module, functions in oracle.items():
         for start, end, names in functions:
@@ -237,7 +237,7 @@ def test_every_live_symbol_matches_the_elf_file(captured, symbolizer, symbols, s
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
 def test_every_core_symbol_matches_system_map(symbolizer, captured, say):
-    """kallsyms under KASLR → RVA → System.map: the same name."""
+    """At the RVA of each symbol of kallsyms under KASLR, System.map has the same name."""
     linked = defaultdict(set)
     system_map = lzma.decompress((FIXTURES / "lib" / "System.map.xz").read_bytes()).decode()
     rows = [line.split() for line in system_map.splitlines()]

@@ -149,6 +149,6 @@ def _read_search_table(
     if encodings != _ENCODINGS or not count:
         return None
     if not count * _PAIR_BYTES <= min(limit, size - _SEARCH.size):
-        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f".eh_frame_hdr of {count} functions")
+        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f".eh_frame_hdr has {count} functions")
     budget.take(count * _PAIR_MEMORY_BYTES, ".eh_frame_hdr")
     return origin, source.read(at + _SEARCH.size, count * _PAIR_BYTES)

@@ -102,7 +102,7 @@ class JitDumpParser:
 
     Attributes:
         pid: pid of the process in its namespace; records of its children are skipped.
-        header: header of the file; empty until it was parsed.
+        header: header of the file; empty until it is parsed.
         has_other_clock: whether timestamps come from a clock other than ``CLOCK_MONOTONIC``.
         sources: names of source files by number; 0 means none.
         nbytes: memory of the source file names.

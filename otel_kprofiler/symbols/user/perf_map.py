@@ -75,7 +75,7 @@ class PerfMap(JitFile[JitCode]):
         process: the process, with its start time: the map of a later process with the same pid is
             not read.
         files: reads files of ``/proc``.
-        clock: compares file times.
+        clock: converts the process's start time to Unix time.
         root: root directory of the host's files; tests use another directory.
     """
 
@@ -110,7 +110,7 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
     Args:
         process: the process, with its start time.
         files: reads files of ``/proc``.
-        clock: compares file times.
+        clock: converts the process's start time to Unix time.
         root: where the host's root directory is mounted; empty for ``/``.
 
     Raises:

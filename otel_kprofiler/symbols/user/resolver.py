@@ -140,7 +140,7 @@ class _KnownFile:
         return frame, False
 
     def forget(self) -> int:
-        """Forget frames not used since the last call; returns the number left.
+        """Forget frames not used since the last call; returns the number of frames left.
 
         Looks up a name again, so that symbols of a used file stay loaded.
         """

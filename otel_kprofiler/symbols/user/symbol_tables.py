@@ -114,7 +114,7 @@ def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Sy
     """Parses the symbols that may name code.
 
     Keeps the whole string table, which takes more memory but fewer copies than picking names.
-    Versions are cut off.
+    Versions (``@GLIBC_2.34``) are cut off.
 
     Args:
         table: the raw table.

@@ -435,7 +435,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
 
 
 def test_losses_of_a_split_batch_are_handed_over(http_receiver, quick):
-    """Files of unsent batches need them."""
+    """Files of unsent batches record these losses."""
     lost = []
     (batch,) = make()
     taken = limit_http(http_receiver, 4000)

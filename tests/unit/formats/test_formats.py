@@ -31,7 +31,7 @@ pytestmark = pytest.mark.system
 
 
 def test_speedscope_follows_its_schema(windows):
-    """The rules of file-format-schema.json, and every sample in the profile of its CPU."""
+    """The file follows file-format-schema.json, and each sample is in the profile of its CPU."""
     document = json.loads(speedscope(windows, name="x"))
     frames = document["shared"]["frames"]
     assert all(isinstance(frame["name"], str) and frame["name"] for frame in frames)
@@ -143,7 +143,7 @@ def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
 
 
 def test_every_format_sums_sample_values(off_cpu):
-    """Three waits of 70, 20 and 10 ns, in two stacks."""
+    """There are three waits of 70, 20 and 10 ns, with two stacks."""
     assert folded(off_cpu) == "dd;do_syscall_64_[k] 10\ndd;do_syscall_64_[k];vfs_read_[k] 90\n"
     rows = {row.function: row for row in function_rows(off_cpu)}
     assert (rows["vfs_read"].self_count, rows["do_syscall_64"].total_count) == (90, 100)

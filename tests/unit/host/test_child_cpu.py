@@ -45,7 +45,7 @@ def test_an_exited_child_is_not_an_error():
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_runs_limited_children(minor):
-    """Some are built for an old glibc, and lack functions of the module os."""
+    """Interpreters built for an old glibc lack functions of the module os."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

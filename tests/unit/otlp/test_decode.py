@@ -129,7 +129,7 @@ def test_json_of_other_producers_is_read(window, payload):
 
 
 def test_frames_from_other_profilers_are_read(payload):
-    """A relative BPF address without mapping, an interpreter's frame, a user mapping."""
+    """One frame is an interpreter's with a user mapping, one a BPF address without a mapping."""
     message = ExportProfilesServiceRequest.FromString(payload)
     dictionary = message.dictionary
     for entry in dictionary.attribute_table:
@@ -170,7 +170,7 @@ def test_an_aggregated_value_gets_the_start_time_of_its_profile(payload):
 
 
 def test_values_stay_with_their_timestamps(payload):
-    """Off-CPU profiles of opentelemetry-ebpf-profiler: a duration for each timestamp."""
+    """Off-CPU profiles of opentelemetry-ebpf-profiler have a duration for each timestamp."""
     message = ExportProfilesServiceRequest.FromString(payload)
     profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
     del profile.samples[1:]

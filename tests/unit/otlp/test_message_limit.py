@@ -40,7 +40,7 @@ def test_empty_messages_are_rejected_at_every_depth(fields, inner):
 
 @pytest.mark.parametrize("field", [b"\x1b\x1c", b"\x1b\n\0\x1c", b"\x18" + b"\xff" * 9 + b"\x7f"])
 def test_messages_cannot_hide_in_unknown_fields_skipped_by_the_decoder(field):
-    """Covers groups, and a number above 64 bits."""
+    """The unknown fields are groups, and numbers above 64 bits."""
     data = field + b"\n\0" * COUNT
     assert len(ExportProfilesServiceRequest.FromString(data).resource_profiles) == COUNT
     with pytest.raises(PayloadError, match="has more than"):

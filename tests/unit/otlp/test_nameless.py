@@ -182,7 +182,7 @@ def test_a_location_without_a_type_may_be_code():
 
 
 def test_unknown_fields_are_preserved(window):
-    """A length-delimited field 1000 of protobuf, and a key of JSON."""
+    """The unknown fields are a length-delimited field 1000 of protobuf, and a key of JSON."""
     unknown = b"\xc2\x3e\x03new"
     payload = encode_window(window).batches[0].payload
     assert name_locations(payload + unknown, name_all).data.endswith(unknown)

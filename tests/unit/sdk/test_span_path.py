@@ -72,7 +72,7 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
 
 
 def test_context_maps_of_any_shape_are_read(path):
-    """Random numbers of variables and keys, in random order, with deletions."""
+    """The maps have random numbers of variables and keys, in random order, with deletions."""
     chance = random.Random(7)
     variables = [contextvars.ContextVar(f"v{number}") for number in range(2000)]
     span = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(1)))

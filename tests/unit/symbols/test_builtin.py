@@ -210,7 +210,7 @@ def symbolize_all(folder, symbols, *more):
 @pytest.mark.parametrize("source", ["ranges", "sized", "plain"])
 @pytest.mark.parametrize("boot", ["boot-nokaslr", "boot-kaslr"])
 def test_the_command_resolves_a_whole_kernel(tmp_path, owner, boot, source):
-    """Every function of both boots, by ``symbolize`` (KPROFILER_FIXTURES)."""
+    """``symbolize`` resolves every function of both boots (KPROFILER_FIXTURES)."""
     every = core_symbols(lzma.decompress((FIXTURES / boot / "kallsyms.xz").read_bytes()).decode())
     slide = next(a for a, _, n in every if n == "_text") - LINKED_AT
     if source == "ranges":

@@ -242,7 +242,7 @@ def ksymbol(time_ns, start, length, name, *, removed=False):
 
 
 def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
-    """Two consecutive programs at one address, each explained at its own time."""
+    """Two programs use one address in succession, and each is explained at its own time."""
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000
     first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"

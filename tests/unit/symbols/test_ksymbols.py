@@ -92,7 +92,7 @@ def live(tmp_path):
 
 
 def test_captured_records_replay_to_the_expected_table():
-    """Programs and a trampoline of kernel 6.12, before and after they were unloaded."""
+    """Kernel 6.12 loaded and unloaded programs and a trampoline."""
     result = KsymbolTable()
     programs = make_changes(
         parse_perf_records((CAPTURED / "programs.records").read_bytes(), timed=False).records
@@ -207,7 +207,7 @@ def test_history_stays_sorted_when_a_read_removes_symbols_late():
 
 
 def test_a_removal_names_a_symbol_whose_load_was_lost():
-    """The load record was lost, so it was loaded after the last reading."""
+    """Since the load record was lost, the symbol was loaded after the last reading."""
     result = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
     assert name_at(result, A, 200) == "unseen"
     assert name_at(result, A, 99) is None

@@ -74,7 +74,7 @@ def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, sym
 
 
 def test_code_run_before_the_announcement_belongs_to_the_module(host, symbolizer):
-    """Init code and the functions it calls, since the last reading with free addresses."""
+    """Init code and functions that it calls may run from the last reading on."""
     between_ns = boot_ns()
     host.load("fresh")
     settle(symbolizer)

@@ -18,7 +18,7 @@ BASE = 0xFFFF_FFFF_C000_0000
 
 
 def test_every_function_keeps_its_relative_address_and_name(clones, clones_folder):
-    """Address → (module, RVA) → function of the ELF file, for every function of 12 modules."""
+    """Module and RVA of every function of 12 modules lead to the function in the ELF file."""
     checked = 0
     for line in (
         lzma.decompress((clones_folder / "functions.xz").read_bytes()).decode().splitlines()
@@ -42,7 +42,7 @@ def test_every_function_keeps_its_relative_address_and_name(clones, clones_folde
 
 
 def test_every_text_symbol_of_kallsyms_resolves_to_itself(clones, clones_lines):
-    """Live functions of modules and vmlinux, except init text, against a naive parser."""
+    """The live functions of modules and vmlinux, except init text, come from a naive parser."""
     init = [
         next(a for a, _, name, _ in clones_lines if name == marker) for marker in ("_etext", "_end")
     ]

@@ -336,7 +336,7 @@ def test_a_payload_whose_files_are_all_missing_is_reported(symbolize, tmp_path):
 
 
 def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, program, unmarked):
-    """Among files of the same name, the build id decides, or else the hash."""
+    """Among files of the same name, the file with the right build id, or else hash, is used."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(path, tmp_path / folder / "tool")

@@ -40,7 +40,7 @@ def program(number, tag, *, event=1, time_ns=7):
 
 
 def test_captured_records_of_program_loads_and_unloads_are_parsed():
-    """The records of two programs, one with a subprogram, as the kernel wrote them."""
+    """The kernel wrote these records for two programs, one of which has a subprogram."""
     records = captured("programs")
     loaded = [
         KsymbolRecord(0, 0xFFFFFFFFC0400648, 25, BPF, False, "bpf_prog_a04f5eef06a7f555_kprof_ks"),

@@ -77,7 +77,7 @@ def test_the_proc_table_is_read_without_tcp_diag(monkeypatch):
 
 
 def test_a_listening_socket_is_not_a_peer():
-    """The kernel returns the listening socket if it has no connection."""
+    """The kernel returns the listening socket if it finds no connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         local = peers._parse(server.getsockname())
         assert peers._ask_kernel(local, peers._End(local.address, 1)) is None

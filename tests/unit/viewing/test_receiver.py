@@ -168,7 +168,7 @@ VERSION = "otlp-profiles-development-version"
 
 @pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
 def test_other_schema_versions_are_rejected_before_decoding(intake, receivers, values):
-    """A body that cannot be decoded shows the order."""
+    """The body cannot be decoded, so only an early check can reject its version."""
     metadata = [(VERSION, value) for value in values]
     error = refused(receivers, b"\xff", metadata=metadata)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -328,7 +328,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
 
 
 def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
-    """All requests at once would be in memory twice."""
+    """If it were, all queued requests would be in memory twice at once."""
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     bomb = gzip.compress(bytes(MAX_BYTES + 1))
     with intake._lock:

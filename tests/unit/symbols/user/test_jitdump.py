@@ -173,7 +173,7 @@ ENDS = st.just(("close",))
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_names_are_right_at_any_time(rounds):
-    """Events at times 10, 20, …; the dump is read after each round."""
+    """Events occur at times 10, 20, …; the dump is read after each round."""
     codes = []  # [start, end, name] of the functions present
     history = [[]]  # the code there in each interval of ten
     with written(header()) as (dump, path):
@@ -494,7 +494,7 @@ def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
 
 
 def test_memory_and_time_are_bounded():
-    """An endless stream of functions with long names and many source files."""
+    """The dump has an endless stream of functions with long names and many source files."""
     parts = [header()]
     for at in range(20_000):
         entry = (at * 16, at, b"%d" % at * 20)

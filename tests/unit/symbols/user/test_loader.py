@@ -598,7 +598,7 @@ def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
 
 @pytest.mark.system
 def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
-    """More files than threads that may be left behind."""
+    """There are more files than threads that may be left behind."""
     count = 34
     files = {f"f{number}": b"content" for number in range(count)}
     with mounted(tmp_path / "fuse", files) as fuse:

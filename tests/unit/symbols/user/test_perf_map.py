@@ -219,7 +219,7 @@ def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, tmp_p
 
 
 def test_memory_and_time_are_bounded(path, opened):
-    """An endless map of functions, one with long names, and one with endless lines."""
+    """The map has many functions, long names, and a line longer than several reads."""
     with open(path, "wb") as file:
         file.writelines(b"%x 10 %s\n" % (at * 16, b"name" * (at % 300)) for at in range(40_000))
         file.write(b"1" * (3 * MAX_UPDATE_BYTES) + b"\n0 ffff last\n")
