@@ -120,6 +120,7 @@ def test_names_come_back_exactly(engine, stored, by):
     assert counts(engine.address(), "--by", by) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", OPTIONS)
 def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
     """Each pattern matches exactly its names, and a name cannot end the SQL statement."""

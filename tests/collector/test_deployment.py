@@ -163,6 +163,7 @@ def run_unit(namespaces, seconds, is_sampling):
     return parse_account(out), log, status
 
 
+@pytest.mark.long
 def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     installed, run_collector, tmp_path
 ):

@@ -128,6 +128,7 @@ class Slow(InMemoryProfileExporter):
         return super().export(batch)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_load")
 def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
     """Covers a processor added while running, and a restart of the profiler."""

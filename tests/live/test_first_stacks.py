@@ -64,6 +64,7 @@ def test_an_idle_host_has_complete_stacks_from_the_first_sample():
     assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
 
 
+@pytest.mark.long
 def test_a_busy_host_has_complete_stacks_from_the_first_sample():
     command = [sys.executable, "-m", "benchmarks.mixed_load", "600"]
     with subprocess.Popen(command) as load:

@@ -193,6 +193,7 @@ def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, capl
     assert "processed " in caplog.text[-300:]
 
 
+@pytest.mark.long
 def test_the_compiler_does_not_stay_in_memory():
     BccLoader().load(SPEC).close()
     before = read_resident_bytes()

@@ -90,6 +90,7 @@ def test_names_of_an_installed_debug_file_are_used(tmp_path):
     assert result
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 @pytest.mark.parametrize("option", ["--perf-basic-prof", *further("--perf-prof")])
 def test_jit_compiled_code_has_its_published_names(option, tmp_path):

@@ -236,6 +236,7 @@ def test_an_ongoing_wait_is_reported_once():
     assert 0.99 * (end - start) <= reported <= 1.01 * (after - before)
 
 
+@pytest.mark.long
 def test_totals_of_threads_killed_off_cpu_are_kept():
     body = """
 for _ in range(200):

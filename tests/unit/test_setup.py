@@ -248,6 +248,7 @@ def test_setup_without_a_command_reports_the_next_step(clone):
     assert done.stderr.splitlines()[-1].startswith("setup: next: ./setup.sh bash ")
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_long_steps_show_progress(clone):
     """The build waits until the reader of the output has seen a dot."""

@@ -42,6 +42,7 @@ def test_an_exited_child_is_not_an_error():
     assert not has_exceeded_cpu(child.returncode)
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_runs_limited_children(minor):
