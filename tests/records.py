@@ -2,7 +2,7 @@
 
 import struct
 
-_HEADER = struct.Struct("<8Q4I2H3h2xI16sI4x")
+_HEADER = struct.Struct("<8Q4I2H3hHI16s2I")
 
 
 def pack_record(
@@ -24,16 +24,18 @@ def pack_record(
     kernel=None,
     user=-32768,
     python=-32768,
+    phase=0,
     labels=0,
     comm=b"comm",
     context=b"",
+    holder=0,
 ):
     """A record without its length; all frames are kernel frames unless sizes in bytes are given."""
     kernel = 8 * len(frames) if kernel is None else kernel
     return _HEADER.pack(
         time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,
-        stack_start, tgid, tid, exec_id, owner, cpu, kind, kernel, user, python, labels, comm,
-        len(context),
+        stack_start, tgid, tid, exec_id, owner, cpu, kind, kernel, user, python, phase, labels,
+        comm, len(context), holder,
     ) + struct.pack(f"<{len(frames)}Q", *frames) + context  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from otel_kprofiler.analysis.groups import (
     CONTAINER,
     GROUPINGS,
     LABEL,
+    LOCK_GROUPINGS,
     SERVICE,
     SORTS,
     WAIT_GROUPINGS,
@@ -19,6 +20,7 @@ from otel_kprofiler.analysis.groups import (
     sort_groups,
 )
 from otel_kprofiler.analysis.latency import LATENCY, weigh_latency
+from otel_kprofiler.analysis.lock_summary import LockSummary, sum_locks, summarize_locks
 from otel_kprofiler.analysis.occurrences import NO_PROGRAM, NO_STACK, OF_STACKS, Key
 from otel_kprofiler.analysis.samples import Origin, Samples, load_samples
 from otel_kprofiler.analysis.sides import select_sides
@@ -41,6 +43,7 @@ __all__ = [
     "ITSELF",
     "LABEL",
     "LATENCY",
+    "LOCK_GROUPINGS",
     "NO_CALLER",
     "NO_PROGRAM",
     "NO_STACK",
@@ -56,6 +59,7 @@ __all__ = [
     "Filter",
     "Group",
     "Key",
+    "LockSummary",
     "Origin",
     "Part",
     "Samples",
@@ -79,6 +83,8 @@ __all__ = [
     "select_sides",
     "sort_groups",
     "spans_with_lines",
+    "sum_locks",
+    "summarize_locks",
     "summarize_waits",
     "weigh_latency",
 ]

@@ -11,7 +11,16 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler.analysis.occurrences import NO_LINE, OF_STACKS, Key, Occurrence, only
 from otel_kprofiler.analysis.samples import Samples, Thread
 from otel_kprofiler.formats import process_id, process_name
-from otel_kprofiler.model import KERNEL_SIDE, AttributeValue, SpanLink, Stack, WindowWait
+from otel_kprofiler.model import (
+    KERNEL_SIDE,
+    LOCK_HOLDER_ID,
+    LOCK_HOLDER_NAME,
+    LOCK_TYPE,
+    AttributeValue,
+    SpanLink,
+    Stack,
+    WindowWait,
+)
 from otel_kprofiler.otlp import LOCAL_ROOT, WAIT_CAUSE, WAIT_STATE
 
 
@@ -100,6 +109,18 @@ def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
     return _threads(samples, key)
 
 
+def _by_holder(samples: Samples) -> Assignment:
+    """Groups by the thread that held the lock."""
+
+    def key(thread: Thread) -> Key:
+        labels = dict(thread.labels)
+        if LOCK_HOLDER_ID not in labels:
+            return Key(NONE)
+        return Key(f"{labels.get(LOCK_HOLDER_NAME, '')} ({labels[LOCK_HOLDER_ID]})")
+
+    return _threads(samples, key)
+
+
 def _by_cpu(samples: Samples) -> Assignment:
     """Groups by logical CPU."""
     cpus = samples.tables.cpus
@@ -165,6 +186,8 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
     WAIT_CAUSE: partial(_by_wait, key=_cause),
     WAIT_STATE: partial(_by_wait, key=_state),
     "waker": partial(_by_wait, key=_waker),
+    "lock": partial(_by_attribute, names=(LOCK_TYPE,)),
+    "holder": _by_holder,
 }
 
 
@@ -213,7 +236,7 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
     for name in (
         "function", "line", "module", "syscall", "bpf", "process", "thread", "comm", "container",
         "cpu", "span", "endpoint", "service", "kind", "cause", "state",
-        "waker",
+        "waker", "lock", "holder",
     )
 }  # fmt: skip
 """Groupings by their names in ``report --by``."""
@@ -221,6 +244,8 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
 
 WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_STATE})
 """Groupings that apply to waits only."""
+LOCK_GROUPINGS: Final = frozenset({"lock", "holder", LOCK_TYPE})
+"""Groupings that apply to waits for locks only."""
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:

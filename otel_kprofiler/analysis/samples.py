@@ -262,7 +262,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
         return profile
     kept = [group._replace(waits=None) for group in resources if group.samples]
     count = profile.sample_count
-    return replace(profile, resources=kept, taken=count, lost={}, totals=None)
+    return replace(profile, resources=kept, taken=count, lost={}, totals=None, locks={})
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:

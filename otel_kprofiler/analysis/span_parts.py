@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.analysis.groups import NONE, Group, endpoints, is_in_kernel, merge_groups
 from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
-from otel_kprofiler.model import WaitCause, WindowWait
+from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 
 PART: Final = "part"
 """Name of the grouping of spans' time by part."""
@@ -308,8 +308,12 @@ def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))
+    # Waits for locks are part of the time on or off a CPU.
     factors = [
-        origin.profile.measure(1) if origin.profile.kind.is_time else 0 for origin in tables.origins
+        origin.profile.measure(1)
+        if origin.profile.kind.is_time and origin.profile.kind != LOCK_CONTENTION
+        else 0
+        for origin in tables.origins
     ]
     threads = [(thread.resource, thread.tid) for thread in tables.threads]
     wanted = {

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, NoReturn
 
+from otel_kprofiler.bpf.locks import LOCK_PHASE
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SpanLayout
@@ -33,10 +34,13 @@ from otel_kprofiler.model import (
     STATUS_BY_PYTHON_END,
     USER_SIDE,
     Collected,
+    LockHolder,
+    LockWait,
     ProfileKind,
     RawSample,
     SpanLink,
     StackStatus,
+    name_lock,
     python_stack_bytes,
     user_stack_bytes,
 )
@@ -70,6 +74,7 @@ _CONFIG: Final = struct.Struct(
     f"={15 + len(_NO_PROGRAM) + len(_NO_SPANS) + 2 * MAX_INTERRUPT_RANGES}Q"
 )
 _RECORD: Final = struct.Struct("=8Q4I2H3hHI16sI4x")
+_HOLDER: Final = struct.Struct("=I")  # the last field
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
@@ -272,6 +277,7 @@ def parse_records(
             phase, labels, comm, context_bytes,
         ) = unpack(chunk, start)  # fmt: skip
         kernel = start + RECORD_HEADER_BYTES
+        stacks_end = end - COMM_BYTES if phase >= LOCK_PHASE else end
         if phase == THREAD_ENDED:
             of_waits.ended.extend(parse_threads(chunk[kernel:end], time_ns))
             continue
@@ -280,7 +286,7 @@ def parse_records(
         user = kernel + kernel_bytes if kernel_bytes > 0 else kernel
         python = user + user_bytes if user_bytes > 0 else user
         last = python + python_bytes if python_bytes > 0 else python
-        if last + context_bytes != end:
+        if last + context_bytes != stacks_end:
             raise ValueError(f"the record at byte {start} and its stacks have different lengths")
         user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
@@ -309,8 +315,11 @@ def parse_records(
             stacks = (*stacks, shared(words := chunk[python:last], words))
         has_span = span_id or context_bytes
         link, context = (
-            _find_span(trace_high, trace_low, span_id, chunk[last:end]) if has_span else _NO_SPAN
+            _find_span(trace_high, trace_low, span_id, chunk[last:stacks_end])
+            if has_span
+            else _NO_SPAN
         )
+        lock = _find_lock(phase, chunk, start, stacks_end) if phase >= LOCK_PHASE else None
         fields = (
             kind,
             value,
@@ -325,18 +334,25 @@ def parse_records(
             stacks,
             link,
             labels,
-            None,
+            lock,
             exec_id,
             owner if owner != _NO_OWNER else None,
             stack_start,
             shared(context, context),
         )
         sample = new(RawSample, fields)  # takes a third of the time of RawSample(*fields)
-        if phase:
+        if phase and lock is None:
             of_waits.waits.append(WaitRecord(sample, wait_end))
         else:
             samples.append(sample)
     return samples
+
+
+def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
+    """Finds the wait for a lock; ``end`` is that of the stacks."""
+    (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
+    comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
+    return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)
 
 
 def _refuse_kind(number: int) -> NoReturn:

@@ -13,6 +13,7 @@ import click
 
 from otel_kprofiler.analysis import (
     GROUPINGS,
+    LOCK_GROUPINGS,
     PART,
     SORTS,
     TRACE,
@@ -39,6 +40,7 @@ from otel_kprofiler.cli.types import CpuListType
 from otel_kprofiler.clickhouse import ALL, need_of
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.formats import FORMATS
+from otel_kprofiler.model import LOCK_CONTENTION
 
 _FORMATS: Final = [row.name for row in FORMATS]
 _LATENCY: Final = "latency"
@@ -220,6 +222,8 @@ def command(
     ]
     if by in WAIT_GROUPINGS:  # other kinds lack these attributes
         parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
+    if by in LOCK_GROUPINGS:
+        parts = [(kind, part) for kind, part in parts if kind == LOCK_CONTENTION] or parts
     if as_json:
         document = {"by": by, "kinds": [report.as_dict(*part) for part in parts]}
         click.echo(json.dumps(document, indent=1))

@@ -14,6 +14,7 @@ from otel_kprofiler.analysis import (
     TRACE,
     Group,
     Key,
+    LockSummary,
     Samples,
     SpanParts,
     SpanTime,
@@ -24,6 +25,7 @@ from otel_kprofiler.analysis import (
     find_grouping,
     sort_groups,
     spans_with_lines,
+    summarize_locks,
     summarize_waits,
 )
 from otel_kprofiler.cli.columns import Column, layout
@@ -102,6 +104,7 @@ class Report:
         groups, lines_of_spans = self._sorted(samples)
         endpoints = self._endpoints(samples)
         summary = summarize_waits(every, kind, self.processes)
+        locks = summarize_locks(every, kind, self.processes)
         return {
             "kind": kind.name,
             "unit": kind.measure[1],
@@ -111,6 +114,7 @@ class Report:
             "end_unix_ns": max(every.times) + 1,
             "lost": _lost(kind, samples),
             **({"waits": _waits_as_dict(summary, every, samples)} if summary else {}),
+            **({"locks": _locks_as_dict(locks)} if locks else {}),
             "groups": [
                 _as_dict(group)
                 | ({"endpoint": endpoints[group.key]} if group.key in endpoints else {})
@@ -145,6 +149,8 @@ class Report:
                 )
                 exact = amount(summary.exact.total_ns, unit)
                 yield f"all waits: {exact} ms exactly ({states or 'none'}); {by_samples}"
+        if locks := summarize_locks(every, kind, self.processes):
+            yield f"all {describe_locks(locks)}"
         if remark := Completeness.of_samples(shown).remark():
             yield escape_controls(remark)
         if left := every.count - shown.count:
@@ -259,6 +265,24 @@ def _waits_as_dict(summary: WaitSummary, every: Samples, shown: Samples) -> dict
         "threshold_ns": summary.threshold_ns,
         "idle_samples": every.count - shown.count,
         "idle_ns": sum(every.weights()) - sum(shown.weights()),
+    }
+
+
+def describe_locks(locks: LockSummary) -> str:
+    """Describes exact waits for locks."""
+    types = ", ".join(
+        f"{escape_controls(name)} {amount(total.total_ns, _NS)} ms in {total.waits:,}"
+        for name, total in locks.exact.items()
+    )
+    waits = f"{describe_count(locks.waits, 'wait')} for locks"
+    text = f"{waits}: {amount(locks.total_ns, _NS)} ms exactly ({types or 'none'})"
+    return f"{text}; {locks.uncounted:,} not counted" if locks.uncounted else text
+
+
+def _locks_as_dict(locks: LockSummary) -> dict[str, Any]:
+    return {
+        "exact": {name: total._asdict() for name, total in locks.exact.items()},
+        "uncounted": locks.uncounted,
     }
 
 

@@ -11,7 +11,15 @@ import click
 from otel_kprofiler.bpf import VMLINUX_BTF, list_tracepoints
 from otel_kprofiler.cli.target_filters import Targets, find_namespace, find_targets
 from otel_kprofiler.cli.types import CpuListType
-from otel_kprofiler.host import CPU_CLOCK, VALUES, Access, AnyEventSpec, list_events, parse_event
+from otel_kprofiler.host import (
+    CPU_CLOCK,
+    LOCK_EVENT,
+    VALUES,
+    Access,
+    AnyEventSpec,
+    list_events,
+    parse_event,
+)
 from otel_kprofiler.model import PYTHON_FRAMES
 from otel_kprofiler.pipeline import DRAIN_INTERVAL_S
 from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
@@ -50,6 +58,7 @@ def _describe_events() -> str:
             reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
     for reason, names in reasons.items():
         lines.append(f"\n{', '.join(names)}: {reason}")
+    lines.insert(1, f"{LOCK_EVENT:24} waits for the kernel's locks, by their time (Linux 5.19)")
     lines += ["", *_describe_tracepoints()]
     return "\n".join(lines)
 
@@ -88,9 +97,10 @@ _OPTIONS: Final = (
     click.option(
         "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
         help="Sample at this event instead of the clock: page-faults, context-switches, "
-        "cpu-migrations, cycles and so on, or a tracepoint such as block_rq_issue or "
-        "sys_enter:openat; repeatable. EVENT:period=N takes every Nth event, EVENT:freq=N about N "
-        "samples per second on each CPU. `-e help` lists all events, and why this host lacks some.",
+        "cpu-migrations, lock-contention, cycles and so on, or a tracepoint such as "
+        "block_rq_issue or sys_enter:openat; repeatable. EVENT:period=N takes every Nth event, "
+        "EVENT:freq=N about N samples per second on each CPU. `-e help` lists all events, and why "
+        "this host lacks some.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",

@@ -6,8 +6,10 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from otel_kprofiler.analysis import sum_locks
 from otel_kprofiler.cli.completeness import Completeness
 from otel_kprofiler.cli.output import Output
+from otel_kprofiler.cli.report_text import describe_locks
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.cli.session import Session
 from otel_kprofiler.cli.terminal import describe_count
@@ -39,6 +41,8 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> It
     if completeness.share is not None:
         parts.append(f"{completeness.share:.1%} of user stacks complete")
     yield from filter(None, (unresolved.remark(), completeness.remark()))
+    if locks := sum_locks(profile for window in windows for profile in window.profiles):
+        yield describe_locks(locks)
     ended = _end(session, parts, account)
     yield f"wrote {output.path}: {ended}{_next_step(session, output, count)}"
 

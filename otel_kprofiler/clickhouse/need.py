@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from otel_kprofiler.analysis import CONTAINER, LABEL, OF_STACKS, PART, SERVICE, TRACE, Filter
+from otel_kprofiler.model import LOCK_HOLDER_ID, LOCK_HOLDER_NAME, LOCK_TYPE
 from otel_kprofiler.otlp import (
     LOCAL_ROOT,
     PROGRAM,
@@ -97,6 +98,8 @@ _GROUPINGS: Final = {
     "service": _attributes(*SERVICE),
     "kind": Need(),
     **dict.fromkeys(("cause", "state", WAIT_CAUSE, WAIT_STATE), Need()),
+    "lock": _attributes(LOCK_TYPE),
+    "holder": _attributes(LOCK_HOLDER_ID, LOCK_HOLDER_NAME),
     "waker": Need(samples=frozenset({WAKER_NAME, WAKER_PID, WAKER_TID})),
     **dict.fromkeys(OF_STACKS, _STACKS),
 }

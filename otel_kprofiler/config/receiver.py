@@ -180,9 +180,9 @@ class Receiver(Section):
         max_length=MAX_EVENTS,
         description="Events to sample beside the clock, such as page-faults, "
         '"context-switches:period=1000" (every 1000th on each CPU) or "cycles:freq=49" (about 49 '
-        "samples per second on each CPU; default: samples_per_second), and tracepoints, such as "
-        "block_rq_issue (all by default, or by period). `otel-kprofiler record -e help` lists "
-        "events (see docs/events.md).",
+        "samples per second on each CPU; default: samples_per_second), lock-contention, and "
+        "tracepoints, such as block_rq_issue (all by default, or by period). "
+        "`otel-kprofiler record -e help` lists events (see docs/events.md).",
     )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],

@@ -72,6 +72,7 @@ from otel_kprofiler.host.limited_children import (
     ChildProblem,
     LimitedChildren,
 )
+from otel_kprofiler.host.lock_spec import LOCK_EVENT, LockSpec
 from otel_kprofiler.host.mapped_files import (
     FileProblem,
     FileRequest,
@@ -146,6 +147,7 @@ __all__ = [
     "ENABLE_ON_EXEC",
     "FIRST_HOLD_S",
     "INHERIT",
+    "LOCK_EVENT",
     "MAX_EVENTS",
     "MAX_LEFT",
     "OLDEST_KERNEL",
@@ -179,6 +181,7 @@ __all__ = [
     "KernelRelease",
     "KnownContainers",
     "LimitedChildren",
+    "LockSpec",
     "MappedFileError",
     "MemoryMapping",
     "NewFile",

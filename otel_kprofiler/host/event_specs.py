@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from otel_kprofiler.errors import HostError, KernelFeatureError
 from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.cpus import read_online_cpus
+from otel_kprofiler.host.lock_spec import LOCK_EVENT, LockSpec
 from otel_kprofiler.host.perf import (
     DISABLED,
     FREQUENCY,
@@ -60,7 +61,7 @@ _ALIASES: Final = {
     "branches": "branch-instructions",
     "task-clock": CPU_CLOCK,  # on a CPU, both count its time
 }
-_NAMES: Final = (CPU_CLOCK, *_EVENTS)
+_NAMES: Final = (CPU_CLOCK, LOCK_EVENT, *_EVENTS)
 
 
 class EventSpec(NamedTuple):
@@ -109,7 +110,7 @@ class EventState(NamedTuple):
     problem: HostError | None
 
 
-AnyEventSpec: TypeAlias = EventSpec | TracepointSpec
+AnyEventSpec: TypeAlias = EventSpec | TracepointSpec | LockSpec
 """An event to sample."""
 
 
@@ -141,8 +142,9 @@ def parse_event(
             + (f"; did you mean {' or '.join(near)}?" if near else "")
             + "; `record -e help` lists all"
         )
-    if name == CPU_CLOCK:
-        period, rate = 0, clock_rate or rate
+    has_period = name not in (CPU_CLOCK, LOCK_EVENT)
+    if not has_period:
+        period, rate = 0, (clock_rate if name == CPU_CLOCK and clock_rate else rate)
     if setting:
         key, _, number = setting.partition("=")
         most = {"period": MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)
@@ -151,10 +153,10 @@ def parse_event(
                 f"{text}: write {name}:period=N, N events per sample, or {name}:freq=N, N samples "
                 f"per second on each CPU, at most {_MAX_RATE:,}"
             )
-        if name == CPU_CLOCK and key == "period":
-            raise ValueError(f"{text}: {CPU_CLOCK} has a rate only: {CPU_CLOCK}:freq=N")
+        if key == "period" and not has_period:
+            raise ValueError(f"{text}: {name} has a rate only: {name}:freq=N")
         period, rate = (int(number), 0) if key == "period" else (0, int(number))
-    return EventSpec(name, period, 0 if period else rate)
+    return LockSpec(rate) if name == LOCK_EVENT else EventSpec(name, period, 0 if period else rate)
 
 
 def suggest_events(name: str) -> list[str]:

@@ -24,13 +24,27 @@ from otel_kprofiler.model.batch import (
 )
 from otel_kprofiler.model.finding import Finding, Level
 from otel_kprofiler.model.kernel_entry import UNKNOWN_ENTRY, USER_MODE, find_entry
-from otel_kprofiler.model.kind import KINDS, OFF_CPU, ON_CPU, ProfileKind
+from otel_kprofiler.model.kind import KINDS, LOCK_CONTENTION, OFF_CPU, ON_CPU, ProfileKind
 from otel_kprofiler.model.ksymbol import (
     Ksymbol,
     KsymbolAction,
     KsymbolBatch,
     KsymbolChange,
     KsymbolDetails,
+)
+from otel_kprofiler.model.lock import (
+    LOCK_HOLDER_ID,
+    LOCK_HOLDER_NAME,
+    LOCK_TYPE,
+    LOCK_TYPES,
+    UNCOUNTED_LOCK,
+    LockHolder,
+    LockTotal,
+    LockTotals,
+    LockWait,
+    add_lock_totals,
+    name_lock,
+    subtract_lock_totals,
 )
 from otel_kprofiler.model.python_code import KnownCodes, PythonCode
 from otel_kprofiler.model.python_loops import KnownLoops
@@ -139,6 +153,11 @@ __all__ = [
     "IN_MOVED_TEXT",
     "KERNEL_SIDE",
     "KINDS",
+    "LOCK_CONTENTION",
+    "LOCK_HOLDER_ID",
+    "LOCK_HOLDER_NAME",
+    "LOCK_TYPE",
+    "LOCK_TYPES",
     "MAX_CODE_ID",
     "MAX_FILES",
     "MAX_FRAMES",
@@ -162,6 +181,7 @@ __all__ = [
     "STATUS_BY_END",
     "STATUS_BY_PYTHON_END",
     "TRUNCATED_STACKS",
+    "UNCOUNTED_LOCK",
     "UNKNOWN_ENTRY",
     "USER_MODE",
     "USER_SIDE",
@@ -196,6 +216,10 @@ __all__ = [
     "LabelSet",
     "Level",
     "Line",
+    "LockHolder",
+    "LockTotal",
+    "LockTotals",
+    "LockWait",
     "LossCause",
     "Losses",
     "Module",
@@ -241,6 +265,7 @@ __all__ = [
     "WindowSample",
     "WindowWait",
     "WindowWaker",
+    "add_lock_totals",
     "find_cause",
     "find_entries",
     "find_entry",
@@ -248,6 +273,7 @@ __all__ = [
     "find_user_addresses",
     "mapping_fields",
     "mark_trampolines",
+    "name_lock",
     "pack_python_stack",
     "pack_user_stack",
     "parse_python_stack",
@@ -256,6 +282,7 @@ __all__ = [
     "python_stack_bytes",
     "split_python_stack",
     "split_user_stack",
+    "subtract_lock_totals",
     "sum_losses",
     "user_stack_bytes",
 ]

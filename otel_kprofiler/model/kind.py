@@ -59,5 +59,9 @@ OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 """Sampled off-CPU waits; each counts the time that it represents. Type and unit follow
 opentelemetry-ebpf-profiler."""
 
+LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
+"""Sampled waits for the kernel's locks; each counts the time that it represents. An event: its
+number differs by sampler."""
+
 KINDS: Final = (ON_CPU, OFF_CPU)
 """Kinds that every sampler has, in the order of a window's profiles; kinds of events follow."""

@@ -6,6 +6,7 @@ from array import array
 from typing import Final, NamedTuple
 
 from otel_kprofiler.model.kind import ProfileKind
+from otel_kprofiler.model.lock import LockWait
 from otel_kprofiler.model.stack import STACK_OK, SideKind, StackStatus
 from otel_kprofiler.model.wait import Wait
 
@@ -79,7 +80,7 @@ class RawSample(NamedTuple):
         stacks: words of each side, as in :class:`RawSide`.
         link: current span of the thread, if known.
         labels: number of the thread's current set of labels; 0 for none.
-        wait: details of the wait; None for other kinds.
+        wait: details of the wait, off the CPU or for a lock; None for other kinds.
         exec_id: see :class:`ProcessKey`.
         owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
@@ -102,7 +103,7 @@ class RawSample(NamedTuple):
     stacks: tuple[bytes, ...]
     link: SpanLink | None
     labels: int = 0
-    wait: Wait | None = None
+    wait: Wait | LockWait | None = None
     exec_id: int = 0
     owner: int | None = None
     stack_start: int = 0

@@ -8,8 +8,8 @@ from typing import Final
 
 from otel_kprofiler.model.stack import KERNEL_SIDE, Frame, Side, Stack
 
-_PROGRAM: Final = "_kprofiler_trace"
-"""Part of the program's name, even where the kernel keeps only its first 15 characters."""
+_PROGRAMS: Final = re.compile("_kprofiler_(trace|lock)")
+"""Part of the programs' names, even where the kernel keeps only their first 15 characters."""
 _CALLERS: Final = re.compile(r"bpf_trace_run\d+|__bpf_trace_\w+|__traceiter_\w+")
 
 
@@ -29,7 +29,11 @@ class TracepointStacks:
 
 
 def _cut_side(side: Side) -> Side:
-    if side.kind is not KERNEL_SIDE or not side.frames or _PROGRAM not in side.frames[0].function:
+    if (
+        side.kind is not KERNEL_SIDE
+        or not side.frames
+        or not _PROGRAMS.search(side.frames[0].function)
+    ):
         return side
     frames = tuple(side.frames)
     above = 1 + len(list(takewhile(_is_caller, frames[1:])))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from otel_kprofiler.model.account import Losses, SampleCounts, StreamTotals
 from otel_kprofiler.model.kind import ProfileKind
+from otel_kprofiler.model.lock import LockTotals
 from otel_kprofiler.model.sample import LabelSet, SpanLink
 from otel_kprofiler.model.stack import Stack
 from otel_kprofiler.model.wait import WaitState, WaitTotals
@@ -122,6 +123,8 @@ class Profile:
         totals: cumulative counts of the stream, if known.
         threshold_ns: minimum duration at which every wait is sampled, as of the end of the window;
             0 if unknown, or for kinds other than waits.
+        locks: waits for the kernel's locks that ended in the window, without sampling error; empty
+            for other kinds.
     """
 
     kind: ProfileKind
@@ -131,6 +134,7 @@ class Profile:
     lost: Losses = field(default_factory=dict)
     totals: StreamTotals | None = None
     threshold_ns: int = 0
+    locks: LockTotals = field(default_factory=dict)
 
     @property
     def waits(self) -> WaitTotals | None:

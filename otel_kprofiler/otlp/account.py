@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from otel_kprofiler.model import (
     AttributeValue,
+    LockTotal,
+    LockTotals,
     LossCause,
     Losses,
     Profile,
@@ -21,6 +23,8 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp.conventions import (
     EARLIER_LOST,
     EARLIER_SAMPLES,
+    LOCK_TOTAL,
+    LOCK_WAITS,
     STREAM_ID,
     STREAM_LOST,
     STREAM_MISSED,
@@ -58,6 +62,9 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
             attributes[STREAM_UNKNOWN_SINCE] = totals.unknown_since_unix_ns
     if profile.threshold_ns:
         attributes[WAIT_THRESHOLD] = profile.threshold_ns
+    for name, total in profile.locks.items():
+        attributes[LOCK_WAITS + name] = total.waits
+        attributes[LOCK_TOTAL + name] = total.total_ns
     return attributes
 
 
@@ -68,6 +75,7 @@ class WindowAccount(NamedTuple):
     lost: Losses
     totals: StreamTotals | None
     threshold_ns: int
+    locks: LockTotals
 
 
 def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
@@ -86,7 +94,14 @@ def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
         )
     lost = _parse_losses(WINDOW_LOST, attributes)
     taken, threshold_ns = (_count(attributes.get(key)) for key in (WINDOW_TAKEN, WAIT_THRESHOLD))
-    return WindowAccount(taken, lost, totals, threshold_ns)
+    locks = {
+        key.removeprefix(LOCK_WAITS): LockTotal(
+            _count(waits), _count(attributes.get(LOCK_TOTAL + key.removeprefix(LOCK_WAITS)))
+        )
+        for key, waits in attributes.items()
+        if key.startswith(LOCK_WAITS)
+    }
+    return WindowAccount(taken, lost, totals, threshold_ns, locks)
 
 
 def _losses(prefix: str, lost: Losses) -> dict[str, AttributeValue]:

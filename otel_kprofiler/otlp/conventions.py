@@ -119,6 +119,13 @@ The value is that of the end of the window. Shorter waits are sampled with a pro
 proportional to their duration.
 """
 
+LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
+"""Attribute of a request's first profile of lock waits, followed by the type of lock
+(``LOCK_TYPES`` or ``other``): waits that ended in the window, without sampling error; with
+``uncounted``, waits that could not be followed."""
+LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
+"""The same for their time in nanoseconds."""
+
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
 """Sample attributes with a defined meaning; others are labels, unless marked "Ours"."""
 

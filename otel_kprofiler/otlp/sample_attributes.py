@@ -8,6 +8,9 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.model import (
     COARSE,
+    LOCK_HOLDER_ID,
+    LOCK_HOLDER_NAME,
+    LOCK_TYPE,
     SIDES,
     STACK_TRUNCATED,
     TRUNCATED_STACKS,
@@ -79,13 +82,16 @@ def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAt
     )
 
 
+_OWN_LABELS: Final = frozenset({COARSE, LOCK_TYPE, LOCK_HOLDER_ID, LOCK_HOLDER_NAME})
+
+
 def _labels(attributes: Mapping[str, AttributeValue]) -> LabelSet:
     labels = [
         (key, value)
         for key, value in attributes.items()
         if isinstance(value, str)
         and key not in names.SAMPLE_ATTRIBUTES
-        and (key == COARSE or not key.startswith("otel_kprofiler."))
+        and (key in _OWN_LABELS or not key.startswith("otel_kprofiler."))
     ]
     return tuple(sorted(labels)[:_MAX_LABELS])
 

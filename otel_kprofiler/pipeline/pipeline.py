@@ -34,6 +34,7 @@ from otel_kprofiler.model import (
     StreamTotals,
     WaitTotals,
     Window,
+    subtract_lock_totals,
 )
 from otel_kprofiler.pipeline.budget import ProcessBudgets
 from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
@@ -420,7 +421,8 @@ class Pipeline(Generic[SamplerT]):
         )
         taken = counts.taken - earlier.taken
         if kind != OFF_CPU.name:
-            return WindowCounts(taken, dict(lost), totals)
+            locks = subtract_lock_totals(counts.locks, earlier.locks)
+            return WindowCounts(taken, dict(lost), totals, locks=locks)
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _add_left_out(self, kind: str, lost: Losses) -> Losses:

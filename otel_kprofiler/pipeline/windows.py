@@ -13,7 +13,12 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
     KINDS,
+    LOCK_HOLDER_ID,
+    LOCK_HOLDER_NAME,
+    LOCK_TYPE,
     LabelSet,
+    LockTotals,
+    LockWait,
     Losses,
     ProcessKey,
     Profile,
@@ -56,7 +61,9 @@ class _Context(NamedTuple):
     encoded: bytes
 
 
-_Key = tuple[Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | None]
+_Key = tuple[
+    Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | LockWait | None
+]
 _Group = dict[_Key, list[int]]
 """Alternating times and values of equal samples."""
 
@@ -98,6 +105,7 @@ class WindowCounts:
         totals: cumulative counts of the stream, including this window.
         threshold_ns: minimum duration at which every wait is sampled; 0 for kinds other than waits.
         waits: off-CPU time in this window by Resource; empty for kinds other than waits.
+        locks: waits for locks in this window; empty for other kinds.
     """
 
     taken: int = 0
@@ -105,6 +113,7 @@ class WindowCounts:
     totals: StreamTotals | None = None
     threshold_ns: int = 0
     waits: Mapping[Resource, WaitTotals] = field(default_factory=dict)
+    locks: LockTotals = field(default_factory=dict)
 
 
 class ContextDecoder(Protocol):
@@ -281,6 +290,7 @@ class WindowBuilder:
                     counted.lost,
                     counted.totals,
                     counted.threshold_ns,
+                    counted.locks,
                 )
             )
         self._is_first = self._is_first and not self._kinds
@@ -337,7 +347,7 @@ class WindowBuilder:
                 values = []
             resolved = again.get(stack, stack)
             wait = None
-            if key:
+            if key and not isinstance(key, LockWait):
                 wait = waits.get((resolved, key))
                 if wait is None:
                     cause_stack = resolved if self._find_causes else None
@@ -345,6 +355,8 @@ class WindowBuilder:
             if key or cuts_all:
                 resolved = ends.cut(resolved)  # the cause of a wait is in the truncated part
             of_span, its_labels = self._decode(link, labels)
+            if isinstance(key, LockWait):
+                its_labels = tuple(sorted((*its_labels, *_lock_labels(key))))
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
             samples.append(new(WindowSample, fields))  # in a third of the time of WindowSample()
         return samples
@@ -360,7 +372,17 @@ class WindowBuilder:
         return self._decode_context(labels.process, labels.encoded, link)
 
 
-def _wait_key(wait: Wait) -> _WaitKey:
+def _lock_labels(wait: LockWait) -> LabelSet:
+    labels = ((LOCK_TYPE, wait.type),)
+    if wait.holder is None:
+        return labels
+    tid, comm = wait.holder
+    return *labels, (LOCK_HOLDER_ID, str(tid)), (LOCK_HOLDER_NAME, decode_name(comm))
+
+
+def _wait_key(wait: Wait | LockWait) -> _WaitKey | LockWait:
+    if isinstance(wait, LockWait):
+        return wait
     waker = wait.waker
     return (
         wait.state,

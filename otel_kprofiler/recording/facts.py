@@ -9,7 +9,14 @@ from typing import Any, Final, NamedTuple
 from otel_kprofiler.bpf import RECORD_VERSION
 from otel_kprofiler.checked import checked_number
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import LossCause, ProcessKey, ProfileKind, WaitState, WaitTotals
+from otel_kprofiler.model import (
+    LockTotal,
+    LossCause,
+    ProcessKey,
+    ProfileKind,
+    WaitState,
+    WaitTotals,
+)
 from otel_kprofiler.recording.user_names import parse_process_key
 from otel_kprofiler.sampling import SamplerCounts
 
@@ -96,4 +103,10 @@ def _parse_counts(counts: dict[str, Any]) -> SamplerCounts:
         filtered,
         checked_number(counts.get("missed", 0)),
         {str(why): checked_number(count) for why, count in counts["truncated"].items()},
+        {str(name): _parse_lock_total(row) for name, row in counts.get("locks", {}).items()},
     )
+
+
+def _parse_lock_total(row: list[Any]) -> LockTotal:
+    waits, total_ns = row
+    return LockTotal(checked_number(waits), checked_number(total_ns))

@@ -168,6 +168,7 @@ class RecordingWriter:
                         "lost": {cause.value: count for cause, count in counts.lost.items()},
                         "filtered": dict(counts.filtered),
                         "truncated": dict(counts.truncated),
+                        "locks": dict(counts.locks),
                     }
                     for kind, counts in facts.counts.items()
                 },

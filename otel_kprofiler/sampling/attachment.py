@@ -7,12 +7,10 @@ import errno
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_kprofiler.bpf import (
     EVENT_LAYOUT,
-    RECORD_HEADER_BYTES,
-    RECORD_OVERHEAD,
     SAMPLER_OBJECT,
     SAMPLER_SOURCE,
     TRACEPOINT,
@@ -33,7 +31,6 @@ from otel_kprofiler.bpf import (
     WaitOffsets,
     find_task_offsets,
     python_map_entries,
-    ring_bytes,
     set_span_path,
     update_map,
 )
@@ -51,6 +48,13 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import MAX_FRAMES, KnownCodes, KnownFiles
 from otel_kprofiler.sampling.host_events import choose_events, plan_events
+from otel_kprofiler.sampling.locks import (
+    LOCK_PROGRAMS,
+    LockPlan,
+    lock_map_entries,
+    open_locks,
+    plan_locks,
+)
 from otel_kprofiler.sampling.program_config import pack_config
 from otel_kprofiler.sampling.python_frames import (
     PYTHON_SUFFIX,
@@ -60,6 +64,7 @@ from otel_kprofiler.sampling.python_frames import (
     python_ring_bytes,
 )
 from otel_kprofiler.sampling.record_waiter import RecordWaiter
+from otel_kprofiler.sampling.ring_size import plan_ring_bytes
 from otel_kprofiler.sampling.sampler import SamplerConfig
 from otel_kprofiler.sampling.target_maps import (
     TargetMaps,
@@ -98,11 +103,6 @@ from otel_kprofiler.sampling.wait_follower import (
 if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
-_PLANNED_FRAMES: Final = 64
-_PLANNED_DRAINS: Final = 4
-_MIN_RING_BYTES: Final = 256 * 1024
-_MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of exited threads
-_EVENT_RING_BYTES: Final = 16 << 20
 _FIRST = bytes(4)  # the only index of a one-element array
 
 _log = logging.getLogger(__name__)
@@ -126,6 +126,7 @@ class Attachment:
         reads_contexts: whether thread contexts can be read on this host.
         waits: programs that follow off-CPU threads; None unless off-CPU sampling is configured.
         tracepoints: programs at raw tracepoints; None unless some are configured.
+        locks: programs for lock contention; None unless it is configured.
     """
 
     def __init__(
@@ -151,7 +152,8 @@ class Attachment:
                 check_cgroups(files, loader.name)
             plans = _plan(config, files, loader.name)
             entries |= wait_map_entries(plans.waits, files, possible)
-            entries |= {"traced_cpus": possible if plans.tracepoints else 1}
+            entries |= lock_map_entries(plans.locks, possible)
+            entries |= {"traced_cpus": possible if plans.has_tracepoints else 1}
             program, choice, spec = _load(
                 config, files, loader, cpus=possible, entries=entries, plans=plans
             )
@@ -204,9 +206,14 @@ class Attachment:
                     cpus=config.pin_cpu_ids,
                 )
             )
+            self.locks = undo.enter_context(
+                open_locks(
+                    plans.locks, program, files=files, possible=possible, cpus=config.pin_cpu_ids
+                )
+            )
             program_fd = program.program_fd(choice.name) if config.needs_perf_events else -1
             self.events = choose_events(
-                config, files, program_fd, self.lines.runs, self.tracepoints
+                config, files, program_fd, self.lines.runs, (self.tracepoints, self.locks)
             )
             undo.callback(self.events.close)
             waits = wait_programs(config, choice.name)
@@ -259,27 +266,6 @@ def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> 
     return True
 
 
-def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
-    """Compute the size of the ring.
-
-    The ring holds four drain intervals of 64-frame stacks, or eight with waits; its size is at
-    least 256 KiB (1 MiB with waits, 16 MiB with events by period), and at most the limit. Waits
-    and events may each use three quarters of it.
-    """
-    record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
-    per_cpu = config.samples_per_second + sum(event.rate for event in config.events)
-    rate = per_cpu * (len(config.pin_cpu_ids) or cpus)
-    planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
-    if config.off_cpu is None:
-        wanted = max(planned, _MIN_RING_BYTES)
-    else:
-        wanted = max(2 * planned, _MIN_WAIT_RING_BYTES)
-    if any(event.period for event in config.events):  # bursts at an unknown rate
-        wanted = max(wanted, _EVENT_RING_BYTES)
-    wanted <<= config.map_scale_factor
-    return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))
-
-
 def _check_release(release: KernelRelease) -> None:
     if release[:2] < OLDEST_KERNEL:
         oldest = ".".join(map(str, OLDEST_KERNEL))
@@ -313,6 +299,12 @@ class _Plans(NamedTuple):
     thread_pointer: int
     events: EventOffsets | None
     tracepoints: list[TracepointPlan]
+    locks: LockPlan | None
+
+    @property
+    def has_tracepoints(self) -> bool:
+        """Returns whether programs run at raw tracepoints other than those for waits."""
+        return bool(self.tracepoints or self.locks)
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
@@ -326,6 +318,7 @@ def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
         plan_contexts(read_types),
         plan_events(config, read_types, loader),
         plan_tracepoints(config, read_types, files),
+        plan_locks(config, read_types),
     )
 
 
@@ -382,6 +375,7 @@ def _make_spec(
     }
     programs: tuple[str, ...] = (choice.name,) if config.needs_perf_events else ()
     programs += wait_programs(config, choice.name)
+    programs += LOCK_PROGRAMS if plans.locks else ()
     if choice.unwinding and choice.unwinding.lists_files:
         programs += (LIST_FILES,)
     spec = ObjectSpec(
@@ -390,7 +384,9 @@ def _make_spec(
         programs,
         sizes,
         config.verifier_log_level,
-        wait_constants(plans.waits, entries) | _event_constants(plans, cpus),
+        wait_constants(plans.waits, entries)
+        | _event_constants(plans, cpus)
+        | (plans.locks.constants(choice.name) if plans.locks else {}),
     )
     return _add_tracepoint(spec, plans.tracepoints[0], choice) if plans.tracepoints else spec
 
@@ -398,7 +394,7 @@ def _make_spec(
 def _event_constants(plans: _Plans, cpus: int) -> dict[str, bytes]:
     if plans.events is None:
         return {}
-    return {EVENT_LAYOUT: plans.events.pack(cpus, tracepoints=bool(plans.tracepoints))}
+    return {EVENT_LAYOUT: plans.events.pack(cpus, tracepoints=plans.has_tracepoints)}
 
 
 def _add_tracepoint(spec: ObjectSpec, plan: TracepointPlan, choice: _Choice) -> ObjectSpec:

@@ -139,7 +139,7 @@ def choose_events(
     files: HostFiles,
     program_fd: int,
     runs: Callable[..., int],
-    tracepoints: EventSet | None,
+    traced: Iterable[EventSet | None],
 ) -> Events:
     """Returns the configured events, not open yet.
 
@@ -149,7 +149,7 @@ def choose_events(
         program_fd: the program that perf events run.
         runs: returns how often the program has run on a CPU, for cpu-clock or for the event with a
             number.
-        tracepoints: all tracepoints, if some are configured.
+        traced: programs at tracepoints; None for those not configured.
     """
     if not config.on_cpu and not config.events:
         return NoEvents()
@@ -161,7 +161,7 @@ def choose_events(
     others: list[EventSet] = [
         *make_events(config.events, files, program_fd, config.pin_cpu_ids, runs)
     ]
-    return HostEvents(clock, [*others, *([tracepoints] if tracepoints else [])])
+    return HostEvents(clock, [*others, *filter(None, traced)])
 
 
 def make_events(

@@ -287,6 +287,10 @@ class EbpfSampler(ForkAware):
             previous = self._counts[OFF_CPU.name]
             after |= name_wait_counts(wait_counts, attached.waits.added, waits, previous)
             samples += waits
+        if (locks := attached.locks) is not None:
+            name = locks.spec.kind.name
+            after[name] = after[name]._replace(locks=locks.totals())
+            locks.adapt(time.monotonic_ns(), after[name].taken)
         self._counts, self.busy_ns = after, sum(part.busy_ns for part in counts)
         if complete:
             self._complete_until_ns = max(self._complete_until_ns, horizon)

@@ -18,6 +18,7 @@ from otel_kprofiler.model import (
     KINDS,
     MAX_FRAMES,
     PYTHON_FRAMES,
+    LockTotal,
     LossCause,
     ProcessKey,
     ProfileKind,
@@ -178,6 +179,7 @@ class SamplerCounts(NamedTuple):
             preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
         truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
+        locks: all waits for locks, if these are sampled.
     """
 
     taken: int
@@ -186,6 +188,7 @@ class SamplerCounts(NamedTuple):
     filtered: Mapping[str, int]
     missed: int = 0
     truncated: Mapping[str, int] = {}
+    locks: Mapping[str, LockTotal] = {}
 
 
 class Sampler(Protocol):

@@ -139,60 +139,45 @@ def _unknown(name: str, files: HostFiles) -> HostError:
     return HostError(f"neither an event nor a tracepoint is called {name}", hint=hint)
 
 
-class Tracepoints:
-    """The attached programs of all tracepoints; not thread-safe.
+class TracedPrograms:
+    """Programs at raw tracepoints; not thread-safe.
 
     Args:
         files: reads files of the host.
-        programs: the loaded program of each tracepoint.
         traced: the CPUs on which the programs sample.
         possible: exclusive upper bound of CPU numbers.
         cpus: restrict to these CPUs; empty means all.
     """
 
     def __init__(
-        self,
-        files: HostFiles,
-        programs: Mapping[TracepointPlan, LoadedObject],
-        traced: TracedCpus,
-        possible: int,
-        cpus: Iterable[int],
+        self, files: HostFiles, traced: TracedCpus, possible: int, cpus: Iterable[int]
     ) -> None:
         self._files = files
-        self._programs = programs
         self._traced = traced
         self._every_cpu = frozenset(range(possible))
         self._wanted = frozenset(cpus)
         self._paused = False
         self._links: list[int] = []
-        self._recursions: dict[int, int] = {}
 
     @property
     def cpus(self) -> tuple[int, ...]:
         """Returns the CPUs being sampled."""
         return tuple(sorted(self._chosen & read_online_cpus(self._files)))
 
-    @property
-    def missed(self) -> Mapping[int, int]:
-        """Returns the samples that the kernel skipped, by event number, as of :meth:`follow`."""
-        return self._recursions
-
-    def open(self) -> None:
-        """Attach all programs, or raise ``HostError``."""
+    def _start(self) -> None:
+        """Let programs run on the chosen CPUs."""
         self.check(self._wanted)
         self._traced.change(self._chosen)
-        for plan, program in self._programs.items():
-            try:
-                program_fd = program.program_fd(TRACEPOINT_PROGRAM)
-                self._links.append(attach_tracepoint(plan.spec.tracepoint, program_fd))
-            except OSError as error:
-                raise self._convert(error, plan.spec.name) from error
+
+    def _attach(self, tracepoint: str, program_fd: int, name: str) -> None:
+        """Attach a program; ``name`` is that of the event, for errors."""
+        try:
+            self._links.append(attach_tracepoint(tracepoint, program_fd))
+        except OSError as error:
+            raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Update the counts of samples that the kernel skipped."""
-        for plan, program in self._programs.items():
-            recursions = count_recursions(program.program_fd(TRACEPOINT_PROGRAM))
-            self._recursions[plan.number] = recursions // plan.spec.period
+        """Read counters of the kernel."""
 
     def disable(self) -> None:
         """Detach the programs."""
@@ -235,6 +220,48 @@ class Tracepoints:
             f"attaching a program to {name} failed: {error.strerror}",
             hint="choose another event: `record -e help` lists some",
         )
+
+
+class Tracepoints(TracedPrograms):
+    """The attached programs of all tracepoints; not thread-safe.
+
+    Args:
+        files: reads files of the host.
+        programs: the loaded program of each tracepoint.
+        traced: the CPUs on which the programs sample.
+        possible: exclusive upper bound of CPU numbers.
+        cpus: restrict to these CPUs; empty means all.
+    """
+
+    def __init__(
+        self,
+        files: HostFiles,
+        programs: Mapping[TracepointPlan, LoadedObject],
+        traced: TracedCpus,
+        possible: int,
+        cpus: Iterable[int],
+    ) -> None:
+        super().__init__(files, traced, possible, cpus)
+        self._programs = programs
+        self._recursions: dict[int, int] = {}
+
+    @property
+    def missed(self) -> Mapping[int, int]:
+        """Returns the samples that the kernel skipped, by event number, as of :meth:`follow`."""
+        return self._recursions
+
+    def open(self) -> None:
+        """Attach all programs, or raise ``HostError``."""
+        self._start()
+        for plan, program in self._programs.items():
+            program_fd = program.program_fd(TRACEPOINT_PROGRAM)
+            self._attach(plan.spec.tracepoint, program_fd, plan.spec.name)
+
+    def follow(self) -> None:
+        """Update the counts of samples that the kernel skipped."""
+        for plan, program in self._programs.items():
+            recursions = count_recursions(program.program_fd(TRACEPOINT_PROGRAM))
+            self._recursions[plan.number] = recursions // plan.spec.period
 
 
 @contextlib.contextmanager

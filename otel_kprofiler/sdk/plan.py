@@ -14,7 +14,7 @@ from otel_kprofiler import model
 from otel_kprofiler.bpf import SpanPath
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.host import Access
+from otel_kprofiler.host import LOCK_EVENT, Access, LockSpec
 from otel_kprofiler.model import MAX_LABELS, AttributeValue
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.processes import (
@@ -101,6 +101,12 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
         HostError: the target is the host, but this process is in a pid namespace.
     """
     config = plan.sampler
+    if plan.target == "self" and any(isinstance(event, LockSpec) for event in config.events):
+        raise HostError(
+            f"a service cannot sample {LOCK_EVENT} of its own process",
+            hint="use the agent or `otel-kprofiler record -p PID`; the profiler's process is left "
+            "out, because its waits may be for locks of its own buffers",
+        )
     # Python uses one CPU at a time; if there is more to drain, the filling ring wakes the thread.
     cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)

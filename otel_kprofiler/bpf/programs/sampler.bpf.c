@@ -143,12 +143,15 @@ struct record {
 	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
-	u16 phase; /* of a wait; 0 for on-CPU samples */
+	u16 phase; /* of a wait; flags of a lock (locks.bpf.h); 0 for other samples */
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
 	u32 context_bytes; /* of the thread context behind the stacks (thread_context.bpf.h) */
-	u32 unused;
-	/* kernel, user (user_stack.bpf.h), Python (python_types.bpf.h): the used part of each */
+	u32 holder; /* of a lock: thread id in the initial namespace; 0: unknown */
+	/*
+	 * kernel, user (user_stack.bpf.h), Python (python_types.bpf.h), context: the used part of
+	 * each; of a lock, the name of its holder
+	 */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
@@ -356,13 +359,15 @@ INLINE u64 find_wakeup(const struct config *options)
 }
 
 /*
- * Writes the current thread, whose ids are in the record, to the ring, with its stacks.
+ * Writes the current thread, whose ids are in the record, to the ring, with its stacks and, for the
+ * wait for a lock, the name of the holder's thread.
  */
 INLINE enum written write_thread(void *ctx, struct config *options, struct record *record,
-				 enum user_frames by, int python, int in_namespace)
+				 enum user_frames by, int python, int in_namespace,
+				 const struct comm *holder)
 {
 	u64 flags = options->flags, limit = stack_bytes(options->stack_bytes);
-	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0, context_bytes = 0;
+	u64 kernel_bytes = 0, user_bytes = 0, python_bytes = 0, context_bytes = 0, bytes;
 	int has_span = 0;
 	long result;
 
@@ -407,9 +412,12 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;
-	if (RING_OUTPUT(ring, record,
-			HEADER_BYTES + kernel_bytes + user_bytes + python_bytes + context_bytes,
-			find_wakeup(options)))
+	bytes = kernel_bytes + user_bytes + python_bytes + context_bytes;
+	if (holder) {
+		*(struct comm *)((u8 *)record->frames + bytes) = *holder;
+		bytes += sizeof(*holder);
+	}
+	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, find_wakeup(options)))
 		return NO_ROOM;
 #ifndef KPROFILER_BCC
 	if (python_bytes)
@@ -464,7 +472,7 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 			return;
 		}
 	}
-	written = write_thread(ctx, options, record, by, python, in_namespace);
+	written = write_thread(ctx, options, record, by, python, in_namespace, 0);
 	if (written == NO_FRAMES) {
 		line->empty++;
 		return;
@@ -589,6 +597,7 @@ PROGRAM("perf_event") int kprofiler_unwind_5_10_python(void *ctx)
 
 #include "wait.bpf.h"
 #include "tracepoint.bpf.h"
+#include "locks.bpf.h"
 #endif
 #endif
 

@@ -196,23 +196,23 @@ INLINE int is_throttled(u64 task)
 }
 
 /* Returns a random number; helpers cost more. Marsaglia, Xorshift RNGs, 2003: 13, 7, 17. */
-INLINE u32 draw(struct wait_line *line)
+INLINE u32 draw(u64 *state)
 {
-	u64 x = line->random;
+	u64 x = *state;
 
 	if (!x)
 		x = (u64)bpf_get_prandom_u32() << 32 | 1;
 	x ^= x << 13;
 	x ^= x >> 7;
 	x ^= x << 17;
-	line->random = x;
+	*state = x;
 	return x >> 32;
 }
 
 /* Returns true with probability part / whole; both are below 2^32. */
-INLINE int by_chance(struct wait_line *line, u64 part, u64 whole)
+INLINE int by_chance(u64 *state, u64 part, u64 whole)
 {
-	return part >= whole || (u64)draw(line) * whole >> 32 < part;
+	return part >= whole || (u64)draw(state) * whole >> 32 < part;
 }
 
 /*
@@ -233,7 +233,7 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 	if (usual && usual < threshold / LIKELY_FACTOR)
 		likely = usual * LIKELY_FACTOR;
 	thread->likely = likely;
-	return by_chance(line, likely, threshold);
+	return by_chance(&line->random, likely, threshold);
 }
 
 /*
@@ -312,7 +312,7 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 	record->phase = WAIT_BEGUN;
 	record->value = now;
 	thread->begun_ns = bpf_ktime_get_ns();
-	if (write_thread(ctx, options, record, by, python, thread->in_namespace) ==
+	if (write_thread(ctx, options, record, by, python, thread->in_namespace, 0) ==
 	    WRITTEN) {
 		line->begun++;
 		thread->flags ^= WAIT_UNWRITTEN | WAIT_HAS_BEGUN;
@@ -343,7 +343,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 		threshold <<= steps < MOST_STEPS ? steps : MOST_STEPS;
 		if (threshold > (u32)-1)
 			threshold = (u32)-1;
-		if (!by_chance(line, duration, threshold))
+		if (!by_chance(&line->random, duration, threshold))
 			return 0;
 		thread->threshold = threshold;
 	}
@@ -363,12 +363,12 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	if (!threshold || duration_ns < c->min_ns)
 		return 0;
 	/* The duration is rounded at random, so that the mean is unchanged. */
-	duration = (duration_ns + (draw(line) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
+	duration = (duration_ns + (draw(&line->random) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
 	wanted = duration < threshold ? duration : threshold;
 	if (thread->flags & (WAIT_HAS_BEGUN | WAIT_UNWRITTEN)) {
-		if (!by_chance(line, wanted, likely))
+		if (!by_chance(&line->random, wanted, likely))
 			return 0;
-	} else if (wanted <= likely || !by_chance(line, wanted - likely, threshold - likely)) {
+	} else if (wanted <= likely || !by_chance(&line->random, wanted - likely, threshold - likely)) {
 		return 0;
 	}
 	return fits_budget(c, line, thread, duration, now);

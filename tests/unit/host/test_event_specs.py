@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from otel_kprofiler.host import Access, EventSpec, find_event_error, parse_event
+from otel_kprofiler.host import Access, EventSpec, LockSpec, find_event_error, parse_event
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from otel_kprofiler.host import Access, EventSpec, find_event_error, parse_event
         ("cs:period=7", EventSpec("context-switches", 7, 0)),
         ("cycles:freq=997", EventSpec("cycles", 0, 997)),
         ("task-clock:freq=49", EventSpec("cpu-clock", 0, 49)),
+        ("lock-contention", LockSpec(99)),
+        ("lock-contention:freq=20", LockSpec(20)),
     ],
 )
 def test_an_event_has_a_period_or_a_rate(text, spec):
@@ -26,6 +28,7 @@ def test_the_common_period_applies_to_events_without_a_setting():
     assert parse_event("page-faults", 99, 5) == EventSpec("page-faults", 5, 0)
     assert parse_event("page-faults:freq=9", 99, 5) == EventSpec("page-faults", 0, 9)
     assert parse_event("cpu-clock", 99, 5) == EventSpec("cpu-clock", 0, 99)
+    assert parse_event("lock-contention", 99, 5) == LockSpec(99)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,8 @@ def test_the_common_period_applies_to_events_without_a_setting():
         ("page-faults:period=x", "write page-faults:period=N"),
         ("page-faults:freq=10001", "at most 10,000"),
         ("cpu-clock:period=5", "cpu-clock has a rate only"),
+        ("lock-contention:period=5", "lock-contention has a rate only"),
+        ("lock-contentions", "did you mean lock-contention"),
     ],
 )
 def test_the_error_for_an_invalid_event_states_what_is_valid(text, part):

@@ -6,7 +6,7 @@ import pytest
 
 from otel_kprofiler.errors import KernelFeatureError
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
-from otel_kprofiler.sampling.attachment import plan_ring_bytes
+from otel_kprofiler.sampling.ring_size import plan_ring_bytes
 
 
 @pytest.mark.parametrize(

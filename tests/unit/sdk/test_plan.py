@@ -1,10 +1,12 @@
 """Plans: the sampler's settings for a service."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.errors import ConfigError
+from otel_kprofiler.errors import ConfigError, HostError
+from otel_kprofiler.host import parse_event
 from otel_kprofiler.pipeline import WindowSchedule
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.sdk import KernelProfiler
@@ -33,6 +35,15 @@ def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
 
 def test_samplers_of_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch):
     assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
+
+
+def test_a_service_cannot_sample_locks_of_its_own_process():
+    """The children's are sampled."""
+    sampler = SamplerConfig(events=(parse_event("lock-contention", 99),))
+    plan = Plan(target="self", sampler=sampler, schedule=WindowSchedule(5_000_000_000))
+    with pytest.raises(HostError, match="lock-contention of its own process"):
+        complete_sampler_config(plan)
+    assert complete_sampler_config(replace(plan, target="children")).events == sampler.events
 
 
 def test_the_defaults_match_the_schema():

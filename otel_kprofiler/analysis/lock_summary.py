@@ -1,0 +1,63 @@
+"""Exact waits for locks, next to their estimate from samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from otel_kprofiler.analysis.samples import Samples
+from otel_kprofiler.model import UNCOUNTED_LOCK, LockTotals, Profile, ProfileKind, add_lock_totals
+
+
+class LockSummary(NamedTuple):
+    """Waits for the kernel's locks.
+
+    Attributes:
+        exact: waits by type of lock, without sampling error; the longest time first.
+        uncounted: waits whose begin or end could not be followed.
+    """
+
+    exact: LockTotals
+    uncounted: int
+
+    @property
+    def waits(self) -> int:
+        """Returns the number of waits."""
+        return sum(total.waits for total in self.exact.values())
+
+    @property
+    def total_ns(self) -> int:
+        """Returns their time."""
+        return sum(total.total_ns for total in self.exact.values())
+
+
+def summarize_locks(
+    samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
+) -> LockSummary | None:
+    """Summarizes the exact waits in the profiles of a kind.
+
+    Returns None if there are none, or if samples were left out: the waits are those of all
+    processes.
+
+    Args:
+        samples: the selected samples.
+        kind: the kind of samples.
+        processes: whether each resource was selected, by index; None if samples were filtered by
+            anything but processes.
+    """
+    if processes is None or not all(processes):
+        return None
+    profiles = (origin.profile for origin in samples.tables.origins)
+    return sum_locks(profile for profile in profiles if profile.kind == kind)
+
+
+def sum_locks(profiles: Iterable[Profile]) -> LockSummary | None:
+    """Sums the exact waits in profiles; None if there are none."""
+    totals: LockTotals = reduce(add_lock_totals, (profile.locks for profile in profiles), {})
+    if not totals:
+        return None
+    longest_first = sorted(totals.items(), key=lambda item: -item[1].total_ns)
+    exact = {name: total for name, total in longest_first if name != UNCOUNTED_LOCK}
+    uncounted = totals.get(UNCOUNTED_LOCK)
+    return LockSummary(exact, uncounted.waits if uncounted else 0)

@@ -1,0 +1,137 @@
+"""Constants, settings and counters of the programs for lock contention (``locks.bpf.h``)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf.btf import KernelTypes
+from otel_kprofiler.bpf.wait_maps import WAIT_UNIT_NS
+from otel_kprofiler.model import (
+    UNCOUNTED_LOCK,
+    LockTotal,
+    LockTotals,
+    add_lock_totals,
+    name_lock,
+)
+
+LOCK_BEGIN: Final = "kprofiler_lock_begin"
+LOCK_END: Final = "kprofiler_lock_end"
+LOCK_LAYOUT: Final = ".rodata.locks"
+"""Section of the constant ``lock_layout``."""
+LOCK_PHASE: Final = 128
+"""Phase of records of lock waits, to which the flags of the lock are added."""
+LOCK_BUCKETS: Final = 2048
+"""Buckets of waits in progress, each with eight places; a power of two."""
+_CONSTANTS: Final = struct.Struct("=10Q")
+_CONFIG_WORDS: Final = 2
+_FLAGS: Final = 64
+_GAPS: Final = 4
+_FIRST_SUM: Final = 8
+_LINE_WORDS: Final = _FIRST_SUM + 2 * _FLAGS
+
+
+class LockOffsets(NamedTuple):
+    """Byte offsets of the owners of locks; see ``struct lock_layout``. None: unknown."""
+
+    mutex_owner: int | None
+    rwsem_owner: int | None
+    pid: int | None
+
+
+def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
+    """Returns a kernel's offsets; None if it lacks the tracepoints."""
+    if types.arguments("contention_begin") is None or types.arguments("contention_end") is None:
+        return None
+    pid = types.offset("task_struct", "pid")
+    if pid is None:
+        return LockOffsets(None, None, None)
+    # With PREEMPT_RT, neither struct has an owner.
+    return LockOffsets(types.offset("mutex", "owner"), types.offset("rw_semaphore", "owner"), pid)
+
+
+def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool) -> bytes:
+    """Packs the constants of the programs, for this process.
+
+    Args:
+        offsets: offsets of the running kernel.
+        number: number of the event, from 1.
+        by: how user stacks are collected (``enum user_frames``).
+        python: whether to collect Python frames.
+    """
+    namespace = os.stat("/proc/self/ns/pid")
+    owners = [0 if at is None else at + 1 for at in offsets[:2]]
+    return _CONSTANTS.pack(
+        number, by, python, LOCK_BUCKETS - 1,
+        namespace.st_dev, namespace.st_ino, os.getpid(), *owners, offsets.pid or 0,
+    )  # fmt: skip
+
+
+class LockSettings:
+    """The mapped ``struct lock_config``: changes need no system call.
+
+    Args:
+        map_fd: descriptor of the map.
+    """
+
+    def __init__(self, map_fd: int) -> None:
+        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
+        self._words = memoryview(self._mapped)[: 8 * _CONFIG_WORDS].cast("Q")
+
+    def change(self, threshold_ns: int, sample_ns: int) -> None:
+        """Set the threshold, a multiple of ``WAIT_UNIT_NS``, and the interval between samples."""
+        if threshold_ns % WAIT_UNIT_NS:
+            raise ValueError(f"the threshold {threshold_ns} is not a multiple of {WAIT_UNIT_NS}")
+        self._words[1] = sample_ns
+        self._words[0] = threshold_ns
+
+    def close(self) -> None:
+        """Unmap the settings."""
+        self._words.release()
+        self._mapped.close()
+
+
+class LockLines:
+    """The mapped array of ``struct lock_line``: reads need no system call.
+
+    Args:
+        map_fd: descriptor of the map.
+        cpus: number of lines.
+    """
+
+    def __init__(self, map_fd: int, cpus: int) -> None:
+        size = cpus * _LINE_WORDS * 8
+        self._mapped = mmap.mmap(
+            map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ
+        )
+        self._words = memoryview(self._mapped)[:size].cast("Q")
+
+    def totals(self) -> LockTotals:
+        """Returns the waits by type of lock, and those that could not be counted."""
+        return parse_lock_lines(bytes(self._words))
+
+    def close(self) -> None:
+        """Unmap the counters."""
+        self._words.release()
+        self._mapped.close()
+
+
+def parse_lock_lines(lines: bytes) -> LockTotals:
+    """Sums the counters of all lines (``struct lock_line``) by type of lock."""
+    words = memoryview(lines).cast("Q")
+    totals: LockTotals = {}
+    for name, total in _sums(words):
+        totals = add_lock_totals(totals, {name: total})
+    gaps = sum(sum(words[place::_LINE_WORDS]) for place in range(_GAPS))
+    return {**totals, UNCOUNTED_LOCK: LockTotal(gaps, 0)} if gaps else totals
+
+
+def _sums(words: memoryview[int]) -> Iterator[tuple[str, LockTotal]]:
+    for flags in range(_FLAGS):
+        first = _FIRST_SUM + 2 * flags
+        waits, total_ns = (sum(words[place::_LINE_WORDS]) for place in (first, first + 1))
+        if waits:
+            yield name_lock(flags), LockTotal(waits, total_ns)

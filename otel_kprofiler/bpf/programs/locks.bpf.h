@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Measures waits for the kernel's locks, at the tracepoints contention_begin and contention_end
+ * (since 5.19). Included by sampler.bpf.c.
+ *
+ * The programs run with any lock held, and in interrupts. They take no lock, except in samples that
+ * are written to the ring, whose lock may be the one that was just waited for. Only two kinds of
+ * code take locks of the sampler's maps and rings: its programs, while they have the scratch
+ * memory, and its process. Without that memory, and in that process, no sample is taken.
+ */
+#pragma once
+
+/* LCB_F_*, include/trace/events/lock.h */
+enum lock_flags {
+	LOCK_SPIN = 1,
+	LOCK_READ = 2,
+	LOCK_WRITE = 4,
+	LOCK_MUTEX = 32,
+};
+
+enum {
+	LOCK_FLAGS = 64,  /* number of combinations */
+	LOCK_PHASE = 128, /* in a record: phase of the sample of a lock, plus its flags */
+	LOCK_PLACES = 8,
+	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; fewer in rwsem.c */
+	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may have left */
+};
+
+/* Written by locks.py; change both together. */
+struct lock_layout {
+	u64 number; /* of the event, from 1 */
+	u64 by;	    /* enum user_frames */
+	u64 python;
+	u64 bucket_mask;  /* number of buckets minus 1 */
+	u64 own_device;	  /* pid namespace of the profiler's process */
+	u64 own_inode;
+	u64 own_tgid;	  /* in that namespace */
+	u64 mutex_owner;  /* offset of mutex.owner plus 1; 0: unknown */
+	u64 rwsem_owner;  /* of rw_semaphore.owner plus 1 */
+	u64 pid;	  /* of task_struct.pid */
+};
+
+const volatile struct lock_layout lock_layout SECTION(".rodata.locks");
+
+struct lock_config {
+	u64 threshold_ns; /* waits of at least this are all sampled; whole units; 0: none are */
+	u64 sample_ns;	  /* average interval between samples on a CPU */
+};
+
+struct lock_sums {
+	u64 waits;
+	u64 total_ns;
+};
+
+/* Cache lines for each CPU; only that CPU writes them, user space reads them by mmap. */
+struct lock_line {
+	u64 no_room;   /* waits without a place */
+	u64 unmatched; /* ends of waits whose begin is unknown */
+	u64 unended;   /* waits whose end is unknown */
+	u64 skipped;   /* waits during another program, so that the filters could not be applied */
+	u64 random;
+	u64 next_sample_ns; /* later than now if more were taken than wanted at this threshold */
+	u64 sampled_from_ns; /* the threshold for which that was computed */
+	u64 unused;
+	struct lock_sums by_flags[LOCK_FLAGS];
+};
+
+/* A wait in progress. A task waits for several locks at once if interrupts also wait, or nested. */
+struct lock_wait {
+	u64 task; /* 0: free */
+	u64 lock;
+	u64 begun_ns; /* CLOCK_MONOTONIC */
+	u32 flags;
+	u32 holder; /* as in records */
+	struct comm holder_comm;
+	u64 claims; /* of this place; 1 once it is taken */
+};
+
+struct lock_bucket {
+	struct lock_wait places[LOCK_PLACES];
+};
+
+ARRAY(lock_buckets, struct lock_bucket, SIZED_BY_LOADER);
+MMAP_ARRAY(lock_lines, struct lock_line, SIZED_BY_LOADER);
+MMAP_ARRAY(lock_config, struct lock_config, 1); /* written without a system call */
+
+INLINE struct lock_bucket *find_lock_bucket(u64 task, u64 lock)
+{
+	u32 number = (task + 3 * lock) * 0x9e3779b97f4a7c15 >> 32 & lock_layout.bucket_mask;
+
+	return LOOKUP(lock_buckets, &number);
+}
+
+/* Finds the wait of the current task for a lock; 0 if there is none. */
+INLINE struct lock_wait *find_lock_wait(struct lock_bucket *bucket, u64 task, u64 lock)
+{
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < LOCK_PLACES; i++) {
+		struct lock_wait *wait = &bucket->places[i];
+
+		if (wait->task == task && wait->lock == lock)
+			return wait;
+	}
+	return 0;
+}
+
+/* Finds a free place; see claim_place(). */
+INLINE struct lock_wait *claim_lock_wait(struct lock_bucket *bucket)
+{
+#pragma clang loop unroll(full)
+	for (u32 i = 0; i < LOCK_PLACES; i++) {
+		struct lock_wait *wait = &bucket->places[i];
+
+		if (wait->task)
+			continue;
+		__sync_fetch_and_add(&wait->claims, 1);
+		if (*(volatile u64 *)&wait->claims == 1)
+			return wait;
+		__sync_fetch_and_add(&wait->claims, -1);
+	}
+	return 0;
+}
+
+/* Notes the thread that holds a lock, as far as the lock shows it. */
+INLINE void note_holder(const struct config *options, struct lock_wait *wait, u64 lock, u32 flags)
+{
+	u64 owner = 0, offset = 0;
+
+	wait->holder = 0;
+	if (flags & LOCK_MUTEX)
+		offset = lock_layout.mutex_owner;
+	else if (flags == LOCK_READ || flags == LOCK_WRITE)
+		offset = lock_layout.rwsem_owner;
+	if (!offset || READ_KERNEL(owner, lock + offset - 1))
+		return;
+	if (!(flags & LOCK_MUTEX) && owner & RWSEM_READER_OWNED)
+		return;
+	owner &= ~(u64)OWNER_FLAGS;
+	if (!owner || READ_KERNEL(wait->holder, owner + lock_layout.pid))
+		return;
+	READ_KERNEL(wait->holder_comm, owner + options->comm_offset);
+}
+
+PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
+{
+	u32 zero = 0, cpu = bpf_get_smp_processor_id(), flags = ctx[1];
+	u64 task = bpf_get_current_task(), lock = ctx[0];
+	const u64 *is_traced = LOOKUP(traced_cpus, &cpu);
+	struct lock_line *line = LOOKUP(lock_lines, &cpu);
+	struct lock_bucket *bucket = find_lock_bucket(task, lock);
+	const struct config *options = LOOKUP(config, &zero);
+	struct lock_wait *wait;
+
+	if (!is_traced || !*is_traced || !line || !bucket || !options)
+		return 0;
+	wait = find_lock_wait(bucket, task, lock);
+	if (wait) {
+		/* A mutex begins again whenever the task changes between spinning and sleeping. */
+		if (flags & LOCK_MUTEX)
+			return 0;
+		line->unended++;
+	} else {
+		wait = claim_lock_wait(bucket);
+	}
+	if (!wait) {
+		line->no_room++;
+		return 0;
+	}
+	wait->lock = lock;
+	wait->flags = flags;
+	note_holder(options, wait, lock, flags);
+	wait->task = task;
+	wait->begun_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+/*
+ * Decides whether to sample a wait, with probability duration / threshold; returns its value, which
+ * makes the sum over samples an unbiased estimate of the total, or 0. If more waits were sampled
+ * than wanted since user space chose the threshold, a higher one applies.
+ */
+INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
+{
+	u32 zero = 0;
+	const struct lock_config *c = LOOKUP(lock_config, &zero);
+	u64 threshold, duration, ahead, steps;
+
+	if (!c || !c->threshold_ns)
+		return 0;
+	threshold = (u32)(c->threshold_ns >> UNIT_SHIFT);
+	if (line->sampled_from_ns != c->threshold_ns) {
+		line->sampled_from_ns = c->threshold_ns;
+		line->next_sample_ns = now;
+	}
+	if (line->next_sample_ns < now)
+		line->next_sample_ns = now;
+	ahead = line->next_sample_ns - now;
+	if (ahead > BURST_NS && c->sample_ns) {
+		steps = (ahead - BURST_NS) / (c->sample_ns * SAMPLES_PER_STEP);
+		threshold <<= steps < MOST_STEPS ? steps : MOST_STEPS;
+		if (threshold > (u32)-1)
+			threshold = (u32)-1;
+	}
+	/* The duration is rounded at random, so that the mean is unchanged. */
+	duration = (duration_ns + (draw(&line->random) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
+	if (!by_chance(&line->random, duration, threshold))
+		return 0;
+	line->next_sample_ns += c->sample_ns;
+	threshold <<= UNIT_SHIFT;
+	return duration_ns > threshold ? duration_ns : threshold;
+}
+
+/* Returns whether the current process is the profiler's. */
+INLINE int is_own_process(void)
+{
+	struct namespace_ids ids = {};
+
+	return !bpf_get_ns_current_pid_tgid(lock_layout.own_device, lock_layout.own_inode, &ids,
+					    sizeof(ids)) &&
+	       ids.tgid == lock_layout.own_tgid;
+}
+
+/* Counts a wait, and samples it if it is chosen. Without scratch memory, `own` is 0. */
+INLINE void count_lock_wait(void *ctx, struct config *options, struct cpu_line *line,
+			    struct lock_line *sums, struct scratch *own, u32 cpu,
+			    const struct lock_wait *wait)
+{
+	int in_namespace, is_filtered = !!(options->flags & WAIT_FILTERS);
+	u64 now = bpf_ktime_get_ns(), duration = now - wait->begun_ns, value;
+	u32 flags = wait->flags & (LOCK_FLAGS - 1);
+	struct record *record;
+	enum written written;
+
+	if (is_filtered && !own) {
+		sums->skipped++;
+		return;
+	}
+	if (is_filtered && !is_followed(options, &own->record, &in_namespace)) {
+		line->target++;
+		return;
+	}
+	sums->by_flags[flags].waits++;
+	sums->by_flags[flags].total_ns += duration;
+	value = choose_lock_wait(sums, duration, now);
+	if (!value)
+		return;
+	if (!own) {
+		line->missed++;
+		return;
+	}
+	record = &own->record;
+	begin_record(record, line, cpu);
+	record->kind = FIRST_EVENT + lock_layout.number - 1;
+	record->phase = LOCK_PHASE + flags;
+	record->holder = wait->holder;
+	record->value = value;
+	is_followed(options, record, &in_namespace); /* for its ids */
+	record->start_time_ns = start_time(options);
+	if (is_too_young(options, record->start_time_ns)) {
+		line->age++;
+		end_record(record, line);
+		return;
+	}
+	written = write_thread(ctx, options, record, lock_layout.by, lock_layout.python,
+			       in_namespace, &wait->holder_comm);
+	if (written == NO_FRAMES) {
+		line->empty++;
+	} else {
+		line->taken++;
+		if (written == NO_ROOM)
+			line->ring_full++;
+	}
+	end_record(record, line);
+}
+
+PROGRAM("raw_tp") int kprofiler_lock_end(u64 *ctx)
+{
+	u32 zero = 0, cpu = bpf_get_smp_processor_id();
+	u32 place = lock_layout.number * EVENT_LINES + cpu;
+	u64 task = bpf_get_current_task(), lock = ctx[0];
+	struct lock_line *sums = LOOKUP(lock_lines, &cpu);
+	struct lock_bucket *bucket = find_lock_bucket(task, lock);
+	struct cpu_line *line = LOOKUP(cpu_lines, &place);
+	struct config *options = LOOKUP(config, &zero);
+	struct scratch *own = LOOKUP(scratch, &zero);
+	struct lock_wait *wait, ended;
+
+	if (!sums || !bucket || !line || !options || !own)
+		return 0;
+	wait = find_lock_wait(bucket, task, lock);
+	if (!wait) {
+		sums->unmatched++;
+		return 0;
+	}
+	ended.begun_ns = wait->begun_ns;
+	ended.flags = wait->flags;
+	ended.holder = wait->holder;
+	ended.holder_comm = wait->holder_comm;
+	wait->task = 0;
+	__sync_fetch_and_add(&wait->claims, -1);
+	if (is_own_process())
+		return 0;
+	if (!take_scratch(own))
+		own = 0;
+	count_lock_wait(ctx, options, line, sums, own, cpu, &ended);
+	if (own)
+		free_scratch(own);
+	return 0;
+}

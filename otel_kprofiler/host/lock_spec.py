@@ -1,0 +1,38 @@
+"""Contention for the kernel's locks as an event."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from otel_kprofiler.model import LOCK_CONTENTION, ProfileKind
+
+LOCK_EVENT: Final = "lock-contention"
+"""The event of waits for the kernel's locks."""
+
+
+class LockSpec(NamedTuple):
+    """Waits for the kernel's locks, sampled by their time.
+
+    Attributes:
+        rate: average of samples per second on each CPU, at least 1.
+    """
+
+    rate: int
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the event."""
+        return LOCK_EVENT
+
+    @property
+    def period(self) -> int:
+        """Returns 0: a sample does not stand for a number of waits."""
+        return 0
+
+    @property
+    def kind(self) -> ProfileKind:
+        """Returns the kind of its samples."""
+        return LOCK_CONTENTION
+
+    def __str__(self) -> str:
+        return f"{self.name}:freq={self.rate}"

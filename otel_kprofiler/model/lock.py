@@ -1,0 +1,103 @@
+"""Waits for the kernel's locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+LOCK_TYPE: Final = "otel_kprofiler.lock.type"
+"""Label of samples of lock waits: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
+LOCK_HOLDER_ID: Final = "otel_kprofiler.lock.holder.thread.id"
+"""Label of samples of lock waits: thread that held the lock when the wait began, if known; its id
+is that of the initial pid namespace."""
+LOCK_HOLDER_NAME: Final = "otel_kprofiler.lock.holder.thread.name"
+
+_SPIN, _READ, _WRITE, _RT, _PERCPU, _MUTEX = (1 << bit for bit in range(6))
+
+LOCK_TYPES: Final[Mapping[int, str]] = {
+    0: "semaphore",
+    _SPIN: "spinlock",
+    _SPIN | _READ: "rwlock:R",
+    _SPIN | _WRITE: "rwlock:W",
+    _READ: "rwsem:R",
+    _WRITE: "rwsem:W",
+    _RT: "rt-mutex",
+    _RT | _READ: "rwlock-rt:R",
+    _RT | _WRITE: "rwlock-rt:W",
+    _PERCPU | _READ: "pcpu-sem:R",
+    _PERCPU | _WRITE: "pcpu-sem:W",
+    _MUTEX: "mutex",
+    _MUTEX | _SPIN: "mutex",
+}
+"""Types of locks by the flags of ``contention_begin`` (``LCB_F_*``, include/trace/events/lock.h),
+named as in ``perf lock contention``."""
+OTHER_LOCK: Final = "other"
+UNCOUNTED_LOCK: Final = "uncounted"
+"""Type in totals: waits whose begin or end could not be followed, with a time of 0."""
+
+
+def name_lock(flags: int) -> str:
+    """Returns the type of a lock from the flags of its tracepoint."""
+    return LOCK_TYPES.get(flags, OTHER_LOCK)
+
+
+class LockHolder(NamedTuple):
+    """The thread that held a lock when a wait for it began.
+
+    Attributes:
+        tid: thread id in the initial pid namespace.
+        comm: thread name, at most 15 bytes.
+    """
+
+    tid: int
+    comm: bytes
+
+
+class LockWait(NamedTuple):
+    """The wait for a lock that a sample represents.
+
+    Attributes:
+        type: type of the lock.
+        holder: the holder; None if unknown.
+    """
+
+    type: str
+    holder: LockHolder | None = None
+
+
+class LockTotal(NamedTuple):
+    """Waits for the locks of a type, without sampling error.
+
+    Attributes:
+        waits: number of waits that have ended.
+        total_ns: their time.
+    """
+
+    waits: int
+    total_ns: int
+
+    def plus(self, other: LockTotal) -> LockTotal:
+        """Returns the sum of both."""
+        return LockTotal(self.waits + other.waits, self.total_ns + other.total_ns)
+
+    def minus(self, other: LockTotal) -> LockTotal:
+        """Returns the difference of both."""
+        return LockTotal(self.waits - other.waits, self.total_ns - other.total_ns)
+
+
+LockTotals = Mapping[str, LockTotal]
+"""Totals by the type of lock."""
+_NONE: Final = LockTotal(0, 0)
+
+
+def add_lock_totals(first: LockTotals, second: LockTotals) -> LockTotals:
+    """Returns the sums by type."""
+    return {
+        name: first.get(name, _NONE).plus(second.get(name, _NONE)) for name in {**first, **second}
+    }
+
+
+def subtract_lock_totals(later: LockTotals, earlier: LockTotals) -> LockTotals:
+    """Returns the growth by type, without types that did not grow."""
+    growth = {name: total.minus(earlier.get(name, _NONE)) for name, total in later.items()}
+    return {name: total for name, total in growth.items() if any(total)}

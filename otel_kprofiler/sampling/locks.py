@@ -1,0 +1,180 @@
+"""Samples waits for the kernel's locks: plan, and attaching the programs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from otel_kprofiler.bpf import (
+    LOCK_BEGIN,
+    LOCK_BUCKETS,
+    LOCK_END,
+    LOCK_LAYOUT,
+    KernelTypes,
+    LoadedObject,
+    LockLines,
+    LockOffsets,
+    LockSettings,
+    TracedCpus,
+    find_lock_offsets,
+    pack_lock_layout,
+)
+from otel_kprofiler.errors import KernelFeatureError
+from otel_kprofiler.host import HostFiles, LockSpec
+from otel_kprofiler.model import LockTotals
+from otel_kprofiler.sampling.python_frames import PYTHON_SUFFIX
+from otel_kprofiler.sampling.sampler import SamplerConfig
+from otel_kprofiler.sampling.tracepoints import TracedPrograms
+from otel_kprofiler.sampling.unwinder import BY_TABLES, FRAME_POINTERS
+from otel_kprofiler.sampling.wait_joiner import ThresholdControl
+
+LOCK_PROGRAMS: Final = (LOCK_BEGIN, LOCK_END)
+_TRACEPOINTS: Final = {LOCK_BEGIN: "contention_begin", LOCK_END: "contention_end"}
+_LEAST_NS: Final = 1
+_NS_PER_S: Final = 1_000_000_000
+
+
+class LockPlan(NamedTuple):
+    """How waits for locks are sampled.
+
+    Attributes:
+        spec: the event.
+        number: its number, from 1.
+        offsets: offsets of the running kernel.
+    """
+
+    spec: LockSpec
+    number: int
+    offsets: LockOffsets
+
+    def constants(self, program: str) -> dict[str, bytes]:
+        """Returns the programs' constants.
+
+        Args:
+            program: the program for samples on a CPU, which determines how stacks are collected.
+        """
+        collects = program.removesuffix(PYTHON_SUFFIX)
+        by = (FRAME_POINTERS, *BY_TABLES).index(collects)  # enum user_frames
+        packed = pack_lock_layout(self.offsets, self.number, by, python=collects != program)
+        return {LOCK_LAYOUT: packed}
+
+
+def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> LockPlan | None:
+    """Plans the sampling of lock contention; None if it is not configured.
+
+    Raises:
+        KernelFeatureError: the kernel lacks the tracepoints.
+        OSError: the kernel has no BTF.
+    """
+    for number, spec in enumerate(config.events, 1):
+        if isinstance(spec, LockSpec):
+            offsets = find_lock_offsets(read_types())
+            if offsets is None:
+                raise KernelFeatureError(
+                    f"{spec.name} needs the tracepoints contention_begin and contention_end",
+                    hint="they exist since Linux 5.19: use a newer kernel, or leave the event out",
+                )
+            return LockPlan(spec, number, offsets)
+    return None
+
+
+def lock_map_entries(plan: LockPlan | None, possible_cpus: int) -> dict[str, int]:
+    """Returns sizes of the maps."""
+    if plan is None:
+        return {"lock_buckets": 1, "lock_lines": 1}
+    return {"lock_buckets": LOCK_BUCKETS, "lock_lines": possible_cpus}
+
+
+class Locks(TracedPrograms):
+    """The attached programs; not thread-safe.
+
+    Args:
+        spec: the event.
+        files: reads files of the host.
+        program: the loaded object.
+        traced: the CPUs on which waits that begin are measured.
+        possible: exclusive upper bound of CPU numbers.
+        cpus: restrict to these CPUs; empty means all.
+
+    Attributes:
+        spec: the event.
+    """
+
+    def __init__(
+        self,
+        spec: LockSpec,
+        files: HostFiles,
+        program: LoadedObject,
+        *,
+        traced: TracedCpus,
+        possible: int,
+        cpus: Iterable[int],
+    ) -> None:
+        super().__init__(files, traced, possible, cpus)
+        self.spec = spec
+        self._program = program
+        self._rate = spec.rate * possible
+        self._control = ThresholdControl(_LEAST_NS, time.monotonic_ns(), spec.rate)
+        self._lines = LockLines(program.map_fd("lock_lines"), possible)
+        self._settings = LockSettings(program.map_fd("lock_config"))
+
+    def open(self) -> None:
+        """Attach both programs, or raise ``HostError``."""
+        self._configure()
+        self._start()
+        for name, tracepoint in _TRACEPOINTS.items():
+            self._attach(tracepoint, self._program.program_fd(name), self.spec.name)
+
+    def adapt(self, now_ns: int, taken: int) -> None:
+        """Adjust the threshold once a second.
+
+        Args:
+            now_ns: time of ``CLOCK_MONOTONIC``.
+            taken: waits sampled since the start.
+        """
+        if self._control.update(now_ns, taken, self._rate):
+            self._configure()
+
+    def totals(self) -> LockTotals:
+        """Returns all waits since the start."""
+        return self._lines.totals()
+
+    def unmap(self) -> None:
+        """Unmap counters and settings."""
+        self._lines.close()
+        self._settings.close()
+
+    def _configure(self) -> None:
+        self._settings.change(self._control.threshold_ns, _NS_PER_S // self.spec.rate)
+
+
+@contextlib.contextmanager
+def open_locks(
+    plan: LockPlan | None,
+    program: LoadedObject,
+    *,
+    files: HostFiles,
+    possible: int,
+    cpus: Iterable[int],
+) -> Iterator[Locks | None]:
+    """Prepare the loaded programs for the duration of a context; without a plan, yields None.
+
+    Args:
+        plan: how waits are sampled.
+        program: the loaded object.
+        files: reads files of the host.
+        possible: exclusive upper bound of CPU numbers.
+        cpus: restrict to these CPUs; empty means all.
+    """
+    if plan is None:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        traced = TracedCpus(program.map_fd("traced_cpus"), possible)
+        stack.callback(traced.close)
+        locks = Locks(plan.spec, files, program, traced=traced, possible=possible, cpus=cpus)
+        stack.callback(locks.unmap)
+        stack.callback(locks.close)
+        yield locks

@@ -1,0 +1,35 @@
+"""Chooses the size of the ring."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from otel_kprofiler.bpf import RECORD_HEADER_BYTES, RECORD_OVERHEAD, ring_bytes
+from otel_kprofiler.sampling.sampler import SamplerConfig
+
+_PLANNED_FRAMES: Final = 64
+_PLANNED_DRAINS: Final = 4
+_MIN_RING_BYTES: Final = 256 * 1024
+_MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of exited threads
+_EVENT_RING_BYTES: Final = 16 << 20
+
+
+def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
+    """Compute the size of the ring.
+
+    The ring holds four drain intervals of 64-frame stacks, or eight with waits; its size is at
+    least 256 KiB (1 MiB with waits, 16 MiB with events by period), and at most the limit. Waits
+    and events may each use three quarters of it.
+    """
+    record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
+    per_cpu = config.samples_per_second + sum(event.rate for event in config.events)
+    rate = per_cpu * (len(config.pin_cpu_ids) or cpus)
+    planned = int(rate * config.drain_interval_s * record * _PLANNED_DRAINS)
+    if config.off_cpu is None:
+        wanted = max(planned, _MIN_RING_BYTES)
+    else:
+        wanted = max(2 * planned, _MIN_WAIT_RING_BYTES)
+    if any(event.period for event in config.events):  # bursts at an unknown rate
+        wanted = max(wanted, _EVENT_RING_BYTES)
+    wanted <<= config.map_scale_factor
+    return min(ring_bytes(wanted), ring_bytes(config.max_ring_bytes // 2 + 1))

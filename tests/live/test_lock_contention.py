@@ -1,0 +1,173 @@
+"""Waits for the kernel's locks: their exact time, their holder, and their stacks."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_events import record, report
+
+from otel_kprofiler.host import parse_event
+from otel_kprofiler.model import LOCK_CONTENTION, UNCOUNTED_LOCK, LockHolder, subtract_lock_totals
+from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from tests.lock_holder import hold_once, open_faults
+
+pytestmark = pytest.mark.live
+
+ROUNDS, WAITERS, SECONDS = 4, 3, 0.05
+PROGRAM = str(Path(__file__).parents[1] / "lock_holder.py")
+LOAD = (sys.executable, PROGRAM, str(ROUNDS), str(WAITERS), str(SECONDS))
+RENAMES = """
+import os, sys, tempfile
+with tempfile.TemporaryDirectory() as directory:
+    os.chdir(directory)
+    children = []
+    for number in range(4):
+        if not (child := os.fork()):
+            open(f"a{number}", "w").close()
+            for _ in range(int(sys.argv[1])):
+                os.rename(f"a{number}", f"b{number}")
+                os.rename(f"b{number}", f"a{number}")
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+"""
+CONTENTION = parse_event("lock-contention", 99)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _has_faults():
+    try:
+        os.close(open_faults())
+    except OSError as error:
+        pytest.skip(f"this kernel has no userfaultfd: {error}")
+
+
+def run_sampler(command, **settings):
+    """Returns what a command printed, samples and counts during it."""
+    sampler = EbpfSampler(
+        SamplerConfig(on_cpu=False, stacks="both", events=(CONTENTION,), **settings)
+    )
+    sampler.start()
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        samples = []
+        while process.poll() is None:
+            sampler.wait(0.1)
+            samples += sampler.drain()
+        output = process.communicate()[0]
+        assert process.returncode == 0
+        sampler.stop()
+        return output, samples + sampler.drain(), sampler.counts()["lock_contention"]
+    finally:
+        sampler.close()
+
+
+@pytest.fixture(scope="module")
+def held():
+    """The program's own measurements, the samples of its waiters, and the counts."""
+    output, samples, counts = run_sampler(LOAD, target_comms=(b"lock_waiter", b"lock_holder"))
+    return json.loads(output), samples, counts
+
+
+def test_waits_are_exact_for_each_type_of_lock(held):
+    """All writes but a few that were late wait until the holder is done, and little longer."""
+    measured, _, counts = held
+    waits, total_ns = counts.locks["rwsem:W"]
+    assert ROUNDS <= waits <= ROUNDS * WAITERS
+    longest_first = sorted(measured["waits_ns"], reverse=True)[:waits]
+    assert waits * SECONDS * 1e9 * 0.5 <= total_ns <= sum(longest_first)
+
+
+def test_each_long_wait_is_a_sample_with_its_holder(held):
+    measured, samples, counts = held
+    assert counts.taken == counts.received + sum(counts.lost.values())
+    long = [sample for sample in samples if sample.value >= SECONDS * 1e9 * 0.5]
+    assert len(long) >= ROUNDS
+    assert {sample.kind for sample in samples} == {LOCK_CONTENTION}
+    assert {sample.comm for sample in long} == {b"lock_waiter"}
+    assert {sample.wait.type for sample in long} == {"rwsem:W"}
+    # Later waiters may wait for the writers before them.
+    holders = {sample.wait.holder for sample in long if sample.wait.holder}
+    assert {LockHolder(tid, b"lock_holder") for tid in measured["holders"]} <= holders
+    assert {holder.comm for holder in holders} <= {b"lock_holder", b"lock_waiter"}
+
+
+def test_the_samples_represent_the_exact_time():
+    output, samples, counts = run_sampler(
+        (sys.executable, "-c", RENAMES, "5000"), target_comms=(Path(sys.executable).name.encode(),)
+    )
+    assert output == b""
+    exact = {name: total.total_ns for name, total in counts.locks.items()}
+    by_samples = Counter()
+    for sample in samples:
+        by_samples[sample.wait.type] += sample.value
+    assert sum(by_samples.values()) == pytest.approx(sum(exact.values()), rel=0.3)
+    assert counts.missed == 0
+
+
+def test_a_report_has_the_lines_that_wait_and_the_totals(tmp_path):
+    path = str(tmp_path / "x.otlp")
+    done = record(path, "-e", "lock-contention", run=LOAD)
+    assert done.returncode == 0, done.stderr
+    assert " for locks: " in done.stderr
+    assert "accounting gap" not in done.stderr
+    (part,) = report(path, "--by", "function").values()
+    groups = {group["name"]: group for group in part["groups"]}
+    assert groups["hold_once.<locals>.wait_for_lock"]["total"] > 0.5 * part["total"]
+    leaves = [group["name"] for group in part["groups"] if group["self"]]
+    assert not [name for name in leaves if "kprofiler" in name or "bpf_trace" in name]
+    waits, total_ns = part["locks"]["exact"]["rwsem:W"].values()
+    assert waits >= ROUNDS
+    assert total_ns >= ROUNDS * SECONDS * 1e9 * 0.5
+    (by_lock,) = report(path, "--by", "lock").values()
+    assert by_lock["groups"][0]["name"] == "rwsem:W"
+    (by_holder,) = report(path, "--by", "holder").values()
+    assert any(group["name"].startswith("lock_holder (") for group in by_holder["groups"])
+
+
+def test_other_processes_are_neither_counted_nor_sampled():
+    _, samples, counts = run_sampler(LOAD, target_comms=(b"no such name",))
+    assert (samples, counts.taken) == ([], 0)
+    assert not any(total.total_ns for total in counts.locks.values())
+    assert counts.filtered["target"] >= ROUNDS
+
+
+def test_waits_during_a_pause_are_not_counted():
+    sampler = EbpfSampler(SamplerConfig(on_cpu=False, events=(CONTENTION,)))
+    sampler.start()
+    try:
+        sampler.pause()
+        sampler.drain()
+        before = sampler.counts()["lock_contention"].locks
+        subprocess.run(LOAD, stdout=subprocess.DEVNULL, check=True)
+        sampler.drain()
+        after = sampler.counts()["lock_contention"].locks
+    finally:
+        sampler.close()
+    growth = subtract_lock_totals(after, before)
+    assert sum(total.waits for name, total in growth.items() if name != UNCOUNTED_LOCK) < ROUNDS
+
+
+def test_the_profilers_own_waits_are_left_out():
+    """Its waits may be for the locks of its own maps, where a sample could not be written."""
+    sampler = EbpfSampler(
+        SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
+    )
+    sampler.start()
+    try:
+        faults = open_faults()
+        with tempfile.TemporaryFile() as file:
+            hold_once(faults, file.fileno(), WAITERS, SECONDS)
+        os.close(faults)
+        samples = sampler.drain()
+        counts = sampler.counts()["lock_contention"]
+    finally:
+        sampler.close()
+    assert samples == []
+    assert not any(total.total_ns for total in counts.locks.values())

@@ -1,0 +1,43 @@
+"""Plans for lock contention."""
+
+import struct
+
+import pytest
+
+from otel_kprofiler.errors import KernelFeatureError
+from otel_kprofiler.host import parse_event
+from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sampling.locks import lock_map_entries, plan_locks
+from tests.unit.bpf.test_locks import make_types
+
+
+def plan(types, *texts):
+    config = SamplerConfig(events=tuple(parse_event(text, 99) for text in texts))
+    return plan_locks(config, lambda: types)
+
+
+def test_the_event_has_its_number_and_collects_stacks_like_the_clock():
+    types = make_types("contention_begin", "contention_end")
+    planned = plan(types, "faults", "lock-contention")
+    assert (planned.number, planned.spec.rate) == (2, 99)
+    for program, by in (
+        ("kprofiler_sample", (0, 0)),
+        ("kprofiler_unwind", (1, 0)),
+        ("kprofiler_unwind_5_10_python", (2, 1)),
+    ):
+        (packed,) = planned.constants(program).values()
+        assert struct.unpack("=10Q", packed)[:3] == (2, *by)
+
+
+def test_without_the_event_there_is_no_memory_for_it():
+    def refuse():
+        raise AssertionError("no types are needed")
+
+    assert plan_locks(SamplerConfig(), refuse) is None
+    assert lock_map_entries(None, 64) == {"lock_buckets": 1, "lock_lines": 1}
+
+
+def test_a_kernel_without_the_tracepoints_is_an_error_with_the_reason():
+    with pytest.raises(KernelFeatureError, match="contention_begin") as raised:
+        plan(make_types(), "lock-contention")
+    assert "5.19" in raised.value.hint
