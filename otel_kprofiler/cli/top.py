@@ -105,13 +105,14 @@ def command(
       otel-kprofiler top -p 4242
       otel-kprofiler top --off-cpu --by cause
       otel-kprofiler top -e page-faults
+      otel-kprofiler top -e lock-contention --by lock
       otel-kprofiler top --once --by process > processes.txt
       otel-kprofiler top --from clickhouse://localhost:8123/otel --service shop
 
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
-    b BPF programs, v services, w causes of waits; Enter shows callers and callees, space freezes,
-    / filters, h shows all keys, q quits. When all processes of --pid, --cgroup or --container have
-    ended, the last screen stays.
+    b BPF programs, v services, w causes of waits, k kernel locks; Enter shows callers and callees,
+    space freezes, / filters, h shows all keys, q quits. When all processes of --pid, --cgroup or
+    --container have ended, the last screen stays.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     default_s, longest_s = _WINDOW_S if table is None else _WINDOW_OF_TABLE_S
     window_s = default_s if window_s is None else window_s

@@ -50,14 +50,14 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
-    ("w", "causes"), ("v", "services"),
-    ("S/T", "sort"), ("/", "filter"), ("space", "freeze"), ("↑↓", "select"),
-    ("Enter", "open"), ("Esc", "back"), ("q", "quit"),
+    ("w", "causes"), ("k", "locks"),
+    ("S/T", "sort"), ("/", "filter"), ("space", "freeze"),
+    ("Enter", "open"), ("Esc", "back"), ("q", "quit"), ("↑↓", "select"), ("v", "services"),
 )  # fmt: skip
 _LONG_HELP: Final = """\
 f functions    p processes   t threads   s system calls, interrupts, faults
 c containers   m modules     l lines     b BPF programs   v services
-w what waits are for         Left, Right  next grouping
+w what waits are for         k types of kernel locks   Left, Right  next grouping
 
 S, T       sort by self or by total
 /          filter rows by a string; Enter keeps the filter, Esc removes it

@@ -32,6 +32,7 @@ GROUPING_KEYS: Final = {
     "l": "line",
     "b": "bpf",
     "w": "cause",
+    "k": "lock",
     "v": "service",
 }
 """Groupings by their keys, in the order of the arrow keys."""
