@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import re
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,8 +71,27 @@ _LOADS: Final = tuple(
     for high in (0, 1)
     for base in (0, 1, 2, 3, 5, 6, 7)
 )
-_INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic")
-"""Functions that appear to be called by an instruction interrupted by a signal."""
+_INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
+"""Functions that appear to be called by an instruction that calls nothing: one interrupted by a
+signal, or the one where the goroutine called C, for Go functions that C calls."""
+_CALL_OF_C: Final = re.compile(
+    rb"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
+    rb"(?>.*?\x48\x89\xe2)"  # mov %rsp, %rdx
+    rb"(?>.*?\x48\x8b\x66\x38)(?P<switched>)"  # mov 56(%rsi), %rsp: g.sched.sp of g0
+    rb"(?>.*?\x48\x89\x7c\x24(?P<goroutine>[\x08-\x3f])"  # mov %rdi, GOROUTINE(%rsp)
+    rb"\x48\x8b\x7f\x08\x48\x29\xd7"  # mov 8(%rdi), %rdi: end of its stack; sub %rdx, %rdi
+    rb"\x48\x89(?P<store>\x3c\x24|\x7c\x24.))(?P<kept>)"  # mov %rdi, DEPTH(%rsp)
+    rb"(?>.*?\x48\x89\xf4)(?P<back>)"  # mov %rsi, %rsp
+    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: when called on another stack
+    rb"(?>.*?\x48\x89\xf4)(?P<left_back>)",
+    re.DOTALL,
+)
+"""Code of asmcgocall."""
+_BY_GOROUTINE: Final = b"\x0f\x0c\x77%c\x06\x23\x08\x06\x77%c\x06\x1c\x23\x10"
+"""def_cfa_expression: breg7 GOROUTINE; deref; plus_uconst 8; deref; breg7 DEPTH; deref; minus;
+plus_uconst 16."""
+_PARTS: Final = ("switched", "kept", "back", "left", "left_back")
+_BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 _SPARE_BYTES: Final = 4096
 """How many bytes the result may be larger than the table; usually it has a fifth of the size."""
 _CHECKED, _FIT = 200, 0.9
@@ -220,6 +240,36 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
     ]
 
 
+def make_call_of_c(code: bytes, rows: Rows) -> Rows:
+    """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
+
+    It saves the goroutine and the distance of its frame from the end of the goroutine's stack,
+    because C may call Go functions, for which the runtime may move that stack.
+
+    Args:
+        code: the function's code.
+        rows: unwind rows from the frame sizes alone, ascending by code offset.
+    """
+    parts = _CALL_OF_C.match(code)
+    if not parts:
+        return [(0, NO_RULE)]
+    depth = parts["goroutine"][0] - 8
+    if parts["store"] != (b"\x7c\x24%c" % depth if depth else b"\x3c\x24"):
+        return [(0, NO_RULE)]
+    switched, kept, back, left, left_back = map(parts.end, _PARTS)
+    by_rsp = BY_RSP + pack_number(16)
+    return [
+        *(row for row in rows if row[0] < switched),
+        (switched, _ON_OTHER_STACK),
+        (kept, _BY_GOROUTINE % (depth + 8, depth)),
+        (back, by_rsp),
+        *(row for row in rows if back < row[0] < left),
+        (left, _BY_RBP),
+        (left_back, by_rsp),
+        *(row for row in rows if left_back < row[0]),
+    ]
+
+
 class Code:
     """Reads the file's bytes by address."""
 
@@ -266,6 +316,8 @@ class FrameMaker:
             table.number(b"runtime.mcall"): NO_CALLER,  # its callee never returns
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
+        self._call_of_c = table.number(b"runtime.asmcgocall")
+        self._called_by_c = table.number(b"runtime.cgocallback")  # equal frames on both stacks
         self.frames = bytearray(_CIE + _SIGNAL_CIE)
         self.pairs: list[tuple[int, int]] = []
 
@@ -305,6 +357,10 @@ class FrameMaker:
         sizes = self._table.sizes(function.sizes)
         code = self._code.read(self._text + function.start, sizes[-1][0])
         rows = make_rows(sizes, saves)
+        if function.name == self._called_by_c:
+            return rows
+        if function.name == self._call_of_c:
+            return make_call_of_c(code, rows)
         left, back = code.find(_KEEP_SP), code.find(_RESTORE_SP)
         if 0 <= left < back:
             return make_detour(sizes, rows, left + len(_KEEP_SP), back + len(_RESTORE_SP))

@@ -28,7 +28,8 @@ pytestmark = [
 
 STACKS = 200
 SHORT = (
-    "Rust", "Go", "node", "python3", "python3 and libcrypto", "bash", "clang and libLLVM",
+    "Rust", "Go", "Go and C", "node", "python3", "python3 and libcrypto", "bash",
+    "clang and libLLVM",
 )  # fmt: skip
 
 

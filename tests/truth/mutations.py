@@ -132,7 +132,7 @@ MUTATIONS = (
         "preserved[place] = from->",
         "preserved[0] = from->",
     ),
-    Mutation("other stacks: must lie above", _WALK, "row->cfa_kind != CFA_ELSEWHERE &&", "1 &&"),
+    Mutation("other stacks: must lie above", _WALK, "row->cfa_kind < CFA_ELSEWHERE &&", "1 &&"),
     Mutation("frame pointers: no first instructions", _CALLS, "== 0xe5894855ULL << 8", "== 1"),
     Mutation("frame pointers: no second instructions", _CALLS, "== 0xe5894855 ? 1", "== 1 ? 1"),
     Mutation("frame pointers: no last instructions", _CALLS, "== 0xc300 ||", "== 1 ||"),

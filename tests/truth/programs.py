@@ -71,6 +71,13 @@ PROGRAMS = (
         ("go", "build", "-ldflags=-linkmode=external", "-o", "{made}", "{source}/work.go"),
         share=_GO_SHARE,
     ),
+    Program(
+        "Go and C",
+        ("go", "gcc"),
+        ("{made}",),
+        ("go", "build", "-o", "{made}", "{source}/cgo.go"),
+        share=_GO_SHARE,
+    ),
     Program("node", ("node",), ("node", "{source}/work.js"), share=0.92),
     Program("python3", ("/usr/bin/python3",), ("/usr/bin/python3", "-c", _INTERPRETED)),
     Program(

@@ -56,7 +56,7 @@ _SYSCALL = b"\x0f\x05"
 
 # What Go's runtime does with stacks: runtime/asm_amd64.s, runtime/sys_linux_amd64.s
 _GO_OUTERMOST = ("runtime.mstart", "runtime.rt0_go", "runtime.goexit")
-_GO_INJECTED = ("runtime.asyncPreempt", "runtime.sigpanic")
+_GO_INJECTED = ("runtime.asyncPreempt", "runtime.sigpanic", "runtime.cgocallback")
 _GO_SWITCHES = (
     "runtime.systemstack",
     "runtime.nanotime1",
@@ -294,7 +294,8 @@ def _on_own_stack(
         return registers
     if leaf:
         raise NotImplementedError(function)
-    sp = _goroutine(dump)[0] if function == "runtime.systemstack" else registers[_R12]
+    by_runtime = function in ("runtime.systemstack", "runtime.asmcgocall")
+    sp = _goroutine(dump)[0] if by_runtime else registers[_R12]
     return registers | {_SP: sp}
 
 

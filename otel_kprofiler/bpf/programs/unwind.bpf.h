@@ -146,6 +146,14 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 		if (READ_USER(w->pair[0], *cfa))
 			return stop(w, END_UNREADABLE);
 		*cfa = w->pair[0] + (s64)row->post;
+	} else if (row->cfa_kind == CFA_GOROUTINE) {
+		/* how far its frame is below the end of its stack, which may move; struct g */
+		if (READ_USER(w->pair, *cfa))
+			return stop(w, END_UNREADABLE);
+		*cfa = row->post - w->pair[0];
+		if (READ_USER(w->pair[0], w->pair[1] + 8))
+			return stop(w, END_UNREADABLE);
+		*cfa += w->pair[0];
 	} else if (row->cfa_kind == CFA_PLT && (s32)(w->pc & 15) >= row->post) {
 		*cfa += 8;
 	}
@@ -187,7 +195,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	if (get_cfa(w, c, row, &cfa))
 		return 1;
 	/* A leaf that has pushed nothing may have a CFA equal to sp, if the call pushes nothing. */
-	if (!row->signal && row->cfa_kind != CFA_ELSEWHERE &&
+	if (!row->signal && row->cfa_kind < CFA_ELSEWHERE &&
 	    (cfa < w->sp || (cfa == w->sp && !w->leaf)))
 		return stop(w, END_NO_PROGRESS);
 	if (row->ra == AT_CFA && row->fp == AT_CFA && row->fp_offset == row->ra_offset - 8) {

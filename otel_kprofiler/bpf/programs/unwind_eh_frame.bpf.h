@@ -171,6 +171,14 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 		w->row.post = (x >> 48 & 0xff) - 0x30;
 		return 0;
 	}
+	/* breg7 N + 8; deref; plus_uconst 8; deref; breg7 N; deref; minus; plus_uconst 16 */
+	if ((x & 0xffffffffff00ffULL) == 0x77060823060077ULL && bytes == 12) {
+		w->row.cfa_kind = CFA_GOROUTINE; /* from go_frames.py */
+		w->row.cfa_column = c->sp_column;
+		w->row.cfa_offset = x >> 56;
+		w->row.post = 16;
+		return 0;
+	}
 	/* bregN offset; deref; perhaps plus_uconst: a realigned stack */
 	length = base_register(x, &column, &offset);
 	if (!length)

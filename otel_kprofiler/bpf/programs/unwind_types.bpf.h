@@ -164,8 +164,9 @@ enum preserved_places {
 enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
-	CFA_ELSEWHERE,	  /* register + offset, on another stack */
 	CFA_PLT,	  /* x86-64: a PLT entry, one word more after its push */
+	CFA_ELSEWHERE,	  /* register + offset, on another stack; so are all below */
+	CFA_GOROUTINE,	  /* that of the goroutine, as Go's asmcgocall keeps it */
 };
 
 enum register_rules {

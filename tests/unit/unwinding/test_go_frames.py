@@ -120,6 +120,49 @@ def test_rows_after_other_stack_switches_are_unknown():
     assert ra == UNKNOWN
 
 
+TO_G0, BACK = b"\x48\x8b\x66\x38", b"\x48\x89\xf4"  # mov 56(%rsi), %rsp; mov %rsi, %rsp
+KEPT = {
+    0: bytes.fromhex("48897c2408 488b7f08 4829d7 48893c24"),
+    0x28: bytes.fromhex("48897c2430 488b7f08 4829d7 48897c2428"),
+}
+LEAVE = b"\x48\x83\xec\x10"  # sub $16, %rsp
+
+
+def calling_c(kept):
+    code = PUSH + b"\x48\x89\xe2" + TO_G0 + kept + bytes(5) + BACK + bytes(2)
+    sizes = [(1, 0), (len(code) - 1, 8), (len(code), 0)]
+    code += LEAVE + bytes(5) + BACK + bytes(2)
+    sizes += [(len(code) - 1, 8), (len(code), 0)]
+    return rows(Made(b"runtime.asmcgocall", code, tuple(sizes), flags=6)), code
+
+
+@pytest.mark.parametrize("depth", KEPT)
+def test_c_is_unwound_to_the_goroutine_that_called_it(depth):
+    made, code = calling_c(KEPT[depth])
+    switched, kept = code.index(TO_G0) + 4, code.index(KEPT[depth]) + len(KEPT[depth])
+    back, left = code.index(BACK) + 3, code.index(LEAVE) + 4
+    goroutine = (0x77, depth + 8, 6, 0x23, 8, 6, 0x77, depth, 6, 0x1C, 0x23, 16)
+    assert [(at, cfa) for at, cfa, *_ in made] == [
+        (0, (RSP, 8)), (1, (RSP, 16)), (switched, (0x76, 16)), (kept, goroutine),
+        (back, (RSP, 16)), (left - 5, (RSP, 8)), (left - 4, (RSP, 16)), (left, (RBP, 16)),
+        (left + 8, (RSP, 16)), (len(code) - 1, (RSP, 8)),
+    ]  # fmt: skip
+    assert [fp for *_, fp, _ in made] == [None, *[SAVED] * 4, None, *[SAVED] * 3, None]
+
+
+def test_the_caller_of_c_is_unknown_if_its_code_is_not_as_expected():
+    for kept in (KEPT[0][:-1] + b"\x25", KEPT[0x28].replace(b"\x30", b"\x38"), b""):
+        assert [ra for *_, ra in calling_c(kept)[0]] == [UNKNOWN]
+
+
+def test_a_go_function_called_from_c_continues_where_the_goroutine_called_c():
+    code = PUSH + bytes(10) + LOAD + bytes(10)
+    called = Made(b"runtime.cgocallback", code, ((1, 0), (31, 32), (32, 0)), flags=6)
+    assert [(at, cfa) for at, cfa, *_ in rows(called)] == [
+        (0, (RSP, 8)), (1, (RSP, 40)), (31, (RSP, 8))
+    ]  # fmt: skip
+
+
 def test_vdso_calls_are_unwound_through_r12():
     code = PUSH + bytes(4) + b"\x49\x89\xe4" + bytes(9) + b"\x4c\x89\xe4" + bytes(10)
     sizes = ((1, 0), (8, 8), (30, 24), (31, 8), (32, 0), (33, 24))
@@ -131,10 +174,9 @@ def test_vdso_calls_are_unwound_through_r12():
     assert made[-1][3] == UNKNOWN
 
 
-def test_async_preempt_is_marked_as_a_signal_frame():
-    file, table, segments = go_file(
-        [*[ORDINARY] * 10, ORDINARY._replace(name=b"runtime.asyncPreempt")]
-    )
+@pytest.mark.parametrize("name", [b"runtime.asyncPreempt", b"runtime.cgocallback"])
+def test_functions_that_no_instruction_calls_are_marked_as_signal_frames(name):
+    file, table, segments = go_file([*[ORDINARY] * 10, ORDINARY._replace(name=name)])
     entries = decode(make_tables(file, table, TEXT, segments, ADDRESS).frames)
     last = entries.pop(max(entries))
     assert "S" in str(last.cie.header.augmentation)
