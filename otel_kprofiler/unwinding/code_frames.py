@@ -2,12 +2,13 @@
 
 :func:`main` is for a child process that imports none of the rest of this package:
 
-    ADDRESS ORIGIN ENTRY GAPS PARTS < file > number of pairs, pairs, frames
+    ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
 
 ADDRESS is the address for the made ``.eh_frame``, ORIGIN the base of the search table's pairs, and
-ENTRY the program's first instruction. GAPS lists the code without unwind rules, as start:end,…;
-PARTS lists parts of the file, as name=offset:size:address,…: the existing ``pairs``, the ``text``
-and ``data`` segments, and sections.
+STARTS the program's entry point, then ``main`` if it is known, separated by commas. GAPS lists the
+code without unwind rules, as start:end,…; PARTS lists parts of the file, as
+name=offset:size:address,…: the existing ``pairs``, the ``text`` and ``data`` segments, and
+sections.
 """
 
 from __future__ import annotations
@@ -108,13 +109,15 @@ class Symbols:
         return b""
 
 
-def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap]) -> Flow:
+def follow(
+    file: bytes | mmap.mmap, parts: Parts, starts: Sequence[int], gaps: Sequence[Gap]
+) -> Flow:
     """Follows the code in gaps, and the code that it calls.
 
     Args:
         file: content of the file.
         parts: segments and sections of the file, as parsed by :func:`main`.
-        entry: the program's first instruction; 0 if there is none.
+        starts: the program's entry point, or 0 if there is none; then its ``main``, if it is known.
         gaps: ranges of code without rules.
     """
     symbols = Symbols(file, parts)
@@ -131,8 +134,8 @@ def follow(file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap
         if is_fixed:
             yield from flow.absolutes()
 
-    flow = Flow(texts, gaps, entry, frozenset(symbols.endless_slots()))
-    flow.add_functions(within({entry, *symbols.functions()}))
+    flow = Flow(texts, gaps, starts[0], frozenset(symbols.endless_slots()))
+    flow.add_functions(within({*starts, *symbols.functions()}))
     flow.add_functions(within(references(flow)))
     flow.add_candidates(within(_called(texts, gaps)))
     flow.add_candidates(within({*symbols.pointers(), *flow.absolutes()}))
@@ -227,10 +230,14 @@ def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
 
 
 def make_frames(
-    file: bytes | mmap.mmap, parts: Parts, entry: int, gaps: Sequence[Gap], address: int
+    file: bytes | mmap.mmap,
+    parts: Parts,
+    starts: Sequence[int],
+    gaps: Sequence[Gap],
+    address: int,
 ) -> FrameMaker:
     """Makes entries, to be loaded at ``address``, for all gaps; otherwise like :func:`follow`."""
-    maker = FrameMaker(follow(file, parts, entry, gaps), address)
+    maker = FrameMaker(follow(file, parts, starts, gaps), address)
     for start, end in gaps:
         for text in parts["text"]:
             if text.address <= start and end <= text.address + text.size:
@@ -250,12 +257,13 @@ def _parse_parts(words: Iterable[str]) -> dict[str, list[Segment]]:
 
 def main() -> None:
     """Make the tables of a file; see :func:`write_tables`."""
-    address, origin, entry = map(int, sys.argv[1:4])
+    address, origin = map(int, sys.argv[1:3])
+    starts = list(map(int, sys.argv[3].split(",")))
     gaps = [(int(start), int(end)) for start, end in (w.split(":") for w in sys.argv[4].split(","))]
     parts = _parse_parts(sys.argv[5:])
 
     def make(file: mmap.mmap) -> bytes:
-        maker = make_frames(file, parts, entry, gaps, address)
+        maker = make_frames(file, parts, starts, gaps, address)
         pairs = b"".join(file[p.offset : p.offset + p.size] for p in parts.get("pairs", ()))
         return pack_tables(maker.pairs, bytes(maker.frames), pairs, origin)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import Final
 
-from otel_kprofiler.elf import ElfFile, Source, find_offset, read_dynamic_linker
+from otel_kprofiler.elf import ElfError, ElfFile, Source, find_offset, read_dynamic_linker
 from otel_kprofiler.unwinding.table import Tables, read_chunks
 
 Gap = tuple[int, int]
@@ -17,6 +18,13 @@ _FAR_BYTES: Final = 4096
 _LEAST_BYTES: Final = 1024
 """Minimum total size of gaps that justify a process; linkers leave about 200 bytes in each file."""
 _PADDING: Final = 64
+_ALIGNMENT: Final = 16
+_MAX_SIZES: Final = 20_000
+"""Number of entries whose sizes are read, in files with entries for other code than ``main``."""
+_ENTRY_BYTES: Final = 48
+_TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
+"""Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
+_ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
 _PAIR: Final = struct.Struct("<ii")
 _SIZE_AT: Final = 12
@@ -35,38 +43,80 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     Raises:
         ElfError: the file cannot be read.
     """
-    if tables is not None and not elf.entry:
+    if tables is None:
+        gaps = [(text.address, text.address + text.size) for text in elf.texts]
+        return gaps if _size_of(gaps) >= _LEAST_BYTES else []
+    if not elf.entry:
         return []  # a library with tables
-    gaps = [gap for gap in _find(source, elf, tables) if gap[1] - gap[0] > _PADDING]
-    is_large = sum(end - start for start, end in gaps) >= _LEAST_BYTES
-    if tables is not None:
-        # musl's entry point has no unwind rule. Other files' gaps, such as assembly and the
-        # functions that V8 embeds, are not worth a wait for the tables that the file has.
-        lacks_entry = any(start <= elf.entry < end for start, end in gaps)
-        is_large = lacks_entry and (is_large or bool(read_dynamic_linker(source)))
+    starts = find_starts(source, elf)
+    gaps = _find(source, elf, tables, starts, _FAR_BYTES)
+    lacking = [any(start <= at < end for start, end in gaps) for at in starts]
+    # musl's entry point has no unwind rule; main has none in programs compiled without tables.
+    # Other files' gaps, such as assembly and the functions that V8 embeds, are not worth a wait
+    # for the tables that the file has.
+    if lacking[-1] and tables.entries <= _MAX_SIZES:
+        gaps = _find(source, elf, tables, starts, 0)
+    elif any(lacking):
+        gaps = [gap for gap in gaps if gap[1] - gap[0] > _PADDING]
+    else:
+        return []
+    is_large = _size_of(gaps) >= _LEAST_BYTES or bool(read_dynamic_linker(source))
     return gaps[:_MAX_GAPS] if is_large else []
 
 
-def _find(source: Source, elf: ElfFile, tables: Tables | None) -> Iterator[Gap]:
-    covered = list(_covered(source, elf, tables)) if tables else []
+def find_starts(source: Source, elf: ElfFile) -> list[int]:
+    """Finds the entry point of a program, and the ``main`` that it passes on, if it does.
+
+    Args:
+        source: content of the file.
+        elf: the file's parsed headers; its entry point is 0 in most libraries.
+
+    Raises:
+        ElfError: the file cannot be read.
+    """
+    try:
+        at = find_offset(elf.texts, elf.entry, _ENTRY_BYTES)
+    except ElfError:
+        return [elf.entry]
+    code = source.read(at, _ENTRY_BYTES)
+    if not (match := _TAKE_MAIN.search(code)):
+        return [elf.entry]
+    base = elf.entry + match.end() if match[1] else 0
+    return [elf.entry, base + _ADDRESS.unpack(match[1] or match[2])[0]]
+
+
+def _size_of(gaps: list[Gap]) -> int:
+    return sum(end - start for start, end in gaps)
+
+
+def _find(
+    source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
+) -> list[Gap]:
+    """Finds the gaps of more than alignment that contain a start, or are longer than a distance."""
+    gaps: list[Gap] = []
+    covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:
         at, text_end = text.address, text.address + text.size
         for start, end in covered:
             if text.address <= start < text_end:
-                yield at, start
+                gaps.append((at, start))
                 at = max(at, end)
-        yield at, text_end
+        gaps.append((at, text_end))
+    return [(start, end) for start, end in gaps if end - start > _ALIGNMENT]
 
 
-def _covered(source: Source, elf: ElfFile, tables: Tables) -> Iterator[Gap]:
+def _covered(
+    source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
+) -> Iterator[Gap]:
     """Yields ranges of functions that are close to each other."""
-    origin, program_entry = tables.origin, elf.entry - tables.origin
+    origin = tables.origin
+    near = [at - origin for at in starts]
     first: int | None = None
     last = last_entry = 0
     for start, entry in _pairs(source, tables):
         if first is None:
             first = start
-        elif start - last > _FAR_BYTES or last <= program_entry < start:
+        elif start - last > far_bytes or any(last <= at < start for at in near):
             yield origin + first, origin + last + _size(source, elf, origin + last_entry)
             first = start
         last, last_entry = start, entry

@@ -21,7 +21,7 @@ from otel_kprofiler.host import (
 )
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding.frame_writing import COUNT, MEMORY_BYTES
-from otel_kprofiler.unwinding.gaps import Gap
+from otel_kprofiler.unwinding.gaps import Gap, find_starts
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, check_pairs
 
@@ -217,7 +217,8 @@ def index_code(
         raise TableRefused(Refusal.TOO_LARGE, f"{size} bytes of code without rules")
     text = elf.texts[0]
     tables = others or Tables(text.address, None, 0, text._replace(size=0))
-    arguments = [tables.frames.address + tables.made_at, tables.origin, elf.entry]
+    starts = ",".join(map(str, find_starts(source, elf)))
+    arguments = [tables.frames.address + tables.made_at, tables.origin, starts]
     data = [load for load in elf.loads if load not in elf.texts]
     parts = {"text": elf.texts, "data": data}
     sections = {section.name.decode("latin-1"): section for section in read_sections(source, elf)}

@@ -38,7 +38,7 @@ def follow_file(path):
             section = sections[name]
             parts[name] = [Segment(section.offset, section.size, section.address)]
     gaps = [(text.address, text.address + text.size) for text in elf.texts]
-    return follow(path.read_bytes(), parts, elf.entry, gaps)
+    return follow(path.read_bytes(), parts, [elf.entry], gaps)
 
 
 def is_padding(code):

@@ -1,27 +1,36 @@
-"""Checks stacks of a statically linked program by its calls: each caller calls its callee.
+"""Checks stacks of a program by its calls: each caller calls its callee.
 
 For code without unwind tables, which an independent unwinder would need. Addresses of calls and
-their targets come from objdump, functions from the symbols of the program before it was stripped.
+their targets come from objdump, functions from the symbols of the program before it was stripped,
+and from the targets of calls.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 import subprocess
-from collections import defaultdict
-from collections.abc import Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from otel_kprofiler.model import FrameSource, StackEnd, UserStack
 from tests.truth import dumps
+from tests.truth.reference import Maps
 
-_LINE = re.compile(r"^\s*([0-9a-f]+):\t(?:(?:notrack|bnd|repz|data16) )*(\w+)\s*(?:([0-9a-f]+) <)?")
-_OUTERMOST = {"_start", "__clone", "clone"}
+_LINE = re.compile(
+    r"^\s*([0-9a-f]+):\t(?:(?:notrack|bnd|repz|data16|addr32) )*(\w+)\s*((?:([0-9a-f]+) <)?.*)"
+)
+_OUTERMOST = {"_start", "__clone", "clone", "__clone3", "clone3"}
+_EXIT_LENGTH = 5  # instructions of exit(2) at the end of a thread
 _ANY = 0  # the target of an indirect jump
 _HZ = 997
-_LOADING_TRIES, _LOADING_S = 60, 1
-_TRAMPOLINE = "__restore_rt"
+_LOADING_S = 200
+"""A busy machine takes long to make rules from code."""
+_SIGRETURN = "$0xf,"  # number of the system call, moved to a register
 
 
 def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserStack]:
@@ -38,8 +47,9 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
         subprocess.Popen(command, stdout=subprocess.DEVNULL) as process,
     ):
         try:
-            for _ in range(_LOADING_TRIES):
-                taken = dumper.take(process.pid, _HZ, 40, timeout_s=_LOADING_S)
+            end = time.monotonic() + _LOADING_S
+            while time.monotonic() < end:
+                taken = dumper.take(process.pid, _HZ, 40, timeout_s=1)
                 if taken and all(dump.stack.end is not StackEnd.PENDING for dump in taken):
                     break
             while len(stacks) < count and process.poll() is None:
@@ -50,39 +60,66 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
     return stacks
 
 
+def find_libraries(command: Sequence[str]) -> dict[Path, int]:
+    """Runs a command for a moment; returns where it loads libraries, the dynamic linker included.
+
+    Args:
+        command: loads them at the same addresses each time.
+    """
+    libraries: dict[Path, int] = {}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not libraries:  # the command may be about to execute another program
+            for start, _, _, offset, name, _ in Maps(process.pid).mappings:
+                if ".so" in name and not offset:
+                    libraries[Path(name)] = start
+        process.kill()
+    return libraries
+
+
+class Instruction(NamedTuple):
+    """An instruction: its address, name, and the address that it calls or jumps to, if fixed."""
+
+    address: int
+    name: str
+    operands: str
+    target: int | None
+
+
 class Calls:
     """The calls of a program.
 
     Args:
-        path: the program, with symbols.
+        path: the program, linked at fixed addresses, with symbols.
+        libraries: further files, with the addresses where they are loaded; they may be stripped.
     """
 
-    def __init__(self, path: Path) -> None:
-        names: dict[int, str] = {}
-        for line in _run("nm", "--defined-only", path):
-            address, kind, name = line.split()
-            if kind in "tTwW":
-                names.setdefault(int(address, 16), name)
-                if not name.startswith("_"):
-                    names[int(address, 16)] = name
-        self._starts = sorted(names)
-        self._names = names
+    def __init__(self, path: Path, libraries: Mapping[Path, int] | None = None) -> None:
+        self._names: dict[int, str] = {}
         self._targets: dict[int, int | None] = {}  # of calls, by return address
+        self._trampolines: set[int] = set()  # of signal handlers
+        self._exits: set[int] = set()  # return addresses behind which a thread ends
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # between functions
-        call: list[tuple[int | None]] = []
-        for line in _run("objdump", "-d", "--no-show-raw-insn", path):
-            if not (match := _LINE.match(line)):
-                continue
-            at = int(match[1], 16)
-            if call:
-                self._targets[at] = call.pop()[0]
-            target = int(match[3], 16) if match[3] else None
-            if match[2] == "call":
-                call.append((target,))
-            elif match[2].startswith("j") and (
-                not target or self._start(target) != self._start(at)
-            ):
-                self._jumps[self._start(at)].add(self._start(target) if target else _ANY)
+        code = []
+        for file, base in {path: 0, **(libraries or {})}.items():
+            self._names |= _read_names(file, base)
+            code += _disassemble(file, base)
+        for this, following in itertools.pairwise(code):
+            if this.operands.startswith(_SIGRETURN) and following.name == "syscall":
+                self._trampolines.add(this.address)
+            if this.name == "call":
+                self._targets[following.address] = this.target
+                if this.target:
+                    self._names.setdefault(this.target, "?")
+        self._starts = sorted(self._names)
+        for at, instruction in enumerate(code):
+            if instruction.name == "hlt":
+                self._exits |= {each.address for each in code[at - _EXIT_LENGTH : at]}
+            if instruction.name.startswith("j"):
+                self._add_jump(instruction.address, instruction.target)
+
+    def _add_jump(self, at: int, target: int | None) -> None:
+        if not target or self._start(target) != self._start(at):
+            self._jumps[self._start(at)].add(self._start(target) if target else _ANY)
 
     def name(self, pc: int) -> str:
         """Returns the name of the function at a pc."""
@@ -102,11 +139,12 @@ class Calls:
             sources: how each frame was found. is_complete: whether the last frame is the outermost.
         """
         callee = self._start(addresses[0])
+        outermost = addresses[-1]
         for at, source in zip(addresses[1:], sources[1:], strict=True):
             if source is FrameSource.SIGNAL:
                 callee = self._start(at)
                 continue
-            if self.name(at) == _TRAMPOLINE:
+            if at in self._trampolines:
                 continue
             if at not in self._targets:
                 return f"{at:#x} in {self.name(at)} follows no call"
@@ -114,7 +152,8 @@ class Calls:
             if target is not None and not {callee, _ANY} & self._reachable(target):
                 return f"{self.name(at - 1)} calls {self.name(target)}, not {self.name(callee)}"
             callee = self._start(at - 1)
-        if is_complete and self.name(callee) not in _OUTERMOST:
+        is_outermost = self.name(callee) in _OUTERMOST or outermost in self._exits
+        if is_complete and not is_outermost:
             return f"ends with {self.name(callee)}"
         return ""
 
@@ -125,6 +164,34 @@ class Calls:
                 reached.add(other)
                 waiting.append(other)
         return reached
+
+
+def find_wrong(stacks: Iterable[UserStack], calls: Calls) -> Counter[str]:
+    """Describes the wrong stacks, with their numbers."""
+    texts = (
+        calls.find_wrong(stack.addresses, stack.sources, is_complete=stack.end is StackEnd.COMPLETE)
+        for stack in stacks
+    )
+    return Counter(filter(None, texts))
+
+
+def _read_names(file: Path, base: int) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for line in _run("nm", *(["-D"] if ".so" in file.name else []), "--defined-only", file):
+        address, kind, name = line.split()
+        if kind in "tTwW":
+            start = base + int(address, 16)
+            names.setdefault(start, name)
+            if not name.startswith("_"):
+                names[start] = name
+    return names
+
+
+def _disassemble(file: Path, base: int) -> Iterator[Instruction]:
+    for line in _run("objdump", "-d", "--no-show-raw-insn", file):
+        if match := _LINE.match(line):
+            target = base + int(match[4], 16) if match[4] else None
+            yield Instruction(base + int(match[1], 16), match[2], match[3], target)
 
 
 def _run(*command: str | Path) -> list[str]:

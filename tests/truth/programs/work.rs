@@ -55,7 +55,7 @@ fn work(n: usize) {
             let tree: BTreeMap<usize, Vec<usize>> = (0..2000).map(|i| (i * 31 % 997, vec![i; 8])).collect();
             black_box(tree.range(10..500).count());
         }
-        5 => {
+        5 if cfg!(panic = "unwind") => {
             for _ in 0..50 {
                 let _ = panic::catch_unwind(|| {
                     if black_box(true) {

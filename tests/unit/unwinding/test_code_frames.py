@@ -153,7 +153,9 @@ def test_signal_trampolines_are_left_to_the_program():
 
 def test_every_byte_of_a_gap_has_an_entry():
     code = bytes.fromhex("53 ffe0 0000 0f0b")
-    maker = make_frames(code, {"text": [Segment(0, len(code), START)]}, 0, [(START, START + 7)], 0)
+    maker = make_frames(
+        code, {"text": [Segment(0, len(code), START)]}, [0], [(START, START + 7)], 0
+    )
     ((start, entry),) = maker.pairs
     size = struct.unpack_from("<I", maker.frames, entry + 12)[0]
     assert (start, size) == (START, 7)
@@ -162,5 +164,5 @@ def test_every_byte_of_a_gap_has_an_entry():
 def test_damaged_code_takes_little_time_and_raises_nothing():
     code = bytes(range(256)) * 64
     parts = {"text": [Segment(0, len(code), START)]}
-    maker = make_frames(code, parts, START + 3, [(START, START + len(code))], 0)
+    maker = make_frames(code, parts, [START + 3], [(START, START + len(code))], 0)
     assert maker.pairs

@@ -1,5 +1,6 @@
 """Ranges of code without unwind rules."""
 
+import struct
 from io import BytesIO
 
 import pytest
@@ -7,7 +8,7 @@ from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 
 from otel_kprofiler.elf import ImageSource, read_elf
-from otel_kprofiler.unwinding.gaps import find_gaps
+from otel_kprofiler.unwinding.gaps import find_gaps, find_starts
 from otel_kprofiler.unwinding.table import find_tables
 from tests.unit.unwinding.files import content
 
@@ -40,6 +41,26 @@ def test_all_code_of_a_file_without_tables_is_a_gap():
 @pytest.mark.parametrize("entry", [0, 1100], ids=["library", "program"])
 def test_gaps_are_not_worth_a_wait_unless_the_entry_point_is_in_one(entry):
     assert find("personality.so", entry=entry)[0] == []
+
+
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["relative", "absolute"])
+def test_gaps_of_a_program_whose_main_has_no_rule_are_worth_a_wait(monkeypatch, is_fixed):
+    entry, (gaps, text) = 1100, find("personality.so", entry=1)
+    main = gaps[-1][0] + 20
+    code = b"\x48\xc7\xc7" + struct.pack("<i", main)
+    if not is_fixed:
+        code = b"\x48\x8d\x3d" + struct.pack("<i", main - entry - 7)
+    data = bytearray(content("personality.so"))
+    at = text.offset + entry - text.address
+    data[at : at + len(code)] = code
+    source = ImageSource(bytes(data))
+    elf = read_elf(source, "x86_64")._replace(entry=entry)
+    assert find_starts(source, elf) == [entry, main]
+    every = find_gaps(source, elf, find_tables(source, elf))
+    assert every[-1] == gaps[-1]
+    assert sum(end - start for start, end in every) >= sum(end - start for start, end in gaps)
+    monkeypatch.setattr("otel_kprofiler.unwinding.gaps._MAX_SIZES", 0)
+    assert find_gaps(source, elf, find_tables(source, elf)) == gaps
 
 
 def test_the_code_that_linkers_leave_without_rules_is_not_worth_a_process():
