@@ -139,7 +139,7 @@ test-kernels:  ## the kernel tests in virtual machines: KERNEL=6.12 K=expression
 	$(BIN)/python tests/kernels/run.py $(if $(KERNEL),--kernel $(KERNEL)) $(if $(K),-k '$(K)')
 
 .PHONY: test-platforms
-test-platforms:  ## kernels for arm64 with pages of 4 and 16 KiB in virtual machines, and every interpreter here or in registries; writes docs/platforms.md: SAMPLES=2000
+test-platforms:  ## kernels for arm64 with pages of 4 and 16 KiB in virtual machines, every interpreter here or in registries, and programs without unwind tables; writes docs/platforms.md: SAMPLES=2000
 	$(BIN)/python tests/kernels/run.py --arm64
 	$(BIN)/python -m tests.platforms --samples $(or $(SAMPLES),2000)
 

@@ -38,7 +38,7 @@ def test_user_stacks_are_complete(command):
             with sampler(stacks="both") as running:
                 if read_release(Access())[:2] >= (5, 12):
                     assert running.tables.requested > 0, "before the first sample"
-                samples = drain_until(running, enough, 180)
+                samples = drain_until(running, enough)
                 samples += finish(running)
                 tables = running.tables
         finally:

@@ -1,4 +1,5 @@
-"""Tests every interpreter that is here or that registries have, and writes docs/platforms.md.
+"""Tests every interpreter that is here or that registries have, and programs without unwind tables;
+writes docs/platforms.md.
 
 Usage: python -m tests.platforms [--samples N] [VERSION…]; exits with 1 if a stack is wrong.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -19,9 +21,11 @@ from otel_kprofiler.interpreters import InterpreterRefused, find_interpreter
 from tests.interpreters import Python
 from tests.platforms.report import MACHINE, NO, PROVED, Row, here, save
 from tests.platforms.sources import NOT_HERE, PYTHON, find_all, freeze
+from tests.truth import dumps, untabled
 from tests.truth.python.__main__ import is_good
-from tests.truth.python.measure import Target, building, measure, running, running_command
+from tests.truth.python.measure import PROGRAM, Target, building, measure, running, running_command
 
+SUBINTERPRETERS = PROGRAM.with_name("subinterpreters.py")
 _REFUSED = "no Python frames for "
 _BUSY = "while True: sum(range(1000))"
 
@@ -44,16 +48,52 @@ def find_refusal(python: Python) -> str:
 def find_libc(python: Python) -> str:
     """Returns name and version of the C library that an interpreter runs with."""
     asked = python.run("-c", "import platform; print(*platform.libc_ver())", check=True)
-    return str(asked.stdout.strip())
+    name = str(asked.stdout.strip())
+    return name if name.startswith("glibc") else find_musl()
+
+
+def find_musl() -> str:
+    """Returns name and version of this machine's musl."""
+    loader = f"/lib/ld-musl-{platform.machine()}.so.1"
+    shown = subprocess.run([loader], capture_output=True, text=True, check=False).stderr
+    return "musl " + shown.partition("Version ")[2].split()[0]
 
 
 def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
     """Compare stacks of a program with the code that ran; saves the row if they are right."""
     (report,) = measure(built, [target], samples, timeout_s=600)
-    print(f"{row.interpreter}: {report.describe()}", flush=True)
+    print(f"{row.program}: {report.describe()}", flush=True)
     good = is_good(report, samples)
     if good:
         save([row._replace(results=(f"on {MACHINE}: {report.describe()}",))])
+    return good
+
+
+def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -> bool:
+    """Do the same with threads that run subinterpreters, from CPython 3.13 on."""
+    if tuple(map(int, python.version.split(".")[:2])) < (3, 13):
+        return True
+    with running(python, program=SUBINTERPRETERS) as target:
+        return judge(
+            built, target, samples, row._replace(program=f"{row.program}, subinterpreters")
+        )
+
+
+def judge_programs(count: int) -> bool:
+    """Compare stacks of compiled programs with their calls, and save the rows that are right."""
+    good = True
+    for program in untabled.PROGRAMS:
+        if missing := untabled.find_missing(program):
+            print(f"{program.libc}, {program.name}: {missing}", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            result = untabled.measure(program, dumps.build(Path(folder)), Path(folder), count)
+        print(f"{program.libc}, {program.name}: {result.describe()}", flush=True)
+        good &= result.is_good
+        if result.is_good:
+            libc = find_musl() if program.libc == "musl" else " ".join(platform.libc_ver())
+            text = f"on {MACHINE}: {result.describe()}"
+            save([Row(*here(libc), f"{program.name}, stripped", PROVED, (text,))])
     return good
 
 
@@ -77,10 +117,13 @@ def main() -> int:
     """Run with the interpreters whose versions start with one of the arguments; by default all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=2000, help="with each")
-    parser.add_argument("versions", nargs="*", help="such as 3.12, or pyinstaller; default: all")
+    parser.add_argument(
+        "versions", nargs="*", help="such as 3.12, pyinstaller or programs; default: all"
+    )
     options = parser.parse_args()
     good = True
-    save(Row(*here(libc), name, NO, (reason,)) for libc, name, reason in NOT_HERE)
+    not_here = [Row(*here(libc), name, NO, (reason,)) for libc, name, reason in NOT_HERE]
+    save(not_here, replaced=lambda row: row.libc in {libc for libc, *_ in NOT_HERE})
     with building() as built:
         for python, origin in find_all():
             if options.versions and not python.version.startswith(tuple(options.versions)):
@@ -91,10 +134,14 @@ def main() -> int:
                 print(f"{name}: {reason}", flush=True)
                 save([Row(*place, name, NO, (f"`record` prints *{reason}*",))])
                 continue
+            row = Row(*place, name, PROVED, ())
             with running(python) as target:
-                good &= judge(built, target, options.samples, Row(*place, name, PROVED, ()))
+                good &= judge(built, target, options.samples, row)
+            good &= judge_subinterpreters(built, python, options.samples, row)
         if not options.versions or "pyinstaller" in options.versions:
             good &= judge_application(built, options.samples)
+    if not options.versions or "programs" in options.versions:
+        good &= judge_programs(options.samples)
     return 0 if good else 1
 
 

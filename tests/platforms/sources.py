@@ -18,8 +18,20 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # Debian's archive,
 from harness.archive import open_release
 from harness.errors import MatrixError
 
-_NOWHERE = "no registry that the tests reach has it"
-_REFUSED = "`record` prints *a free-threaded build of CPython* for interpreters that publish this"
+from tests.platforms.builds import FREE_THREADED, MUSL, Build, get
+
+_NOWHERE = (
+    "not in the registries that the tests reach: packages and sources of Debian, PyPI, npm, "
+    "crates.io, Maven Central, the proxy of Go modules"
+)
+_MAIN_ONLY = (
+    "only frames of the main interpreter: these versions do not record which thread runs a "
+    "subinterpreter; threads without such frames are counted as `no_thread`"
+)
+_NO_APK = (
+    "not run: the registries that the tests reach do not have Alpine's packages; all dependencies "
+    "have wheels for musl, and the eBPF programs need Alpine's package `libbpf`"
+)
 _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
@@ -35,12 +47,14 @@ class Source(NamedTuple):
         package: package of Debian's; empty: a Go module's.
         release: release of Debian that has it.
         command: name of the program; of a Go module: its minor version.
+        build: how it is built, if no registry has it.
     """
 
     origin: str
     package: str
     release: str
     command: str
+    build: Build | None = None
 
 
 SOURCES = (
@@ -49,14 +63,18 @@ SOURCES = (
     Source("Debian sid", "python3.13", "sid", "python3.13"),
     Source("Debian sid", "python3.14", "sid", "python3.14"),
     Source("Debian sid", "python3.15", "sid", "python3.15"),
+    Source("free-threaded, from source", "", "", "", FREE_THREADED),
+    Source("from source", "", "", "", MUSL),
     Source("Debian 12, debug build", "python3.11-dbg", "bookworm", "python3.11d"),
     Source("Debian sid, debug build", "python3.14-dbg", "sid", "python3.14d"),
 )
 NOT_HERE = (
     ("glibc", "CPython 3.12 and 3.13, python-build-standalone", _NOWHERE),
-    ("glibc", "CPython 3.13t and 3.14t, free-threaded", f"{_REFUSED}; {_NOWHERE}"),
+    ("glibc", "CPython 3.11 and 3.12, subinterpreters", _MAIN_ONLY),
+    ("glibc", "CPython 3.14t, free-threaded", _NOWHERE),
     ("glibc", "CPython of conda", _NOWHERE),
     ("musl", "CPython of Alpine", _NOWHERE),
+    ("musl", "the agent itself, on Alpine", _NO_APK),
 )
 """C library, name and reason of interpreters that could not be downloaded."""
 _PYINSTALLER = "pyinstaller==6.22.3"
@@ -74,7 +92,7 @@ def find_all() -> Iterator[tuple[Python, str]]:
         try:
             command = _fetch(source)
         except (OSError, subprocess.CalledProcessError, MatrixError) as error:
-            print(f"{source.package or source.command}: {error}", flush=True)
+            print(f"{source.package or source.command or source.origin}: {error}", flush=True)
             continue
         version = subprocess.run([command, "-c", _ASK], check=True, capture_output=True, text=True)
         yield Python(command, version.stdout.strip()), source.origin
@@ -101,6 +119,8 @@ def freeze(folder: Path) -> Path:
 
 
 def _fetch(source: Source) -> Path:
+    if source.build:
+        return get(source.build)
     if not source.package:
         if not shutil.which("go"):
             raise MatrixError("needs the go command")

@@ -60,18 +60,22 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
     return stacks
 
 
-def find_libraries(command: Sequence[str]) -> dict[Path, int]:
+def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
     """Runs a command for a moment; returns where it loads libraries, the dynamic linker included.
 
     Args:
-        command: loads them at the same addresses each time.
+        command: the command line, which loads them at the same addresses each time.
+        program: the program that the command executes in the end.
     """
     libraries: dict[Path, int] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while not libraries:  # the command may be about to execute another program
-            for start, _, _, offset, name, _ in Maps(process.pid).mappings:
-                if ".so" in name and not offset:
-                    libraries[Path(name)] = start
+        while not libraries:
+            if Path(f"/proc/{process.pid}/exe").readlink() == program:
+                libraries = {
+                    Path(name): start
+                    for start, _, _, offset, name, _ in Maps(process.pid).mappings
+                    if ".so" in name and not offset
+                }
         process.kill()
     return libraries
 
@@ -166,7 +170,7 @@ class Calls:
         return reached
 
 
-def find_wrong(stacks: Iterable[UserStack], calls: Calls) -> Counter[str]:
+def describe_wrong(stacks: Iterable[UserStack], calls: Calls) -> Counter[str]:
     """Describes the wrong stacks, with their numbers."""
     texts = (
         calls.find_wrong(stack.addresses, stack.sources, is_complete=stack.end is StackEnd.COMPLETE)

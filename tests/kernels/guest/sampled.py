@@ -45,7 +45,7 @@ def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
 
 
 def drain_until(
-    running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 30
+    running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 300
 ) -> list[RawSample]:
     """Drain until there are enough samples or the time is up; a busy host slows the guest."""
     samples: list[RawSample] = []

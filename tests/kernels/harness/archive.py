@@ -62,9 +62,20 @@ class Archive:
 
     def download(self, packages: Sequence[str], folder: Path) -> None:
         """Put packages into a folder; raises MatrixError."""
+        self._fetch(["download", *packages], folder)
+
+    def download_source(self, package: str, folder: Path) -> None:
+        """Put a package's source into a folder; the archive must be opened with sources.
+
+        Raises:
+            MatrixError: the archive has no such source.
+        """
+        self._fetch(["source", "--download-only", package], folder)
+
+    def _fetch(self, words: Sequence[str], folder: Path) -> None:
         # user _apt cannot write there; signatures are checked anyway
         sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
-        call(["apt-get", *self.options, "download", "-o", sandbox, *packages], cwd=folder)
+        call(["apt-get", *self.options, "-o", sandbox, *words], cwd=folder)
 
     def unpack(self, packages: Sequence[str], root: Path) -> None:
         """Unpack packages and all that they need, without running their scripts.
@@ -92,7 +103,9 @@ class Archive:
         shutil.rmtree(debs)
 
 
-def open_release(release: str, home: Path, architecture: str = "") -> Archive:
+def open_release(
+    release: str, home: Path, architecture: str = "", *, with_sources: bool = False
+) -> Archive:
     """Opens the archive of another release or architecture, with its security updates.
 
     Tries this machine's mirror first, then the archive of former releases.
@@ -101,6 +114,7 @@ def open_release(release: str, home: Path, architecture: str = "") -> Archive:
         release: its code name.
         home: where apt keeps its files; outside of the checkout.
         architecture: Debian's name; empty for this machine's.
+        with_sources: also the lists of source packages.
 
     Raises:
         MatrixError: no reachable archive has the release.
@@ -133,7 +147,8 @@ def open_release(release: str, home: Path, architecture: str = "") -> Archive:
     errors = []
     for addresses in (_mirrors(), _FORMER):
         lines = [
-            f"deb [signed-by={_KEYS}] {addresses[label]} {suite} main\n"
+            f"{kind} [signed-by={_KEYS}] {addresses[label]} {suite} main\n"
+            for kind in ("deb", "deb-src")[: 1 + with_sources]
             for label, suite in (("Debian", release), ("Debian-Security", f"{release}-security"))
             if label in addresses
         ]

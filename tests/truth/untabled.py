@@ -1,0 +1,106 @@
+"""Programs without unwind tables, or with a C library without, whose stacks are checked by calls.
+
+All are stripped, and run until they are stopped.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from otel_kprofiler.model import FrameSource, StackEnd, UserStack
+from tests.truth.calls import Calls, describe_wrong, find_libraries, take_stacks
+from tests.truth.programs import FOLDER
+
+COMPLETE = 0.98
+"""Share of stacks that must be complete."""
+
+
+class Program(NamedTuple):
+    """A program to build.
+
+    Attributes:
+        name: its name in this package.
+        libc: name of its C library.
+        make: the compiler's command, for code at fixed addresses.
+        arguments: of the program.
+        is_dynamic: whether it loads its C library.
+    """
+
+    name: str
+    libc: str
+    make: Sequence[str]
+    arguments: Sequence[str] = ("all",)
+    is_dynamic: bool = False
+
+
+class Result(NamedTuple):
+    """Stacks of a program, and descriptions of the wrong ones with their numbers."""
+
+    stacks: list[UserStack]
+    wrong: Counter[str]
+
+    @property
+    def ends(self) -> Counter[StackEnd]:
+        """Returns the number of stacks by how they end."""
+        return Counter(stack.end for stack in self.stacks)
+
+    @property
+    def is_good(self) -> bool:
+        """Returns whether nothing is wrong, enough is complete, some of it found in the code."""
+        complete = self.ends[StackEnd.COMPLETE] >= COMPLETE * len(self.stacks)
+        sources = {source for stack in self.stacks for source in stack.sources}
+        return not self.wrong and complete and FrameSource.DISASSEMBLY in sources
+
+    def describe(self) -> str:
+        """Returns one line."""
+        total = len(self.stacks)
+        share = self.ends[StackEnd.COMPLETE] / max(total, 1)
+        return f"{total} stacks: {self.wrong.total()} wrong, {share:.2%} complete"
+
+
+_PLAIN, _RUST = str(FOLDER / "plain.c"), str(FOLDER / "work.rs")
+_WITHOUT_TABLES = ("-fno-asynchronous-unwind-tables", "-fomit-frame-pointer")
+PROGRAMS = (
+    Program("C, static", "musl", ("musl-gcc", "-O2", "-static", _PLAIN)),
+    Program("C without tables, static", "musl",
+            ("musl-gcc", "-Os", *_WITHOUT_TABLES, "-static", _PLAIN)),
+    Program("C, dynamic", "musl", ("musl-gcc", "-O2", "-no-pie", _PLAIN), is_dynamic=True),
+    Program("C without tables, static", "glibc",
+            ("gcc", "-O2", *_WITHOUT_TABLES, "-static", _PLAIN)),
+    Program("Rust without tables, static", "glibc",
+            ("rustc", "-O", "-Cpanic=abort", "-Cforce-unwind-tables=no",
+             "-Ctarget-feature=+crt-static", "-Crelocation-model=static", _RUST), ()),
+)  # fmt: skip
+
+
+def find_missing(program: Program) -> str:
+    """Returns why a program cannot be built here; empty if it can."""
+    needs = (program.make[0], "objdump", "nm", "strip")
+    missing = [need for need in needs if shutil.which(need) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def measure(program: Program, built: Path, folder: Path, count: int) -> Result:
+    """Takes stacks of a program, and checks them.
+
+    Args:
+        program: the program, which is built in the folder.
+        built: the program that dumps stacks.
+        folder: a directory for files.
+        count: number of stacks, at least.
+    """
+    named, stripped = folder / "named", folder / "stripped"
+    subprocess.run([*program.make, "-o", named], check=True)
+    subprocess.run(["strip", named, "-o", stripped], check=True)
+    command = [str(stripped), *program.arguments]
+    libraries: dict[Path, int] = {}
+    if program.is_dynamic:
+        command = ["setarch", "-R", *command]
+        libraries = find_libraries(command, stripped)
+    stacks = take_stacks(built, command, count)
+    return Result(stacks, describe_wrong(stacks, Calls(named, libraries)))
