@@ -163,7 +163,7 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """Convert a failure to an exception; only the log shows that the verifier rejected it."""
+        """Convert a failure to an exception; only the log shows a rejection by the verifier."""
         log = self._messages.text()
         if code == errno.EBADF:  # libbpf continues after a failed open
             code = errno.EMFILE

@@ -36,8 +36,8 @@ class ObjectSpec(NamedTuple):
     Attributes:
         source: the C file, for loaders that compile.
         object: the compiled file, for loaders that do not.
-        programs: the C functions to load. Others in the object are not loaded, so this kernel
-            need not support them.
+        programs: the C functions to load. Other programs in the object are not loaded, so this
+            kernel need not support them.
         map_entries: ``max_entries`` by map, chosen at run time (bytes for a ring).
         log_level: level of the verifier's log: 0 only if it rejects a program, 1 each
             instruction's state, 2 all branches. Loaders log it at level INFO.

@@ -168,8 +168,8 @@ class ThreadContexts(LockedForForks):
 
         Args:
             tgid: process id, as in samples.
-            start_time_ns: ``CLOCK_BOOTTIME`` of its start, as in samples.
-            stack_start: start of its stack, as in samples; 0 if samples lack it.
+            start_time_ns: ``CLOCK_BOOTTIME`` of the process's start, as in samples.
+            stack_start: start of the main thread's stack, as in samples; 0 if samples lack it.
             place: location of the variable.
 
         Raises:

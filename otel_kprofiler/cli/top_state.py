@@ -185,7 +185,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping; in callers and callees, to a grouping of the function's samples."""
+        """Switch the grouping; if callers are shown, to a grouping of the function's samples."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

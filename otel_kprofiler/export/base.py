@@ -131,7 +131,7 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 
 
 def is_wholly_lost(result: ExportResult) -> bool:
-    """Returns whether surely nothing arrived; a partial success does not name rejected kinds."""
+    """Returns whether nothing can have arrived; a partial success does not name rejected kinds."""
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
 

@@ -41,7 +41,7 @@ class QueueCounts(NamedTuple):
         queued: waiting or being exported.
         batches: number of batches waiting or being exported; 0 inside a kind, because a batch holds
             samples of several kinds.
-        queued_bytes: size of these batches; 0 inside a kind.
+        queued_bytes: size of the batches waiting or being exported; 0 inside a kind.
         carried: left in the spool by earlier runs.
         carried_lost: the part of ``lost`` from earlier runs.
         kinds: counts of each kind, by name; empty inside a kind.

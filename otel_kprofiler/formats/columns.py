@@ -201,7 +201,7 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Returns the number of samples: the sum of values that count samples, else timestamps."""
+    """Returns the number of samples: the sum of the values if these count samples."""
     return profile.weight if profile.kind.counts_samples else profile.sample_count
 
 

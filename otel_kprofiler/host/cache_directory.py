@@ -22,8 +22,8 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
     """Returns the directory of this program's caches; None if the user has none.
 
     ``CACHE_DIRECTORY`` is set by systemd (systemd.exec(5)), ``XDG_CACHE_HOME`` by the user (XDG
-    Base Directory Specification). Otherwise it is in ``/var/cache`` for root, in ``~/.cache`` for
-    others.
+    Base Directory Specification). Otherwise, the directory is in ``/var/cache`` for root, and in
+    ``~/.cache`` for other users.
     """
     if given := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
         return given

@@ -117,7 +117,7 @@ class KnownContainers:
         self._asked: dict[str, _Asked] = {}
 
     def find(self, container: str) -> ContainerNames:
-        """Returns the names of a container known so far."""
+        """Returns the names of a container that have been found so far."""
         asked, now = self._asked.get(container), self._monotonic()
         if asked and now < asked.again_at:
             return asked.names

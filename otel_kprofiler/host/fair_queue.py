@@ -53,8 +53,8 @@ class FairQueue(Generic[T]):
     no turns of other groups.
 
     This is start-time fair queueing: an owner with new work starts at the cost of the owner of its
-    group's last turn, so that idle time earns no credit. Among owners of equal cost, the longest
-    waiting is next.
+    group's last turn, so that idle time earns no credit. Among owners of equal cost, the one that
+    has waited longest is next.
 
     All owners together have a share of one CPU. A fifth of it is a reserve for owners that had no
     turn in the last minute: they do not wait for another owner's expensive work to be paid for.

@@ -74,8 +74,8 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
     The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: with ``kptr_restrict`` 2, nobody
-    sees addresses; with 1, only holders of CAP_SYSLOG in the initial user namespace do; with 0, so
-    does everybody if ``perf_event_paranoid`` is below 2.
+    sees addresses; with 1, only holders of CAP_SYSLOG in the initial user namespace do; with 0,
+    everybody does if ``perf_event_paranoid`` is below 2, otherwise only these holders.
     """
     try:
         if _shows_addresses(files):

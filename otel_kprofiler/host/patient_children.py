@@ -61,7 +61,7 @@ class PatientChildren:
 
         Args:
             child: a child just started.
-            device: device of the file that it reads.
+            device: device of the file that the child reads.
             timeout_s: time limit in seconds.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Drops the capabilities that a running agent no longer needs, and prevents gaining any by exec.
+"""Drops the capabilities that a running agent no longer needs, and prevents exec from granting any.
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
 capabilities that its job, identified by the thread's name, does not need; the thread that attaches

@@ -1,8 +1,8 @@
 """Finds the code of CPython's evaluation loop in an ELF file.
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
-loop), and stripping removes the split part's symbol. The loop jumps to it; the unwind information
-has its bounds (Linux Standard Base, "Exception Frames").
+loop), and stripping removes the split part's symbol. The loop jumps to the cold part, whose bounds
+are in the unwind information (Linux Standard Base, "Exception Frames").
 """
 
 from __future__ import annotations
