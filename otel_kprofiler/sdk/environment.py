@@ -28,7 +28,7 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
     Unknown variables are logged as a warning.
 
     Raises:
-        ConfigError: invalid values; lists all problems, including unknown variables.
+        ConfigError: invalid values; its message lists all problems, including unknown variables.
     """
 
     def find() -> list[ExporterFactory]:

@@ -356,7 +356,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the first sample's Unix time in ns, and the last sample's plus 1; zeros if empty."""
+    """Returns the Unix times in ns of the first sample, and of the last plus 1; zeros if empty."""
     # A single statement for minimum and maximum would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()

@@ -80,7 +80,7 @@ def independent(random, shares, count):
 
 @pytest.mark.parametrize("count", [300, 3000])
 def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
-    """Sixty functions have shares of 18 to 0.3 %; a few samples miss some of them."""
+    """Sixty functions have shares of 18 to 0.3 %; some occur in few samples or none."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
     false = sum(
         any(

@@ -33,7 +33,7 @@ class _Process:
 
 
 class JitNames:
-    """Looks up names for the thread that drains samples; another thread reads. Thread-safe.
+    """Looks up names for the thread that drains samples; another reads the files. Thread-safe.
 
     Args:
         open_code: returns the code of a process, not read yet.
