@@ -14,12 +14,7 @@ from otel_kprofiler.errors import ExportError, HostError
 from otel_kprofiler.host import NewFile
 from otel_kprofiler.model import Line
 from otel_kprofiler.otlp import Nameless, NamelessFile, Naming, name_locations, read_file
-from otel_kprofiler.symbols import (
-    FileIdentity,
-    InstalledFiles,
-    InstalledKernel,
-    SymbolSources,
-)
+from otel_kprofiler.symbols import FileIdentity, InstalledFiles, InstalledKernel, SymbolSources
 
 _MAX_FILES_TOLD: Final = 10
 

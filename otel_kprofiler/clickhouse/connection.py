@@ -49,9 +49,7 @@ class Connection:
     def __init__(self, address: Address) -> None:
         try:
             import clickhouse_connect  # noqa: PLC0415 - optional
-            from clickhouse_connect.driver.exceptions import (  # noqa: PLC0415
-                ClickHouseError,
-            )
+            from clickhouse_connect.driver.exceptions import ClickHouseError  # noqa: PLC0415
             from clickhouse_connect.driver.httputil import get_pool_manager  # noqa: PLC0415
             from urllib3.exceptions import HTTPError  # noqa: PLC0415
         except ImportError as error:

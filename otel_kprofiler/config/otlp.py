@@ -12,13 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_val
 
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
-from otel_kprofiler.config.section import (
-    MEBIBYTE,
-    AttributesKey,
-    Exporter,
-    Section,
-    duration,
-)
+from otel_kprofiler.config.section import MEBIBYTE, AttributesKey, Exporter, Section, duration
 from otel_kprofiler.export import (
     DEFAULT_MAX_BYTES,
     ClientSettings,

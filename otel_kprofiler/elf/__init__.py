@@ -30,12 +30,7 @@ from otel_kprofiler.elf.loaded import (
     find_thread_variable,
     read_loaded,
 )
-from otel_kprofiler.elf.names import (
-    MAPPING_SYMBOL,
-    cut_versions,
-    is_mapping_symbol,
-    marks_data,
-)
+from otel_kprofiler.elf.names import MAPPING_SYMBOL, cut_versions, is_mapping_symbol, marks_data
 from otel_kprofiler.elf.notes import Note, find_build_id, parse_notes
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 from otel_kprofiler.elf.source import FileSource, ImageSource, Source

@@ -37,17 +37,10 @@ from otel_kprofiler.export.exporter_settings import (
 )
 from otel_kprofiler.export.file import FileExporter, Rotation
 from otel_kprofiler.export.ledger import Ledgers, QueueCounts
-from otel_kprofiler.export.otlp_variables import (
-    exporter_from_environment,
-    read_settings,
-)
+from otel_kprofiler.export.otlp_variables import exporter_from_environment, read_settings
 from otel_kprofiler.export.queue import DEFAULT_QUEUE_SIZE, ExportQueue
 from otel_kprofiler.export.retry import Answer, RetryPolicy, Verdict
-from otel_kprofiler.export.sender import (
-    OtlpSender,
-    advise_plain_text,
-    speaks_no_tls,
-)
+from otel_kprofiler.export.sender import OtlpSender, advise_plain_text, speaks_no_tls
 from otel_kprofiler.export.spool import Spool
 from otel_kprofiler.late import late_names
 

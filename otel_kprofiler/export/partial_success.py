@@ -27,9 +27,7 @@ def parse_partial_success(response: bytes) -> PartialSuccess:
     if response in (b"", b"\x0a\x00"):
         return PartialSuccess()
     from google.protobuf.message import DecodeError  # noqa: PLC0415
-    from opentelemetry.proto.collector.profiles.v1development import (  # noqa: PLC0415
-        profiles_service_pb2,
-    )
+    from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2  # noqa: PLC0415
 
     try:
         parsed = profiles_service_pb2.ExportProfilesServiceResponse.FromString(response)

@@ -26,20 +26,10 @@ from otel_kprofiler.formats.html import SpanTime, html, page
 from otel_kprofiler.formats.pprof import pprof
 from otel_kprofiler.formats.pprof_read import is_pprof, parse_pprof
 from otel_kprofiler.formats.registry import FORMATS, OutputFormat
-from otel_kprofiler.formats.select import (
-    leave_out_idle,
-    module_names,
-    plain_module,
-    select_modules,
-)
+from otel_kprofiler.formats.select import leave_out_idle, module_names, plain_module, select_modules
 from otel_kprofiler.formats.speedscope import speedscope
 from otel_kprofiler.formats.table import Row, function_rows, table
-from otel_kprofiler.formats.thread_dump import (
-    describe_ns,
-    dump_folded,
-    dump_json,
-    dump_table,
-)
+from otel_kprofiler.formats.thread_dump import describe_ns, dump_folded, dump_json, dump_table
 
 __all__ = [
     "FORMATS",

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
     from otel_kprofiler.sdk.label_sets import labels
     from otel_kprofiler.sdk.local_roots import LocalRootSpanProcessor
-    from otel_kprofiler.sdk.process_context import (
-        publish_process_context,
-        withdraw_process_context,
-    )
+    from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
     from otel_kprofiler.sdk.provider import (
         BatchProfileProcessor,
         ProfileProcessor,

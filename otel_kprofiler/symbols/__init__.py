@@ -73,11 +73,7 @@ from otel_kprofiler.symbols.user.resolver import UserNames, UserResolver
 if TYPE_CHECKING:
     from otel_kprofiler.symbols.kernel.elf_functions import ElfMatch, ElfSymbols
     from otel_kprofiler.symbols.kernel.file_kind import is_kernel_file
-    from otel_kprofiler.symbols.resolvers.combined import (
-        CachedResolver,
-        ChainResolver,
-        PidFilter,
-    )
+    from otel_kprofiler.symbols.resolvers.combined import CachedResolver, ChainResolver, PidFilter
     from otel_kprofiler.symbols.resolvers.elf_file import ElfResolver
     from otel_kprofiler.symbols.resolvers.installed import FileIdentity, InstalledFiles
     from otel_kprofiler.symbols.resolvers.installed_kernel import InstalledKernel

@@ -20,12 +20,7 @@ from otel_kprofiler.viewing.server import (
     Query,
     QueryError,
 )
-from otel_kprofiler.viewing.store import (
-    DEFAULT_KEEP_S,
-    DEFAULT_MAX_BYTES,
-    Added,
-    SampleStore,
-)
+from otel_kprofiler.viewing.store import DEFAULT_KEEP_S, DEFAULT_MAX_BYTES, Added, SampleStore
 
 if TYPE_CHECKING:
     from otel_kprofiler.viewing.grpc_receiver import GrpcReceiver

@@ -5,7 +5,6 @@ from array import array
 
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     PYTHON_SIDE,
     USER_SIDE,
     FileId,
@@ -13,13 +12,10 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
-    Window,
     WindowSample,
 )
+from tests.windows import make_window
 
 START_NS = 1_700_000_000 * 10**9
 _WORDS = ["read", "write", "page", "alloc", "free", "lock", "hash", "send", "recv", "parse", "copy"]
@@ -81,11 +77,9 @@ def busy_host(samples, *, stacks, seconds=60, cpus=8, seed=1):
                 WindowSample(stack, tid, f"thread-{share}", (owner + share) % cpus, None, times)
             )
     host = {"host.name": "web-1", "os.version": "6.12.117"}
-    resources = [
-        ResourceSamples(
-            Resource({**host, "process.pid": 100 + n, "process.executable.name": name}), groups[n]
-        )
+    named = (
+        ({**host, "process.pid": 100 + n, "process.executable.name": name}, groups[n])
         for n, name in enumerate(processes)
-    ]
+    )
     end_ns = START_NS + int(seconds * 1e9)
-    return Window(START_NS, end_ns, [Profile(ON_CPU, 10_101_010, resources, taken=samples)])
+    return make_window(START_NS, end_ns, *named, period_ns=10_101_010, taken=samples)

@@ -7,24 +7,12 @@ import socket
 import pytest
 
 from otel_kprofiler.formats import Interval, columns, compared_columns, html, page
-from otel_kprofiler.model import (
-    ON_CPU,
-    PYTHON_SIDE,
-    USER_SIDE,
-    FileId,
-    Frame,
-    Line,
-    Module,
-    ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Window,
-)
+from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, FileId, Frame, Line, Module, ModuleKind
 from otel_kprofiler.viewing import PageServer
 from tests.browser.test_accessibility import AXE, FOUND
 from tests.browser.test_flamegraph import READ, SYSCALL, place, sample, text
 from tests.browser.test_served_page import wait
+from tests.windows import make_window
 
 PYTHON = """\
 def walk(tree):
@@ -82,8 +70,8 @@ class Files:
             sample([self.c_frame("gone", 7, self.missing)], 10),
         ]
         attributes = {"process.pid": 7, "process.executable.name": "app", "host.name": self.host}
-        group = ResourceSamples(Resource(attributes), samples)
-        return Window(RECORDED_NS, RECORDED_NS + 5 * 10**9, [Profile(ON_CPU, 10_101_010, [group])])
+        end_ns = RECORDED_NS + 5 * 10**9
+        return make_window(RECORDED_NS, end_ns, (attributes, samples), period_ns=10_101_010)
 
 
 @pytest.fixture

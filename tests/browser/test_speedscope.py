@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.formats import speedscope
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import KERNEL_SIDE, Frame, Line, Stack, WindowSample
+from tests.windows import make_window
 
 RELEASE = Path(__file__).parents[2] / "viewer/node_modules/speedscope/dist/release"
 
@@ -31,8 +21,8 @@ def test_speedscope_opens_the_file(browser, tmp_path):
         for number, name in enumerate(("vfs_read", "do_syscall_64"))
     )
     sample = WindowSample(Stack.from_frames(frames), 1, "dd", 3, None, [10**18])
-    groups = [ResourceSamples(Resource({"process.pid": 7}), [sample])]
-    text = speedscope([Window(10**18, 10**18 + 9, [Profile(ON_CPU, 1000, groups)])], name="x")
+    window = make_window(10**18, 10**18 + 9, ({"process.pid": 7}, [sample]), period_ns=1000)
+    text = speedscope([window], name="x")
     # The way in that the package's own command uses: a script that calls the open page.
     script = tmp_path / "profile.js"
     encoded = base64.b64encode(text.encode()).decode()

@@ -4,23 +4,10 @@ import re
 
 import pytest
 
-from otel_kprofiler.export import (
-    ExportOutcome,
-    OtlpGrpcExporter,
-    OtlpHttpExporter,
-)
-from otel_kprofiler.model import (
-    ON_CPU,
-    AttributeForm,
-    Form,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.export import ExportOutcome, OtlpGrpcExporter, OtlpHttpExporter
+from otel_kprofiler.model import AttributeForm, Form, Stack, WindowSample
 from otel_kprofiler.otlp import Scope, encode_window
+from tests.windows import make_window
 
 START = 1_790_000_000_000_000_001
 SCOPE = Scope("library", "1", {"scope.text": "text", "scope.number": 7})
@@ -29,16 +16,12 @@ KINDS = ["grpc", "http/protobuf", "http/json"]
 
 def window():
     """One sample of each of two services."""
-    groups = [
-        ResourceSamples(
-            Resource(
-                {"service.name": f"service-{pid}", "process.pid": pid, "host.tags": ("a", "b")}
-            ),
-            [WindowSample(Stack(()), 1, "main", 0, None, [START])],
-        )
+    samples = [WindowSample(Stack(()), 1, "main", 0, None, [START])]
+    groups = (
+        ({"service.name": f"service-{pid}", "process.pid": pid, "host.tags": ("a", "b")}, samples)
         for pid in (17, 42)
-    ]
-    return Window(START, START + 10**9, [Profile(ON_CPU, 10_000_000, groups)])
+    )
+    return make_window(START, START + 10**9, *groups, period_ns=10_000_000)
 
 
 def send(collector, kind, **options):

@@ -10,32 +10,20 @@ from click.testing import CliRunner
 from otel_kprofiler.cli.report import command
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import (
-    ON_CPU,
     USER_SIDE,
     FileId,
     Frame,
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     SpanLink,
     Stack,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import encode_window
 from tests.collector.conftest import VERSIONS, build
-from tests.collector.test_clickhouse import (
-    NEEDS_ENGINE,
-    SECOND,
-    START,
-    TABLE,
-    Engine,
-    gateway,
-    run,
-)
+from tests.collector.test_clickhouse import NEEDS_ENGINE, SECOND, START, TABLE, Engine, gateway, run
+from tests.windows import make_window
 
 pytestmark = NEEDS_ENGINE
 NAMES = [
@@ -69,8 +57,8 @@ def window():
             "process.executable.name": name, "process.pid": 1000 + at, "service.name": name,
             "container.name": name, "host.name": "h",
         }  # fmt: skip
-        groups.append(ResourceSamples(Resource(resource), [sample]))
-    return Window(START, START + SECOND, [Profile(ON_CPU, PERIOD_NS, groups)])
+        groups.append((resource, [sample]))
+    return make_window(START, START + SECOND, *groups, period_ns=PERIOD_NS)
 
 
 SAMPLES = sum(range(len(NAMES) + 1))

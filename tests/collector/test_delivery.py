@@ -13,7 +13,6 @@ from otel_kprofiler.export import (
 )
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     USER_SIDE,
     Batch,
     BuildId,
@@ -24,20 +23,17 @@ from otel_kprofiler.model import (
     LossCause,
     Module,
     ModuleKind,
-    Profile,
     ProfileSamples,
-    Resource,
-    ResourceSamples,
     SpanLink,
     Stack,
     StreamTotals,
     Unresolved,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 from tests.collector.conftest import ALL_VERSIONS
 from tests.further import further
+from tests.windows import make_window
 
 GATE = "--feature-gates=service.profilesSupport"
 START = 1_790_000_000_000_000_001
@@ -56,12 +52,12 @@ STACKS = (
 )
 
 
-def make_window(processes=5, samples=40):
+def window_of(processes=5, samples=40):
     """Samples of several processes and stacks, some with links, some with the same identity."""
     groups = []
     for process in range(processes):
-        resource = Resource({"service.name": f"service-{process}", "process.pid": 100 + process})
-        group = [
+        attributes = {"service.name": f"service-{process}", "process.pid": 100 + process}
+        samples_of_process = [
             WindowSample(
                 STACKS[number % 3],
                 1000 + number,
@@ -74,8 +70,8 @@ def make_window(processes=5, samples=40):
             )
             for number in range(samples)
         ]
-        groups.append(ResourceSamples(resource, group))
-    return Window(START, START + 10**9, [Profile(ON_CPU, 10_101_010, groups)])
+        groups.append((attributes, samples_of_process))
+    return make_window(START, START + 10**9, *groups, period_ns=10_101_010)
 
 
 def expected(window):
@@ -126,7 +122,7 @@ def open_exporter(kind, collector, **options):
 @pytest.mark.parametrize("collector", ALL_VERSIONS, indirect=True)
 def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
     """Several requests pass through the queue, and all their references resolve."""
-    window = make_window()
+    window = window_of()
     exporter = open_exporter(kind, collector, compression=compression, max_bytes=6_000)
     encoded = encode_window(window, form=exporter.form, max_bytes=exporter.max_bytes)
     assert len(encoded.batches) > 2
@@ -146,8 +142,7 @@ def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
 def test_an_account_without_samples_arrives(collector, kind):
     """A Collector forwards a sample of value 0, but drops requests without samples."""
     totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
-    alone = (ResourceSamples(Resource({"host.name": "here"}), ()),)
-    window = Window(START, START + 1, [Profile(ON_CPU, 10_101_010, alone, totals=totals)])
+    window = make_window(START, START + 1, ({"host.name": "here"}, ()), totals=totals)
     exporter = open_exporter(kind, collector)
     (batch,) = encode_window(window, form=exporter.form).batches
     assert check_payload(batch.payload) == []
@@ -160,7 +155,7 @@ def test_an_account_without_samples_arrives(collector, kind):
 
 def test_a_batch_at_the_default_size_limit_is_accepted(collector, samples_of):
     """The exporters' default limit is just under the 4 MiB that gRPC receivers accept."""
-    window = make_window(processes=30, samples=3_000)
+    window = window_of(processes=30, samples=3_000)
     exporter = open_exporter("grpc", collector)
     encoded = encode_window(window, max_bytes=exporter.max_bytes)
     assert len(encoded.batches[0].payload) > 0.95 * exporter.max_bytes
@@ -196,7 +191,7 @@ def test_a_collector_without_profiles_is_explained_once(open_collector, kind, ca
     collector = open_collector(profiles=False)
     caplog.set_level(logging.WARNING)
     exporter = open_exporter(kind, collector)
-    (batch,) = encode_window(make_window(), form=exporter.form).batches
+    (batch,) = encode_window(window_of(), form=exporter.form).batches
     for _ in range(3):
         result = exporter.export(batch)
         assert result.lost == {LossCause.REJECTED: batch.sample_count}
@@ -208,7 +203,7 @@ def test_a_collector_without_profiles_is_explained_once(open_collector, kind, ca
 def test_delivery_to_an_unreachable_collector_gives_up_in_time(open_collector):
     collector = open_collector()
     exporter = open_exporter("grpc", collector, retry=ONCE)
-    (batch,) = encode_window(make_window()).batches
+    (batch,) = encode_window(window_of()).batches
     assert exporter.export(batch).exported == batch.sample_count
     collector.stop()
     assert exporter.export(batch).lost == {LossCause.RETRIES_EXHAUSTED: batch.sample_count}

@@ -6,7 +6,7 @@ import pytest
 from otel_kprofiler.export import ExportOutcome
 from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.processes import Grain, merge_resources
-from tests.collector.test_delivery import expected, make_window, open_exporter
+from tests.collector.test_delivery import expected, open_exporter, window_of
 from tests.strict_receiver import EQUAL_LABELS, NO_FUNCTION, StrictReceiver
 
 KINDS = ["grpc", "http/protobuf", "http/json"]
@@ -96,7 +96,7 @@ def later(window, seconds):
 def test_processors_and_batching_change_only_what_is_configured(
     send, receiver, samples_of, version, kind
 ):
-    windows = [later(make_window(), second) for second in range(10)]
+    windows = [later(window_of(), second) for second in range(10)]
     send(version, kind, windows, ALL)
     sent = [sample for window in windows for sample in expected(window)]
     wanted = [after for sample in sent if (after := changed(sample))]
@@ -111,7 +111,7 @@ def test_newer_collectors_write_references_over_http(send, receiver, samples_of)
     """So a Collector in front of Pyroscope should use gRPC; over HTTP, v0.159 writes attributes
     inline.
     """
-    window = make_window()
+    window = window_of()
     send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")
     assert receiver.accepted == {}
     assert receiver.refused[0] == "attribute key at index 0 in resource attributes is empty"
@@ -124,7 +124,7 @@ def test_newer_collectors_write_references_over_http(send, receiver, samples_of)
 def test_labels_collide_if_the_collector_removes_attributes_but_not_if_the_agent_merges(
     send, receiver, samples_of, version
 ):
-    window = make_window()
+    window = window_of()
     send(version, "grpc", [window], "resource/remove")
     assert receiver.complaints["grpc"][EQUAL_LABELS] == len(window.profiles[0].resources) - 1
     merged = merge_resources(later(window, 60), Grain.HOST, ())

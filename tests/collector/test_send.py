@@ -6,21 +6,9 @@ import sys
 
 import pytest
 
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    STACK_OK,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Side,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import KERNEL_SIDE, STACK_OK, Frame, Line, Side, Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
+from tests.windows import make_window
 
 SECOND = 1_000_000_000
 
@@ -32,14 +20,14 @@ def window(number):
         for at in range(number + 1)
     )
     stack = Stack((Side(KERNEL_SIDE, frames, STACK_OK),))
-    resources = [
-        ResourceSamples(
-            Resource({"process.pid": pid, "service.name": "shop"}),
+    groups = (
+        (
+            {"process.pid": pid, "service.name": "shop"},
             [WindowSample(stack, pid, "main", 1, None, [start + pid, start + pid + 1])],
         )
         for pid in (10, 20)
-    ]
-    return Window(start, start + SECOND, [Profile(ON_CPU, 10, resources)])
+    )
+    return make_window(start, start + SECOND, *groups)
 
 
 def send(path, address):

@@ -11,20 +11,16 @@ import pytest
 from otel_kprofiler.delivery import Reporter
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.model import (
-    ON_CPU,
     Batch,
     Form,
     LossCause,
-    Profile,
     ProfileSamples,
-    Resource,
-    ResourceSamples,
     Stack,
     StreamTotals,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows
+from tests.windows import make_window
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
 
@@ -194,7 +190,6 @@ def test_a_damaged_spool_delivers_intact_batches_and_counts_the_rest(tmp_path):
 
 def test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters(tmp_path, monkeypatch):
     from otel_kprofiler.delivery import Reporter
-    from otel_kprofiler.model import ON_CPU, Resource, ResourceSamples, Window
     from otel_kprofiler.otlp import Encoded
 
     go_on, entered = threading.Event(), threading.Event()
@@ -208,7 +203,7 @@ def test_a_hanging_disk_delays_neither_the_drain_nor_other_exporters(tmp_path, m
         queues, encoder=lambda window, encoding: Encoded((numbered(next(numbers)),), {}), capacity=4
     )
     monkeypatch.setattr(os, "fdatasync", lambda fd: (entered.set(), go_on.wait(60), real(fd)))
-    window = Window(0, 1, [Profile(ON_CPU, 1, (ResourceSamples(Resource({}), ()),))])
+    window = make_window(0, 1, ({}, ()))
     reporter(window)
     assert entered.wait(30)
     started = time.monotonic()
@@ -234,12 +229,8 @@ def test_the_next_run_reports_batches_lost_in_memory_on_a_full_disk(disk):
     for number in range(1, 4):
         totals = StreamTotals("ab", number, number, {})
         sample = WindowSample(Stack(()), 1, "t", 0, None, (number * 10,))
-        groups = (ResourceSamples(Resource({"host.name": "here" * 5000}), (sample,)),)
-        reporter(
-            Window(
-                number * 10, number * 10 + 10, [Profile(ON_CPU, 1, groups, taken=1, totals=totals)]
-            )
-        )
+        group = {"host.name": "here" * 5000}, (sample,)
+        reporter(make_window(number * 10, number * 10 + 10, group, taken=1, totals=totals))
     assert not reporter.force_flush(200)
     filler.unlink()
     reporter.shutdown(2000)

@@ -5,22 +5,13 @@ import os
 import pytest
 
 from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import (
-    ON_CPU,
-    LossCause,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    StreamTotals,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import LossCause, Stack, StreamTotals, WindowSample
 from otel_kprofiler.otlp import encode_window
 from tests.faults.table import report
 from tests.faults.table.batches import Batches
 from tests.faults.table.payloads import Received, split
 from tests.faults.table.scenario import Scenario, load
+from tests.windows import make_window
 
 PID = 4242
 
@@ -28,10 +19,10 @@ PID = 4242
 def payload(number, samples, totals):
     stamps = tuple(number * 1000 + at for at in range(samples))
     sample = WindowSample(Stack(()), PID, "t", 0, None, stamps)
-    groups = (ResourceSamples(Resource({"process.pid": PID}), (sample,)),)
-    profile = Profile(ON_CPU, 1, groups, taken=samples, totals=totals)
-    (batch,) = encode_window(Window(number * 1000, number * 1000 + 999, [profile])).batches
-    return batch.payload
+    group = {"process.pid": PID}, (sample,)
+    start = number * 1000
+    window = make_window(start, start + 999, group, taken=samples, totals=totals)
+    return encode_window(window).batches[0].payload
 
 
 @pytest.fixture

@@ -11,19 +11,15 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.formats import FORMATS, parse_pprof
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     FileId,
     Frame,
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
-    Window,
     WindowSample,
 )
+from tests.windows import make_window
 
 pytestmark = pytest.mark.fuzz
 
@@ -33,10 +29,9 @@ def whole():
     line = Line("vfs_read", file="fs/read_write.c", line=450)
     stack = Stack.from_frames([Frame(module, 0x10, (line,), 0, KERNEL_SIDE)])
     samples = [WindowSample(stack, 7, "dd", 1, None, [10**18, 10**18 + 1])]
-    resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
-    profile = Profile(ON_CPU, 10**7, [ResourceSamples(resource, samples)])
+    group = {"process.pid": 7, "process.executable.name": "dd"}, samples
     (write,) = (row.write for row in FORMATS if row.name == "pprof")
-    return gzip.decompress(write([Window(10**18, 10**18 + 10, [profile])]))
+    return gzip.decompress(write([make_window(10**18, 10**18 + 10, group, period_ns=10**7)]))
 
 
 WHOLE = whole()

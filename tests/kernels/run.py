@@ -23,14 +23,7 @@ from typing import BinaryIO
 
 from harness import programs, spin_module
 from harness.errors import MatrixError
-from harness.kernels import (
-    KERNELS,
-    DebianKernel,
-    Kernel,
-    KernelFiles,
-    get_kernel,
-    install_tools,
-)
+from harness.kernels import KERNELS, DebianKernel, Kernel, KernelFiles, get_kernel, install_tools
 from harness.machines import AARCH64, X86_64, Machine
 from harness.places import CHECKOUT, cache_dir
 from harness.qemu import BOOTS, Boot, Outcome, run_guest

@@ -11,16 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.model import (
-    ON_CPU,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
+from tests.windows import make_window
 
 pytestmark = pytest.mark.live
 
@@ -110,8 +103,7 @@ def directory():
     directory.chmod(0o755)
     start = 1_700_000_000_000_000_000
     sample = WindowSample(Stack(()), 7, "main", 0, None, [start])
-    resources = [ResourceSamples(Resource({"process.pid": 1}), [sample])]
-    window = Window(start, start + 10**9, [Profile(ON_CPU, 10, resources)])
+    window = make_window(start, start + 10**9, ({"process.pid": 1}, [sample]))
     (directory / "good.otlp").write_bytes(encode_window(window).batches[0].payload)
     (directory / "good.yaml").write_text(AGENT)
     (directory / "secret").write_bytes(b"secret")

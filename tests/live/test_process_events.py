@@ -12,15 +12,7 @@ import pytest
 from unwind_maps import compile_c
 
 from otel_kprofiler.host import Access, parse_mappings, read_maps
-from otel_kprofiler.tracking import (
-    Exec,
-    Exited,
-    Lost,
-    Mapped,
-    ProcessEvents,
-    Started,
-    Unmapped,
-)
+from otel_kprofiler.tracking import Exec, Exited, Lost, Mapped, ProcessEvents, Started, Unmapped
 from otel_kprofiler.tracking.process_events import SETTLE_NS
 from otel_kprofiler.tracking.process_table import is_same
 

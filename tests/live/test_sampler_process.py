@@ -12,13 +12,7 @@ import time
 
 import pytest
 
-from otel_kprofiler.bpf import (
-    SAMPLER_OBJECT,
-    SAMPLER_SOURCE,
-    LibbpfLoader,
-    ObjectSpec,
-    libbpf,
-)
+from otel_kprofiler.bpf import SAMPLER_OBJECT, SAMPLER_SOURCE, LibbpfLoader, ObjectSpec, libbpf
 from otel_kprofiler.errors import DependencyError, KernelFeatureError, SamplerError
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.public import NOBODY

@@ -13,14 +13,7 @@ from elftools.elf.elffile import ELFFile
 from unwind_maps import compile_c
 
 from otel_kprofiler.bpf import LibbpfLoader
-from otel_kprofiler.model import (
-    STACK_OK,
-    TRUNCATED_STACKS,
-    KnownFiles,
-    Side,
-    StackEnd,
-    Unresolved,
-)
+from otel_kprofiler.model import STACK_OK, TRUNCATED_STACKS, KnownFiles, Side, StackEnd, Unresolved
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.symbols import UserResolver
 

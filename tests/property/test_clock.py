@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_kprofiler.clock import EARLIEST_UNIX_NS, Clock, StreamClock
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Frame,
-    RawSample,
-    Resource,
-    Stack,
-)
+from otel_kprofiler.model import KERNEL_SIDE, ON_CPU, Frame, RawSample, Resource, Stack
 from otel_kprofiler.pipeline import WindowBuilder, WindowSchedule
 
 SECOND = 1_000_000_000

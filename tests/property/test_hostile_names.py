@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from otel_kprofiler.agent import JsonFormatter, make_formatter
 from otel_kprofiler.formats import firefox, folded, html, pprof, speedscope, table
 from otel_kprofiler.model import (
-    ON_CPU,
     USER_SIDE,
     FileId,
     Form,
@@ -18,16 +17,13 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     SpanLink,
     Stack,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 from otel_kprofiler.text import escape_surrogates
+from tests.windows import make_window
 
 PARTS = [
     "</script>", "<!--", "<script", "]]>", "'", '"', "\\", "\\x1b", "\x1b[2J", "\x1b]0;x\x07",
@@ -53,8 +49,7 @@ def window(name):
         "process.executable.name": name, "process.pid": 7, "service.name": name,
         "container.name": name, "host.name": name,
     }  # fmt: skip
-    groups = [ResourceSamples(Resource(attributes), [sample])]
-    return Window(0, 10**9, [Profile(ON_CPU, 10**7, groups)])
+    return make_window(0, 10**9, (attributes, [sample]), period_ns=10**7)
 
 
 @SETTINGS

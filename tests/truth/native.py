@@ -9,13 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from otel_kprofiler.bpf import (
-    PAGE_BYTES,
-    PROCESSORS,
-    PROGRAMS,
-    KernelOffsets,
-    pack_unwind_config,
-)
+from otel_kprofiler.bpf import PAGE_BYTES, PROCESSORS, PROGRAMS, KernelOffsets, pack_unwind_config
 from otel_kprofiler.bpf.unwind import RB_TREE
 from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.model import UserStack, parse_user_stack

@@ -10,19 +10,10 @@ from otel_kprofiler.agent.running_exporters import open_changed, put_in_place
 from otel_kprofiler.config import EXPORTERS, Exporter, PendingConfig, json_schema, parse_config
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import ExporterSettings, ExportResult, ProfileExporter
-from otel_kprofiler.model import (
-    ON_CPU,
-    AttributeForm,
-    Form,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import AttributeForm, Form, Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
 from tests.servers import serve_grpc
+from tests.windows import make_window
 
 pytestmark = pytest.mark.system
 
@@ -55,8 +46,8 @@ def receiver():
 
 def make_batch(queue, pid):
     sample = WindowSample(Stack(()), 1, "main", 0, None, [pid])
-    resource = Resource({"process.pid": pid, "process.executable.name": f"program-{pid}"})
-    window = Window(pid, pid + 1, [Profile(ON_CPU, 1000, (ResourceSamples(resource, [sample]),))])
+    group = {"process.pid": pid, "process.executable.name": f"program-{pid}"}, [sample]
+    window = make_window(pid, pid + 1, group)
     (batch,) = encode_window(window, **queue.exporter.encoding._asdict()).batches
     return batch
 

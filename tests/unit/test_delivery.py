@@ -6,30 +6,22 @@ import threading
 import pytest
 
 from otel_kprofiler.delivery import MAX_WAITING_SAMPLES, Reporter
-from otel_kprofiler.export import (
-    ExportQueue,
-    ExportResult,
-    ProfileExporter,
-    Spool,
-)
+from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.model import (
     OFF_CPU,
-    ON_CPU,
     Account,
     AttributeForm,
     Batch,
     Form,
     LossCause,
-    Profile,
     ProfileSamples,
-    Resource,
-    ResourceSamples,
     Stack,
     StreamTotals,
     Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
+from tests.windows import make_window
 
 
 class Collecting(ProfileExporter):
@@ -56,8 +48,7 @@ class Collecting(ProfileExporter):
 def sized_window(size):
     """A window with the given number of samples."""
     sample = WindowSample(Stack.from_frames(()), 1, "t", 0, None, range(size))
-    group = ResourceSamples(Resource({}), [sample])
-    return Window(0, 1, [Profile(ON_CPU, 1, [group])])
+    return make_window(0, 1, ({}, [sample]))
 
 
 def batch_of(form, samples):
@@ -245,9 +236,7 @@ def test_each_receiver_is_sent_its_own_losses():
     reporter = Reporter(queues, encoder=watching)
     queues[1].record_loss({"on_cpu": 3}, LossCause.REJECTED)
     totals = StreamTotals("ab", 10, 12, {LossCause.RING_FULL: 2})
-    reporter(
-        Window(0, 1, [Profile(ON_CPU, 1, (ResourceSamples(Resource({}), ()),), totals=totals)])
-    )
+    reporter(make_window(0, 1, ({}, ()), totals=totals))
     assert reporter.force_flush(10_000)
     assert seen == [{LossCause.RING_FULL: 2}, {LossCause.RING_FULL: 2, LossCause.REJECTED: 3}]
     reporter.shutdown(1000)
@@ -256,7 +245,7 @@ def test_each_receiver_is_sent_its_own_losses():
 def test_an_empty_window_is_not_sent():
     calls = []
     reporter = Reporter([ExportQueue(Collecting("a"))], encoder=encoder(calls))
-    reporter(Window(0, 1, [Profile(ON_CPU, 1, ())]))
+    reporter(make_window(0, 1))
     assert reporter.force_flush(10_000)
     assert calls == []
     reporter.shutdown(1000)
@@ -341,14 +330,14 @@ HOST = {"host.name": "here"}
 
 def window_of(samples, start, totals):
     """A real window with the given number of samples in two resources."""
-    groups = tuple(
-        ResourceSamples(
-            Resource({**HOST, "process.pid": pid}),
+    groups = (
+        (
+            {**HOST, "process.pid": pid},
             (WindowSample(STACK, pid, "t", 0, None, tuple(range(start, start + count))),),
         )
         for pid, count in ((1, 1), (2, samples - 1))
     )
-    return Window(start, start + 1000, [Profile(ON_CPU, 1, groups, taken=samples, totals=totals)])
+    return make_window(start, start + 1000, *groups, taken=samples, totals=totals)
 
 
 def stream(samples, taken=None):
@@ -397,7 +386,7 @@ def test_losses_of_an_empty_last_window_are_reported():
     reporter = Reporter([ExportQueue(exporter)])
     reporter(window_of(5, 1000, stream(5)))
     totals = stream(5, taken=9)._replace(lost={LossCause.RING_FULL: 4})
-    reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), taken=4, totals=totals)]))
+    reporter(make_window(2000, 3000, taken=4, totals=totals))
     reporter.shutdown(10_000)
     assert reported(exporter)[1].profiles[0].totals == totals
 
@@ -462,7 +451,7 @@ def test_the_next_run_reports_samples_lost_from_a_spool(tmp_path, reachable):
     reporter(window_of(5, 1000, stream(5)))
     assert reporter.force_flush(10_000 if reachable else 200) is reachable
     totals = stream(9)
-    reporter(Window(2000, 3000, [Profile(ON_CPU, 1, (), totals=totals)]))
+    reporter(make_window(2000, 3000, totals=totals))
     queue.record_loss({"on_cpu": 4}, LossCause.INTERNAL)
     reporter.shutdown(5_000)
     later = exporter if reachable else Refusing("a")

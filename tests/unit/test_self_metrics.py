@@ -9,9 +9,7 @@ import threading
 import time
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from otel_kprofiler.agent import agent_config
 from otel_kprofiler.agent.cpu_time import CpuTime

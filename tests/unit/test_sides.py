@@ -8,26 +8,22 @@ import pytest
 from otel_kprofiler.formats import folded, html, pprof, speedscope, table
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     SIDES,
     STACK_TRUNCATED,
     USER_SIDE,
     Form,
     Frame,
     Line,
-    Profile,
     RawFrames,
-    Resource,
-    ResourceSamples,
     Side,
     SideKind,
     Stack,
     StackStatus,
     Unresolved,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
+from tests.windows import make_window
 
 LUA = SideKind("lua", frame_type="luajit", color="user", folded_mark="_[j]")
 VFS_READ = Frame(None, 1 << 63, (Line("vfs_read"),), 0, KERNEL_SIDE)
@@ -46,8 +42,8 @@ def window_of(*stacks):
     samples = [
         WindowSample(stack, number, "dd", 0, None, [5_000]) for number, stack in enumerate(stacks)
     ]
-    resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
-    return Window(5_000, 15_000, [Profile(ON_CPU, 1000, [ResourceSamples(resource, samples)])])
+    attributes = {"process.pid": 7, "process.executable.name": "dd"}
+    return make_window(5_000, 15_000, (attributes, samples), period_ns=1000)
 
 
 def sent(window, form=Form.PROTOBUF):

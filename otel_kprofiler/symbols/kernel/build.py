@@ -13,12 +13,7 @@ from operator import ge
 from typing import Final
 
 from otel_kprofiler.symbols.kernel.names import END_OF_TEXT, PAD_PREFIX, alias_rank
-from otel_kprofiler.symbols.kernel.table import (
-    MAX_FUNCTION_BYTES,
-    Addresses,
-    Entries,
-    SymbolTable,
-)
+from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Addresses, Entries, SymbolTable
 
 TEXT_TYPES: Final = b"tTwW"
 """Kallsyms type letters of code: local, global, weak."""

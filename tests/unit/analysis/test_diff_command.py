@@ -8,20 +8,10 @@ from click.testing import CliRunner
 
 from otel_kprofiler.cli.diff import command
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import KERNEL_SIDE, Frame, Line, Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
 from tests.page import data
+from tests.windows import make_window
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -46,8 +36,8 @@ def write(path, parts, *, pid=7, idle_s=0):
         )
         for name, result in times.items()
     ]  # fmt: skip
-    profile = Profile(ON_CPU, PERIOD, [ResourceSamples(Resource({"process.pid": pid}), samples)])
-    window = Window(START, now + idle_s * SECOND, [profile])
+    group = {"process.pid": pid}, samples
+    window = make_window(START, now + idle_s * SECOND, group, period_ns=PERIOD)
     path.write_bytes(encode_window(window).batches[0].payload)
     return str(path)
 

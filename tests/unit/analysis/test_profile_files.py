@@ -13,23 +13,19 @@ from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import FORMATS, folded, parse_pprof
 from otel_kprofiler.model import KERNEL_SIDE as KERNEL
 from otel_kprofiler.model import (
-    ON_CPU,
     PYTHON_SIDE,
     FileId,
     Frame,
     Line,
     Module,
     ModuleKind,
-    Profile,
     ProfileKind,
-    Resource,
-    ResourceSamples,
     SideKind,
     Stack,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.model import USER_SIDE as NATIVE
+from tests.windows import make_window
 
 START = 1_600_000_000 * 10**9
 JVM = SideKind("jvm", "jvm", "user", has_files=True)
@@ -52,9 +48,8 @@ def window(number=0):
         WindowSample(Stack.from_frames([*write, java, start]), 7, "main", 0, None, times),
         WindowSample(Stack.from_frames([frame(NATIVE, "gc"), start]), 8, "GC", 1, None, times),
     ]
-    resource = Resource({"process.pid": 7, "process.executable.name": "java"})
-    profile = Profile(ON_CPU, 10**7, [ResourceSamples(resource, samples)], 4)
-    return Window(times[0], times[0] + 10**9, [profile])
+    group = {"process.pid": 7, "process.executable.name": "java"}, samples
+    return make_window(times[0], times[0] + 10**9, group, period_ns=10**7, taken=4)
 
 
 def read(tmp_path, content, expected=()):
@@ -97,8 +92,8 @@ def test_kernel_time_is_charged_to_the_python_line_above_it(tmp_path, form):
     frames = [frame(KERNEL, "vfs_write", module=VMLINUX), frame(NATIVE, "write", module=JVM_SO)]
     stack = Stack.from_frames([*frames, Frame(None, 0, (view,), 0, PYTHON_SIDE)])
     samples = [WindowSample(stack, 7, "main", 0, None, [START])]
-    profile = Profile(ON_CPU, 10**7, [ResourceSamples(Resource({}), samples)], 1)
-    content = WRITE[form]([Window(START, START + 1, [profile])])
+    window = make_window(START, START + 1, ({}, samples), period_ns=10**7, taken=1)
+    content = WRITE[form]([window])
     (line,) = GROUPINGS["line"](load_samples(read(tmp_path, content)))
     assert (line.key, line.kernel) == (("view (app.py:42)", "/srv/app.py"), 10**7)
 
@@ -201,7 +196,7 @@ def test_pprof_values_of_other_types_become_separate_kinds():
     off_cpu = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     stack = Stack.from_frames([frame(KERNEL, "schedule", module=VMLINUX)])
     waits = [WindowSample(stack, 7, "main", 0, None, [START], [5000])]
-    profile = Profile(off_cpu, 0, [ResourceSamples(Resource({}), waits)])
-    data = gzip.decompress(WRITE["pprof"]([Window(START, START + 1, [profile])]))
+    window = make_window(START, START + 1, ({}, waits), kind=off_cpu, period_ns=0)
+    data = gzip.decompress(WRITE["pprof"]([window]))
     (result,) = parse_pprof(data)
     assert [(profile.kind, profile.weight) for profile in result.profiles] == [(off_cpu, 5000)]

@@ -14,7 +14,6 @@ from otel_kprofiler.cli.report import command
 from otel_kprofiler.formats import html
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     PYTHON_SIDE,
     USER_SIDE,
     FileId,
@@ -22,16 +21,13 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     SpanLink,
     Stack,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.page import data
+from tests.windows import make_window
 
 PEER = Path(__file__).parents[2] / "data" / "otlp" / "ebpf-profiler.otlp.gz"
 TICK = 50_000_000  # nanoseconds between its samples
@@ -56,22 +52,22 @@ USER = stack(user=("compute", "main"))
 @pytest.fixture
 def profile(tmp_path):
     """Six samples of nginx, one CPU second each: 3 in read, 2 in write, 1 in user mode."""
-    nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
-    dd = Resource({"process.pid": 8, "process.executable.name": "dd\x1b[2J"})
+    nginx = {"process.pid": 7, "process.executable.name": "nginx"}
+    dd = {"process.pid": 8, "process.executable.name": "dd\x1b[2J"}
     groups = [
-        ResourceSamples(nginx, [
+        (nginx, [
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8, "GET /\x1b"),
                          [START, START + SECOND]),
             WindowSample(READ, 7, "nginx", 0, SpanLink(b"\1" * 16, b"\2" * 8),
                          [START + 2 * SECOND]),
             WindowSample(USER, 7, "nginx", 1, None, [START]),
         ]),
-        ResourceSamples(dd, [
+        (dd, [
             WindowSample(WRITE, 8, "dd", 1, None, [START], (), (("tenant.id", "acme"),)),
             WindowSample(WRITE, 8, "dd", 1, None, [START + SECOND]),
         ]),
     ]  # fmt: skip
-    window = Window(START, START + 3 * SECOND, [Profile(ON_CPU, SECOND, groups, taken=6)])
+    window = make_window(START, START + 3 * SECOND, *groups, period_ns=SECOND, taken=6)
     path = tmp_path / "profile.otlp"
     path.write_bytes(encode_window(window).batches[0].payload)
     return str(path)
@@ -242,17 +238,14 @@ def test_a_filter_without_matches_fails_and_lists_possible_values(
 
 
 def test_processes_are_selected_by_thread_name_or_part_of_their_name(tmp_path):
-    server = Resource({"process.executable.name": "gunicorn (python3.11)", "process.pid": 7})
+    server = {"process.executable.name": "gunicorn (python3.11)", "process.pid": 7}
     threads = [
         WindowSample(READ, tid, name, 0, None, [START])
         for tid, name in ((7, "master"), (8, "pool-1"))
     ]
-    other = ResourceSamples(
-        Resource({"process.executable.name": "sh", "process.pid": 9}),
-        [WindowSample(WRITE, 9, "sh", 0, None, [START])],
-    )
-    groups = [ResourceSamples(server, threads), other]
-    window = Window(START, START + SECOND, [Profile(ON_CPU, SECOND, groups, taken=3)])
+    shell = {"process.executable.name": "sh", "process.pid": 9}
+    groups = [(server, threads), (shell, [WindowSample(WRITE, 9, "sh", 0, None, [START])])]
+    window = make_window(START, START + SECOND, *groups, period_ns=SECOND, taken=3)
     path = tmp_path / "server.otlp"
     path.write_bytes(encode_window(window).batches[0].payload)
     for name in ("gunicorn", "python3.11", "gunicorn (python3.11)", "pool-*", "7"):
@@ -273,8 +266,8 @@ def test_tables_are_sorted_as_requested_and_lines_by_total(tmp_path):
         WindowSample(stack("reads", 2, True), 7, "app", 0, None, [START] * 3),
         WindowSample(stack("", 0, False), 7, "app", 0, None, [START] * 9),
     ]
-    groups = [ResourceSamples(Resource({"process.pid": 7}), samples)]
-    window = Window(START, START + SECOND, [Profile(ON_CPU, SECOND, groups, taken=17)])
+    group = {"process.pid": 7}, samples
+    window = make_window(START, START + SECOND, group, period_ns=SECOND, taken=17)
     path = tmp_path / "lines.otlp"
     path.write_bytes(encode_window(window).batches[0].payload)
 

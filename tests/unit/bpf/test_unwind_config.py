@@ -4,12 +4,7 @@ import struct
 
 import pytest
 
-from otel_kprofiler.bpf import (
-    PROCESSORS,
-    KernelTypes,
-    find_kernel_offsets,
-    pack_unwind_config,
-)
+from otel_kprofiler.bpf import PROCESSORS, KernelTypes, find_kernel_offsets, pack_unwind_config
 from otel_kprofiler.bpf.unwind import (
     CONFIG_BYTES,
     MAX_COLUMNS,

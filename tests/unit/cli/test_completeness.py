@@ -6,22 +6,18 @@ from otel_kprofiler.analysis import load_samples
 from otel_kprofiler.cli.completeness import Completeness
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     PYTHON_SIDE,
     STATUS_BY_END,
     USER_SIDE,
     Frame,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     StackEnd,
     Unresolved,
-    Window,
     WindowSample,
 )
+from tests.windows import make_window
 
 NO_RULE = {USER_SIDE: STATUS_BY_END[StackEnd.NO_RULE]}
 PENDING = {USER_SIDE: STATUS_BY_END[StackEnd.PENDING]}
@@ -40,11 +36,11 @@ def sample(sides, statuses=None, count=1, module=None):
 
 
 def window(**samples_by_program):
-    resources = [
-        ResourceSamples(Resource({"process.executable.name": program}), samples)
+    groups = (
+        ({"process.executable.name": program}, samples)
         for program, samples in samples_by_program.items()
-    ]
-    return Window(0, 1, [Profile(ON_CPU, 1, resources, taken=9)])
+    )
+    return make_window(0, 1, *groups, taken=9)
 
 
 def whole_share(*samples):

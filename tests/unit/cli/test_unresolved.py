@@ -5,20 +5,16 @@ import pytest
 from otel_kprofiler.cli.unresolved import UnresolvedFrames
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     USER_SIDE,
     Frame,
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     Unresolved,
-    Window,
     WindowSample,
 )
+from tests.windows import make_window
 
 PYTHON = Module("python3.11", ModuleKind.USER, None, None, 0, ())
 LIBC = Module("libc.so.6", ModuleKind.USER, None, None, 0, ())
@@ -36,8 +32,7 @@ def count(*stacks):
         WindowSample(Stack.from_frames(frames), 1, "t", 0, None, list(range(number)))
         for number, frames in stacks
     ]
-    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=9)
-    return UnresolvedFrames.of_windows([Window(0, 1, [profile])])
+    return UnresolvedFrames.of_windows([make_window(0, 1, ({}, samples), taken=9)])
 
 
 def test_shares_count_each_frame_of_each_sample():

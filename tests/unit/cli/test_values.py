@@ -18,15 +18,12 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    Profile,
     ProfileKind,
-    Resource,
-    ResourceSamples,
     Stack,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import encode_window
+from tests.windows import make_window
 
 START = 10**18
 KIND = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
@@ -48,9 +45,9 @@ def write(path, values, kind=KIND):
         ]
         stack = Stack.from_frames(frames)
         rows.append(WindowSample(stack, number % 4, "dd", 0, None, [START + number], [value]))
-    resource = Resource({"process.pid": 7, "process.executable.name": "dd"})
-    profile = Profile(kind, 0, [ResourceSamples(resource, rows)])
-    path.write_bytes(encode_window(Window(START, START + 1000, [profile])).batches[0].payload)
+    group = {"process.pid": 7, "process.executable.name": "dd"}, rows
+    window = make_window(START, START + 1000, group, kind=kind, period_ns=0)
+    path.write_bytes(encode_window(window).batches[0].payload)
     return path
 
 

@@ -9,16 +9,9 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.export import ExportQueue, OtlpGrpcExporter, OtlpHttpExporter
-from otel_kprofiler.model import (
-    ON_CPU,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import Stack, WindowSample
 from otel_kprofiler.otlp import encode_window
+from tests.windows import make_window
 
 pytestmark = pytest.mark.system
 
@@ -27,9 +20,7 @@ SAMPLES = 5
 
 def make_batch(exporter):
     group = [WindowSample(Stack(()), 1, "main", cpu, None, [10 + cpu]) for cpu in range(SAMPLES)]
-    window = Window(
-        10, 20, [Profile(ON_CPU, 1000, (ResourceSamples(Resource({"a": "b"}), group),))]
-    )
+    window = make_window(10, 20, ({"a": "b"}, group))
     (batch,) = encode_window(window, **exporter.encoding._asdict()).batches
     return batch
 

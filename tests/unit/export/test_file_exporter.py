@@ -8,13 +8,7 @@ import threading
 import pytest
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import (
-    DebugExporter,
-    ExportOutcome,
-    FileExporter,
-    Rotation,
-    Verbosity,
-)
+from otel_kprofiler.export import DebugExporter, ExportOutcome, FileExporter, Rotation, Verbosity
 from otel_kprofiler.model import Form, LossCause
 
 SUCCESS = ExportOutcome.SUCCESS

@@ -10,17 +10,9 @@ from otel_kprofiler.cli.receivers import open_receiver
 from otel_kprofiler.cli.sending import Sending
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export import exporter_from_environment
-from otel_kprofiler.model import (
-    ON_CPU,
-    LossCause,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import LossCause, Stack, WindowSample
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_empty, read_profiles
+from tests.windows import make_window
 
 pytestmark = pytest.mark.system
 
@@ -36,11 +28,7 @@ def _environment(monkeypatch, tmp_path):
 def window(number, samples=3):
     start = (1_700_000_000 + number) * SECOND
     sample = WindowSample(Stack(()), 7, "main", 0, None, [start + at for at in range(samples)])
-    return Window(
-        start,
-        start + SECOND,
-        [Profile(ON_CPU, 10, [ResourceSamples(Resource({"process.pid": 1}), [sample])])],
-    )
+    return make_window(start, start + SECOND, ({"process.pid": 1}, [sample]))
 
 
 def refuse(code, text="no"):
@@ -257,13 +245,11 @@ def test_the_log_of_a_partial_success_quotes_the_receiver(grpc_receiver, tmp_pat
     response.partial_success.rejected_profiles = 1
     response.partial_success.error_message = "one is too old"
     grpc_receiver.answer(response.SerializeToString())
-    two = window(0).profiles[0].resources
-    both = [*two, ResourceSamples(Resource({"process.pid": 2}), two[0].samples)]
     one = window(0)
-    sending = send(
-        grpc_address(grpc_receiver),
-        [Window(one.start_unix_ns, one.end_unix_ns, [Profile(ON_CPU, 10, both)])],
-    )
+    samples = one.profiles[0].resources[0].samples
+    groups = (({"process.pid": pid}, samples) for pid in (1, 2))
+    both = make_window(one.start_unix_ns, one.end_unix_ns, *groups)
+    sending = send(grpc_address(grpc_receiver), [both])
     with pytest.raises(ExportError, match=r"3 of 6 samples did not reach.*one is too old"):
         sending.check()
     assert list(tmp_path.iterdir()) == [], "unknown which arrived"

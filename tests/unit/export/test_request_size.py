@@ -35,6 +35,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.servers import serve_grpc
+from tests.windows import make_window
 
 pytestmark = pytest.mark.system
 
@@ -262,8 +263,7 @@ def test_one_oversized_sample_does_not_stop_later_batches_from_being_split(http_
     taken = limit_http(http_receiver, len(make()[0].payload) // 6)
     start = START + 10**9
     samples = [WindowSample(Stack(()), 1, "x" * 20_000, 0, None, [start])]
-    profile = Profile(ON_CPU, 10, [ResourceSamples(Resource({}), samples)])
-    (huge,) = encode_window(Window(start, start + 10**9, [profile])).batches
+    (huge,) = encode_window(make_window(start, start + 10**9, ({}, samples))).batches
     with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
         assert exporter.export(huge).lost == {LossCause.TOO_LARGE: 1}
         check_all_arrived(exporter, make(3), taken)

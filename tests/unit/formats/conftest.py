@@ -4,7 +4,6 @@ import pytest
 
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     STACK_TRUNCATED,
     USER_SIDE,
     AddressRange,
@@ -14,15 +13,12 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    Profile,
     ProfileKind,
-    Resource,
-    ResourceSamples,
     Stack,
     Unresolved,
-    Window,
     WindowSample,
 )
+from tests.windows import make_window
 
 BASE = 0xFFFFFFFF81000000
 VMLINUX = Module(
@@ -48,6 +44,8 @@ GAP = Frame(VMLINUX, 0x300, (), 0, KERNEL_SIDE, Unresolved.NO_SYMBOL)
 BPF = kernel("bpf_prog_1_x", 0x0, PROGRAM)
 USER = Frame(None, 0x401000, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
 
+DD = {"process.pid": 7, "process.executable.name": "dd"}
+
 
 @pytest.fixture
 def windows():
@@ -55,37 +53,31 @@ def windows():
     deep = Stack.from_frames((EXT4_READ, READ, ENTRY, USER))
     cut = Stack.from_frames((GAP, BPF, READ, READ), {KERNEL_SIDE: STACK_TRUNCATED})
     missing = Stack.from_frames((), {KERNEL_SIDE: -14})
-    dd = Resource({"process.pid": 7, "process.executable.name": "dd"})
-    gone = Resource({"process.pid": 8})
+    first = [
+        WindowSample(deep, 7, "dd", 0, None, [5_000, 9_000, 7_000]),
+        WindowSample(deep, 71, "helper", 1, None, [6_000]),
+    ]
+    gone = {"process.pid": 8}, [WindowSample(cut, 8, "a;b\n", 1, None, [5_500, 8_000, 9_500])]
+    second = [
+        WindowSample(deep, 7, "dd", 0, None, [15_000, 16_000]),
+        WindowSample(missing, 7, "dd", 0, None, [17_000]),
+    ]
     return [
-        Window(5_000, 15_000, [Profile(ON_CPU, 1000, [
-            ResourceSamples(dd, [
-                WindowSample(deep, 7, "dd", 0, None, [5_000, 9_000, 7_000]),
-                WindowSample(deep, 71, "helper", 1, None, [6_000]),
-            ]),
-            ResourceSamples(gone, [WindowSample(cut, 8, "a;b\n", 1, None, [5_500, 8_000, 9_500])]),
-        ], taken=7)]),
-        Window(15_000, 25_000, [Profile(ON_CPU, 1000, [
-            ResourceSamples(dd, [
-                WindowSample(deep, 7, "dd", 0, None, [15_000, 16_000]),
-                WindowSample(missing, 7, "dd", 0, None, [17_000]),
-            ]),
-        ], taken=3)]),
-    ]  # fmt: skip
+        make_window(5_000, 15_000, (DD, first), gone, period_ns=1000, taken=7),
+        make_window(15_000, 25_000, (DD, second), period_ns=1000, taken=3),
+    ]
 
 
 @pytest.fixture
 def off_cpu():
     """Three waits of ``dd`` on one CPU, each with its duration."""
     read, entry = Stack.from_frames((READ, ENTRY)), Stack.from_frames((ENTRY,))
-    return [
-        Window(5_000, 15_000, [Profile(ProfileKind("off_cpu", "off_cpu", "nanoseconds"), 0, [
-            ResourceSamples(Resource({"process.pid": 7, "process.executable.name": "dd"}), [
-                WindowSample(read, 7, "dd", 0, None, [5_000, 7_000], [70, 20]),
-                WindowSample(entry, 7, "dd", 0, None, [6_000], [10]),
-            ]),
-        ])]),
-    ]  # fmt: skip
+    kind = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
+    waits = [
+        WindowSample(read, 7, "dd", 0, None, [5_000, 7_000], [70, 20]),
+        WindowSample(entry, 7, "dd", 0, None, [6_000], [10]),
+    ]
+    return [make_window(5_000, 15_000, (DD, waits), kind=kind, period_ns=0)]
 
 
 @pytest.fixture
@@ -94,10 +86,6 @@ def hostile():
     module = Module("m\x1b]0;x\x07\udcfe", ModuleKind.USER, None, FileId("12" * 16), 0)
     lines = (Line("f\ud800\x1b[2J\u202e\r\n\x9b", file="/tmp/\udcff.c", line=1),)
     stack = Stack.from_frames((Frame(module, 0x10, lines, 1, USER_SIDE),))
-    resource = Resource({"process.pid": 7, "process.executable.name": "p\udcff\x1b[2J"})
+    attributes = {"process.pid": 7, "process.executable.name": "p\udcff\x1b[2J"}
     sample = WindowSample(stack, 7, "t\udc80\x1b[2J\u202e", 0, None, [5_000])
-    return [
-        Window(
-            5_000, 15_000, [Profile(ON_CPU, 1000, [ResourceSamples(resource, [sample])], taken=1)]
-        )
-    ]
+    return [make_window(5_000, 15_000, (attributes, [sample]), period_ns=1000, taken=1)]

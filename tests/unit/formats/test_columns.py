@@ -4,16 +4,9 @@ import pytest
 
 from otel_kprofiler.formats import columns
 from otel_kprofiler.formats.columns import pack
-from otel_kprofiler.model import (
-    ON_CPU,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import Stack, WindowSample
 from tests.page import unpack
+from tests.windows import make_window
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND
@@ -25,9 +18,9 @@ def window(start, end, times, *, period_ns=10_000_000, **attributes):
     """One window with a sample at each of some seconds from START."""
     stamps = [START + int(time * SECOND) for time in times]
     sample = WindowSample(EMPTY, 7, "dd", 0, None, stamps)
-    group = ResourceSamples(Resource({**HOST, **attributes}), [sample])
-    profile = Profile(ON_CPU, period_ns, [group], taken=len(stamps))
-    return Window(START + start * SECOND, START + end * SECOND, [profile])
+    group = {**HOST, **attributes}, [sample]
+    start, end = START + start * SECOND, START + end * SECOND
+    return make_window(start, end, group, period_ns=period_ns, taken=len(stamps))
 
 
 def column(data, name):

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -236,9 +237,15 @@ class Reader:
         self._environ = os.environ | {"HOME": str(directory), "XDG_CONFIG_HOME": str(directory)}
 
     def run(self, *words):
-        done = subprocess.run(
-            [*self._command, *words], env=self._environ, capture_output=True, text=True, timeout=120
-        )
+        command, until = [*self._command, *words], time.monotonic() + 60
+        while True:
+            done = subprocess.run(
+                command, env=self._environ, capture_output=True, text=True, timeout=120
+            )
+            if "retrying often works" not in done.stderr:
+                break
+            if time.monotonic() > until:
+                pytest.skip("this machine is too busy: the daemon has half a second to start")
         assert done.returncode == 0, done.stderr
         return done.stdout
 

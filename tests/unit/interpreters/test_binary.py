@@ -17,12 +17,7 @@ from otel_kprofiler.elf import (
     read_elf,
     read_sections,
 )
-from otel_kprofiler.interpreters import (
-    InterpreterRefused,
-    Refusal,
-    find_interpreter,
-    open_own,
-)
+from otel_kprofiler.interpreters import InterpreterRefused, Refusal, find_interpreter, open_own
 from tests.interpreters import VERSIONS, find_missing, find_pythons
 
 _ASK = """

@@ -7,13 +7,9 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import (
-    encode_metrics as encode_by_sdk,
-)
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics as encode_by_sdk
 from opentelemetry.metrics import Observation
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource

@@ -11,7 +11,6 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     USER_SIDE,
     AddressRange,
     BuildId,
@@ -21,15 +20,12 @@ from otel_kprofiler.model import (
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     Unresolved,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window, name_locations
+from tests.windows import make_window
 
 INLINED = (Line("inner<int>", "_Z5innerIiEvv", "a.h", 7), Line("outer", "", "a.c", 40))
 
@@ -58,8 +54,7 @@ FRAMES = (
 @pytest.fixture
 def window():
     samples = [WindowSample(Stack.from_frames(FRAMES), 5, "cat", 1, None, [START + 5])]
-    resources = [ResourceSamples(Resource({"process.pid": 5}), samples)]
-    return Window(START, START + 1000, [Profile(ON_CPU, 1000, resources)])
+    return make_window(START, START + 1000, ({"process.pid": 5}, samples), period_ns=1000)
 
 
 def name_all(wanted):

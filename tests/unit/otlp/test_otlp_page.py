@@ -2,22 +2,10 @@
 
 import pytest
 
-from otel_kprofiler.model import (
-    ON_CPU,
-    USER_SIDE,
-    FileId,
-    Frame,
-    Module,
-    ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import USER_SIDE, FileId, Frame, Module, ModuleKind, Stack, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.examples import examples
+from tests.windows import make_window
 
 EXAMPLES = examples("otlp.md")
 
@@ -62,8 +50,8 @@ def test_a_small_message_is_one_batch(capsys):
 def test_locations_are_given_names(shop, capsys):
     module = Module("libshop.so", ModuleKind.USER, None, FileId("ab" * 16), 0)
     stack = Stack.from_frames([Frame(module, 0x10, (), 0, USER_SIDE)])
-    samples = [ResourceSamples(Resource({}), [WindowSample(stack, 1, "t", 0, None, [5])])]
-    (batch,) = encode_window(Window(0, 10, [Profile(ON_CPU, 1, samples)])).batches
+    samples = [WindowSample(stack, 1, "t", 0, None, [5])]
+    (batch,) = encode_window(make_window(0, 10, ({}, samples))).batches
     shop.write_bytes(batch.payload)
     (named,) = decode_windows(run("Add names")["naming"].data)
     assert capsys.readouterr().out == "1 of 1\n"

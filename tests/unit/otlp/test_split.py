@@ -31,6 +31,7 @@ from otel_kprofiler.otlp import (
     encode_window,
     parse_payloads,
 )
+from tests.windows import make_window
 
 START = 1_700_000_000_000_000_000
 FORMS = list(Form)
@@ -43,11 +44,10 @@ def sample(number, times=2):
 
 
 def window(samples, processes=1):
-    resources = [
-        ResourceSamples(Resource({"process.pid": pid, "service.name": "é"}), samples)
-        for pid in range(1, processes + 1)
-    ]
-    return Window(START, START + 10**9, [Profile(ON_CPU, 10, resources)])
+    groups = (
+        ({"process.pid": pid, "service.name": "é"}, samples) for pid in range(1, processes + 1)
+    )
+    return make_window(START, START + 10**9, *groups)
 
 
 def message(window, attributes=AttributeForm.INLINE):
@@ -170,12 +170,10 @@ def test_an_index_outside_its_table_is_an_error(limit):
 
 
 def test_samples_that_only_carry_the_account_are_not_counted():
-    resources = [ResourceSamples(Resource({"process.pid": 1}), [])]
-    totals = StreamTotals("stream", 0, 5, {LossCause.RING_FULL: 5})
-    profile = Profile(ON_CPU, 10, resources, 5, {LossCause.RING_FULL: 5}, totals)
-    (again,), _ = encode_message(
-        message(Window(START, START + 10**9, [profile])), Form.PROTOBUF, None
-    )
+    lost = {LossCause.RING_FULL: 5}
+    account = {"taken": 5, "lost": lost, "totals": StreamTotals("stream", 0, 5, lost)}
+    window = make_window(START, START + 10**9, ({"process.pid": 1}, []), **account)
+    (again,), _ = encode_message(message(window), Form.PROTOBUF, None)
     assert [profile.samples for profile in again.profiles] == [0]
 
 

@@ -5,15 +5,7 @@ from itertools import pairwise
 import pytest
 
 from otel_kprofiler.clock import Clock
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    STACK_OK,
-    RawSample,
-    Resource,
-    Side,
-    Stack,
-)
+from otel_kprofiler.model import KERNEL_SIDE, ON_CPU, STACK_OK, RawSample, Resource, Side, Stack
 from otel_kprofiler.pipeline import EventTimeGate, WindowBuilder, WindowCounts, WindowSchedule
 
 SECOND = 1_000_000_000

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from otel_kprofiler.model import (
-    ON_CPU,
     USER_SIDE,
     BuildId,
     FileDetails,
@@ -17,12 +16,8 @@ from otel_kprofiler.model import (
     Module,
     ModuleKind,
     ProcessKey,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
     Unresolved,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.recording.user_names import (
@@ -33,6 +28,7 @@ from otel_kprofiler.recording.user_names import (
     parse_user_names,
 )
 from otel_kprofiler.symbols import NamedAddress
+from tests.windows import make_window
 
 KEY = FileKey(1, 2, 3)
 DETAILS = FileDetails("/lib/libx.so", BuildId("ab" * 20), FileId("1" * 32))
@@ -48,9 +44,8 @@ FRAMES = (
 
 def recorded():
     sample = WindowSample(Stack.from_frames(FRAMES), 1, "t", 0, None, [1], [])
-    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}, ""), [sample])], 1, {})
     collector = UserNameCollector()
-    collector.add(Window(0, 1, [profile]))
+    collector.add(make_window(0, 1, ({}, [sample]), taken=1))
     return json.loads(json.dumps(collector.rows()))
 
 

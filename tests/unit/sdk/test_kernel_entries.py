@@ -2,22 +2,10 @@
 
 import json
 
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    USER_SIDE,
-    Form,
-    Frame,
-    Line,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import KERNEL_SIDE, USER_SIDE, Form, Frame, Line, Stack, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window
 from otel_kprofiler.sdk.kernel_entries import name_entries
+from tests.windows import make_window
 
 KEY = "otel_kprofiler.kernel.entry"
 GATE = "entry_SYSCALL_64_after_hwframe"
@@ -29,10 +17,7 @@ def sample(labels, side, *names):
 
 
 def window_of(*samples):
-    profile = Profile(
-        ON_CPU, 1, [ResourceSamples(Resource({"process.pid": 1}), list(samples))], taken=4
-    )
-    return Window(0, 100, [profile])
+    return make_window(0, 100, ({"process.pid": 1}, list(samples)), taken=4)
 
 
 WINDOW = window_of(

@@ -6,17 +6,10 @@ import threading
 import pytest
 from opentelemetry import context as otel_context
 
-from otel_kprofiler.model import (
-    ON_CPU,
-    Profile,
-    Resource,
-    ResourceSamples,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import Stack, WindowSample
 from otel_kprofiler.sdk import labels
 from otel_kprofiler.sdk.label_sets import KEY, LabelCounts, LabelSets, process_labels
+from tests.windows import make_window
 
 STACK = Stack.from_frames(())
 
@@ -130,8 +123,7 @@ def test_a_window_has_a_limited_number_of_label_sets():
         WindowSample(STACK, 1, "t", 0, None, tuple(range(weight)), (), one)
         for one, weight in zip([*results, ()], (5, 3, 1, 7), strict=True)
     ]
-    profile = Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=16)
-    window = counts.limit(Window(0, 100, [profile]))
+    window = counts.limit(make_window(0, 100, ({}, samples), taken=16))
     assert [sample.labels for _, sample in window.samples] == [results[0], results[1], (), ()]
     assert counts.as_dict() == {
         "samples": 8,

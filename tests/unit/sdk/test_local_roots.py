@@ -17,19 +17,11 @@ from opentelemetry.trace import (
 )
 
 from otel_kprofiler.errors import ConfigError
-from otel_kprofiler.model import (
-    ON_CPU,
-    Profile,
-    Resource,
-    ResourceSamples,
-    SpanLink,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import SpanLink, Stack, WindowSample
 from otel_kprofiler.sdk import KernelProfiler, LocalRootSpanProcessor, local_roots
 from otel_kprofiler.sdk.local_roots import MAX_NAME_CHARS, LocalRoots, RootNames, describe
 from otel_kprofiler.sdk.schema import make_plan, read_settings
+from tests.windows import make_window
 
 STACK = Stack.from_frames(())
 
@@ -78,7 +70,7 @@ def link_of(span):
 
 def window_of(*links):
     samples = [WindowSample(STACK, 1, "t", 0, link, (10, 20)) for link in links]
-    return Window(0, 100, [Profile(ON_CPU, 1, [ResourceSamples(Resource({}), samples)], taken=2)])
+    return make_window(0, 100, ({}, samples), taken=2)
 
 
 def names_in(window):

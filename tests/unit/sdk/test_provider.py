@@ -13,20 +13,7 @@ from opentelemetry.sdk.resources import Resource as SdkResource
 
 from otel_kprofiler.errors import ConfigError
 from otel_kprofiler.export import ClientSettings, ExportResult, ProfileExporter, RetryPolicy, Tls
-from otel_kprofiler.model import (
-    KERNEL_SIDE,
-    ON_CPU,
-    Form,
-    Frame,
-    LossCause,
-    Profile,
-    Resource,
-    ResourceSamples,
-    SpanLink,
-    Stack,
-    Window,
-    WindowSample,
-)
+from otel_kprofiler.model import KERNEL_SIDE, Form, Frame, LossCause, SpanLink, Stack, WindowSample
 from otel_kprofiler.sdk import (
     BatchProfileProcessor,
     ConsoleProfileExporter,
@@ -41,6 +28,7 @@ from otel_kprofiler.sdk.declarative import read_configuration_file
 from otel_kprofiler.sdk.exporters import find_exporters
 from otel_kprofiler.sdk.resource import plain_attributes
 from otel_kprofiler.sdk.schema import read_settings
+from tests.windows import make_window
 
 
 def window(samples=3):
@@ -48,8 +36,7 @@ def window(samples=3):
     sample = WindowSample(
         stack, 1, "t", 0, SpanLink(b"\1" * 16, b"\2" * 8), tuple(range(10, 10 + samples))
     )
-    group = ResourceSamples(Resource({"service.name": "svc"}), [sample])
-    return Window(0, 100, [Profile(ON_CPU, 10_000_000, [group], taken=samples)])
+    return make_window(0, 100, ({"service.name": "svc"}, [sample]), taken=samples)
 
 
 @pytest.fixture

@@ -2,15 +2,7 @@
 
 import pytest
 
-from otel_kprofiler.model import (
-    USER_SIDE,
-    Frame,
-    Line,
-    Module,
-    ModuleKind,
-    ProcessKey,
-    Unresolved,
-)
+from otel_kprofiler.model import USER_SIDE, Frame, Line, Module, ModuleKind, ProcessKey, Unresolved
 from otel_kprofiler.symbols import (
     CachedResolver,
     ChainResolver,

@@ -19,24 +19,20 @@ from otel_kprofiler.cli.view import has_browser
 from otel_kprofiler.cli.view_sources import describe_endpoint
 from otel_kprofiler.model import (
     KERNEL_SIDE,
-    ON_CPU,
     PYTHON_SIDE,
     FileId,
     Frame,
     Line,
     Module,
     ModuleKind,
-    Profile,
-    Resource,
-    ResourceSamples,
     Stack,
-    Window,
     WindowSample,
 )
 from otel_kprofiler.otlp import encode_window
 from tests import page
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import resident_bytes
+from tests.windows import make_window
 
 pytestmark = pytest.mark.system
 
@@ -70,14 +66,14 @@ READ = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
 
 def write(path, times, start, frame=READ):
     """A file with samples of some processes."""
-    groups = [
-        ResourceSamples(
-            Resource({"process.pid": pid, "process.executable.name": name, "host.name": "web-1"}),
+    groups = (
+        (
+            {"process.pid": pid, "process.executable.name": name, "host.name": "web-1"},
             [WindowSample(Stack.from_frames([frame]), pid, name, 0, None, its_times)],
         )
         for pid, (name, its_times) in enumerate(times.items(), 7)
-    ]
-    window = Window(start, start + 3 * SECOND, [Profile(ON_CPU, 10**7, groups)])
+    )
+    window = make_window(start, start + 3 * SECOND, *groups, period_ns=10**7)
     path.write_bytes(encode_window(window).batches[0].payload)
     return str(path)
 
