@@ -28,7 +28,12 @@ from otel_kprofiler.otlp.payloads import parse_payloads
 from otel_kprofiler.otlp.references import STRINGS, find_references, renumber_references
 from otel_kprofiler.otlp.rules import Contents
 from otel_kprofiler.otlp.rules_dictionary import index_range
-from otel_kprofiler.otlp.shared_account import KindKey, kind_key, spread_accounts, thin_accounts
+from otel_kprofiler.otlp.shared_account import (
+    KindKey,
+    kind_key,
+    spread_accounts,
+    thin_accounts,
+)
 
 _KIND: Final = "samples"
 """Kind under which re-encoded batches count all samples."""

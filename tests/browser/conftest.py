@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+
+from otel_kprofiler.formats import html
 
 SWITCHES = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
@@ -36,6 +39,7 @@ class Browser:
             os.close(descriptor)
         self._buffer = b""
         self._number = 0
+        self._pages = Path(profile)
         self._session = None
         self.requests = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -77,6 +81,15 @@ class Browser:
         self.call("Page.navigate", url=url)
         while self._receive().get("method") != "Page.loadEventFired":
             pass
+
+    def show(self, windows, fragment="", *, title="", **view):
+        """Open the page of a profile, at a fragment of its address."""
+        self.show_page(html(windows, title=title), fragment, **view)
+
+    def show_page(self, page, fragment="", **view):
+        path = self._pages / f"{self._number}.html"
+        path.write_text(page)
+        self.open(path.as_uri() + fragment, **view)
 
     def evaluate(self, expression):
         result = self.call(

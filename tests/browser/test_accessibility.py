@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.formats import html
 from otel_kprofiler.model import USER_SIDE, FileId, Frame, Line, Module, ModuleKind
 from tests.browser.test_flamegraph import PROFILE, sample, window
 
@@ -14,46 +13,39 @@ FOUND = """axe.run().then(found => found.violations.map(
 VIEWS = [f"tab={tab}" for tab in ("flame", "callers", "table", "sandwich", "source")]
 
 
+def check_accessibility(page):
+    """Asserts that axe-core finds no violation on the open page."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
+    page.evaluate(f"{AXE.read_text()};0")
+    assert page.evaluate(FOUND) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", [*VIEWS, "process=sh&cpu=0"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_reports_no_violations(browser, tmp_path, scheme, view, width):
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
-    path = tmp_path / "x.html"
-    path.write_text(html([PROFILE]))
-    browser.open(f"{path.as_uri()}#{view}", width=width, scheme=scheme)
-    browser.evaluate(f"{AXE.read_text()};0")
-    assert browser.evaluate(FOUND) == []
+def test_axe_reports_no_violations(browser, scheme, view, width):
+    browser.show([PROFILE], f"#{view}", width=width, scheme=scheme)
+    check_accessibility(browser)
 
 
 @pytest.mark.parametrize("opens", ["more", "save", "help"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_reports_no_violations_of_menus(browser, tmp_path, scheme, opens):
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
-    path = tmp_path / "x.html"
-    path.write_text(html([PROFILE]))
-    browser.open(path.as_uri(), scheme=scheme)
+def test_axe_reports_no_violations_of_menus(browser, scheme, opens):
+    browser.show([PROFILE], scheme=scheme)
     browser.press("g", "ArrowUp", "ArrowUp")
     browser.evaluate(f"document.getElementById('{opens}').click()")
-    browser.evaluate(f"{AXE.read_text()};0")
-    assert browser.evaluate(FOUND) == []
+    check_accessibility(browser)
 
 
-def test_axe_reports_no_violations_of_a_long_legend(browser, tmp_path):
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
+def test_axe_reports_no_violations_of_a_long_legend(browser):
     frames = [
         Frame(Module(f"lib{n}.so", ModuleKind.USER, None, FileId(f"{n:032x}"), 0),
               n, (Line(f"f{n}"),), 0, USER_SIDE)
         for n in range(12)
     ]  # fmt: skip
-    path = tmp_path / "x.html"
-    path.write_text(html([window(("sh", 5, [sample([frame], 5) for frame in frames]))]))
-    browser.open(path.as_uri())
+    browser.show([window(("sh", 5, [sample([frame], 5) for frame in frames]))])
     assert (
         browser.evaluate("document.getElementById('binaries').lastChild.textContent") == "+ 4 more"
     )
-    browser.evaluate(f"{AXE.read_text()};0")
-    assert browser.evaluate(FOUND) == []
+    check_accessibility(browser)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.formats import html
 from otel_kprofiler.model import OFF_CPU, Profile, Resource, ResourceSamples, Stack, WindowSample
 from tests.browser.test_flamegraph import PROFILE, SYSCALL, page, rows, text, window
 
@@ -85,13 +84,11 @@ def test_transforms_that_drop_every_stack_are_listed_and_can_be_undone(page):
     assert page.evaluate("location.hash") == "#transforms=application"
 
 
-def test_a_kind_without_samples_offers_another_kind(browser, tmp_path):
-    path = tmp_path / "kinds.html"
+def test_a_kind_without_samples_offers_another_kind(browser):
     samples = [WindowSample(Stack.from_frames((SYSCALL,)), 9, "t", 0, None, [10**18], [7_000_000])]
     waits = ResourceSamples(Resource({"process.executable.name": "waiter"}), samples)
     profiles = [*PROFILE.profiles, Profile(OFF_CPU, 0, [waits])]
-    path.write_text(html([replace(PROFILE, profiles=profiles)]))
-    browser.open(path.as_uri() + "#kind=on_cpu&process=waiter")
+    browser.show([replace(PROFILE, profiles=profiles)], "#kind=on_cpu&process=waiter")
     assert browser.evaluate(REASON) == "No samples of on_cpu pass: process waiter."
     assert browser.evaluate(WAYS) == [
         "All processes · 100 samples", "Show off_cpu · 7 ms", "Show wall · 7 ms",
@@ -101,10 +98,8 @@ def test_a_kind_without_samples_offers_another_kind(browser, tmp_path):
     assert browser.evaluate("document.getElementById('kind').value") == "off_cpu"
 
 
-def test_a_recording_without_samples_says_so(browser, tmp_path):
-    path = tmp_path / "none.html"
-    path.write_text(html([window()]))
-    browser.open(path.as_uri())
+def test_a_recording_without_samples_says_so(browser):
+    browser.show([window()])
     assert browser.evaluate(REASON).startswith("The recording has no samples: ")
     assert browser.evaluate(WAYS) == []
 

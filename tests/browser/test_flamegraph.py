@@ -69,10 +69,8 @@ PROFILE = window(
 
 
 @pytest.fixture
-def page(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([PROFILE], title="A & B"))
-    browser.open(path.as_uri())
+def page(browser):
+    browser.show([PROFILE], title="A & B")
     return browser
 
 
@@ -152,17 +150,15 @@ def user(name, module):
     return Frame(module, len(name), (Line(name),), 0, USER_SIDE)
 
 
-def open_binaries(browser, tmp_path, names, **view):
+def open_binaries(browser, names, **view):
     """A page with a function in each binary; the first binary's have the most samples."""
-    path = tmp_path / "binaries.html"
     stacks = [
         sample([user(f"in_{name}", binary(name)), USER], 10 * (len(names) - at))
         for at, name in enumerate(names)
     ]
     unnamed = Frame(binary(names[0]), 9, (), 0, USER_SIDE, Unresolved.USER_ADDRESS)
     stacks.append(sample([SYSCALL, EXT4_READ, BPF, HANDLER, unnamed], 5))
-    path.write_text(html([window(("x", 1, stacks))]))
-    browser.open(path.as_uri(), **view)
+    browser.show([window(("x", 1, stacks))], **view)
     return [fill(browser, f"in_{name}") for name in names]
 
 
@@ -170,8 +166,8 @@ PYTHON = "View.get (views.py:42)"
 LIBRARIES = [f"lib{number}.so" for number in range(12)]
 
 
-def test_user_code_is_coloured_by_binary_with_a_legend(browser, tmp_path):
-    colours = open_binaries(browser, tmp_path, LIBRARIES)
+def test_user_code_is_coloured_by_binary_with_a_legend(browser):
+    colours = open_binaries(browser, LIBRARIES)
     kinds = [fill(browser, name) for name in ("do_syscall_64", "ext4_read", "bpf_prog_1", "x")]
     assert len({*colours, *kinds, fill(browser, PYTHON)}) == 17
     assert boxes(browser, "[lib0.so+0x9]")[0]["isHatched"]
@@ -181,16 +177,16 @@ def test_user_code_is_coloured_by_binary_with_a_legend(browser, tmp_path):
         assert browser.evaluate(f"document.getElementById('{name}').getBoundingClientRect().height")
 
 
-def test_python_frames_show_their_line_and_on_hover_the_whole_path(browser, tmp_path):
-    open_binaries(browser, tmp_path, LIBRARIES)
+def test_python_frames_show_their_line_and_on_hover_the_whole_path(browser):
+    open_binaries(browser, LIBRARIES)
     hover(browser, PYTHON)
     assert text(browser, "details").startswith(f"{PYTHON} · in /srv/app/views.py · 5 samples")
 
 
-def test_a_binary_has_the_same_colour_in_every_profile(browser, tmp_path):
-    alone = [open_binaries(browser, tmp_path, [name])[0] for name in LIBRARIES[:3]]
-    assert alone == [open_binaries(browser, tmp_path, [name, "z"])[0] for name in LIBRARIES[:3]]
-    assert len(open_binaries(browser, tmp_path, [f"x{n}" for n in range(20)])) == 20
+def test_a_binary_has_the_same_colour_in_every_profile(browser):
+    alone = [open_binaries(browser, [name])[0] for name in LIBRARIES[:3]]
+    assert alone == [open_binaries(browser, [name, "z"])[0] for name in LIBRARIES[:3]]
+    assert len(open_binaries(browser, [f"x{n}" for n in range(20)])) == 20
     assert "+ 12 more" in text(browser, "binaries")
 
 
@@ -215,8 +211,8 @@ CONTRASTS = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_names_can_be_read_on_every_colour(browser, tmp_path, scheme):
-    open_binaries(browser, tmp_path, [f"x{number}" for number in range(40)], scheme=scheme)
+def test_names_can_be_read_on_every_colour(browser, scheme):
+    open_binaries(browser, [f"x{number}" for number in range(40)], scheme=scheme)
     contrasts = browser.evaluate(CONTRASTS)
     assert len(contrasts) > 40
     assert min(contrasts) > 4.5
@@ -243,12 +239,11 @@ HOSTILE = "<img src=x onerror=window.harmed=1>"
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_names_are_never_interpreted_as_html(browser, tmp_path, tab):
-    path = tmp_path / "x.html"
+def test_names_are_never_interpreted_as_html(browser, tab):
     module = Module(HOSTILE, ModuleKind.USER, None, FileId("5" * 32), 0)
     stack = [user(HOSTILE + name, module) for name in ("", "2")]
-    path.write_text(html([window((HOSTILE, 1, [sample(stack, 5)]))], title=HOSTILE))
-    browser.open(path.as_uri() + f"#tab={tab}&search=img")
+    profile = window((HOSTILE, 1, [sample(stack, 5)]))
+    browser.show([profile], f"#tab={tab}&search=img", title=HOSTILE)
     browser.press("g", "ArrowUp", "ArrowRight", "c")
     assert browser.evaluate("document.images.length") == 0
     assert browser.evaluate("window.harmed") is None
@@ -299,11 +294,9 @@ def test_the_keyboard_alone_navigates_zooms_and_inverts(page):
 
 
 @pytest.mark.parametrize("root", ["bottom", "top"])
-def test_the_root_is_visible_at_any_stack_depth(browser, tmp_path, root):
-    path = tmp_path / "deep.html"
+def test_the_root_is_visible_at_any_stack_depth(browser, root):
     deep = [frame(f"level_{level}") for level in range(100)]
-    path.write_text(html([window(("x", 1, [sample(deep, 5)]))]))
-    browser.open(path.as_uri() + f"#root={root}")
+    browser.show([window(("x", 1, [sample(deep, 5)]))], f"#root={root}")
     drawn = boxes(browser, "all")[0]
     height = browser.evaluate("viewer.panes[0].graph.element.clientHeight")
     assert drawn["y"] == (0 if root == "top" else height - drawn["height"])
@@ -326,12 +319,10 @@ def test_the_callers_view_is_a_true_inversion_with_the_leaf_first(page):
     assert names(page)["[0x401000]"] == 100
 
 
-def test_callers_merge_common_frames_of_different_stacks(browser, tmp_path):
+def test_callers_merge_common_frames_of_different_stacks(browser):
     one, other, leaf = frame("one"), frame("other"), frame("leaf")
-    path = tmp_path / "x.html"
     stacks = [sample([leaf, READ, one], 3), sample([leaf, READ, other], 2), sample([READ, one], 5)]
-    path.write_text(html([window(("x", 1, stacks))]))
-    browser.open(path.as_uri() + "#tab=callers")
+    browser.show([window(("x", 1, stacks))], "#tab=callers")
     rows = [sorted((b["name"], b["share"]) for b in boxes(browser) if b["row"] == row)
             for row in (1, 2, 3)]  # fmt: skip
     assert rows == [
@@ -400,10 +391,8 @@ def test_the_table_lists_functions_with_callers_and_callees(page):
     assert rows(page) == [["ext4_read", "60", "60.00%", "60", "60.00%"]]
 
 
-def test_recursion_counts_once(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([window(("x", 1, [sample([READ, SYSCALL, READ, SYSCALL], 4)]))]))
-    browser.open(path.as_uri() + "#tab=table")
+def test_recursion_counts_once(browser):
+    browser.show([window(("x", 1, [sample([READ, SYSCALL, READ, SYSCALL], 4)]))], "#tab=table")
     assert sorted(rows(browser)) == [
         ["do_syscall_64", "0", "0.00%", "4", "100.00%"],
         ["vfs_read", "4", "100.00%", "4", "100.00%"],
@@ -422,22 +411,20 @@ def test_the_sandwich_has_callers_above_and_callees_below(page):
     assert below[0][2] < below[1][2]
 
 
-def test_light_and_dark_follow_the_system_and_the_key(page, browser, tmp_path):
+def test_light_and_dark_follow_the_system_and_the_key(page, browser):
     back = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(back)
     page.press("t")
     dark = page.evaluate(back)
     assert light != dark
-    browser.open((tmp_path / "x.html").as_uri(), scheme="dark")
+    browser.show([PROFILE], scheme="dark")
     assert page.evaluate(back) == dark
     page.press("t")
     assert page.evaluate(back) == light
 
 
-def test_a_profile_without_samples_is_reported(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([]))
-    browser.open(path.as_uri())
+def test_a_profile_without_samples_is_reported(browser):
+    browser.show([])
     assert browser.evaluate("document.querySelector('.empty').hidden") is False
 
 
@@ -458,7 +445,7 @@ def brushed(page):
 
 
 @pytest.fixture
-def timeline(browser, tmp_path):
+def timeline(browser):
     """Ten seconds: ``early`` runs in the first two, ``late`` in the last three."""
     second = 10**9
     groups = [
@@ -470,9 +457,7 @@ def timeline(browser, tmp_path):
         ]),
     ]  # fmt: skip
     profile = replace(window(*groups), end_unix_ns=10**18 + 10 * second)
-    path = tmp_path / "timeline.html"
-    path.write_text(html([profile]))
-    browser.open(path.as_uri())
+    browser.show([profile])
     return browser
 
 
@@ -529,32 +514,27 @@ def test_two_intervals_can_be_compared(timeline):
     assert rows(timeline)[0] == ["late", "60", "60.00%", "60", "60.00%"]
 
 
-def test_insignificant_differences_have_no_colour(browser, tmp_path):
+def test_insignificant_differences_have_no_colour(browser):
     stamps = [10**18 + n * 10**9 // 21 for n in range(210)]
     parts = {"one": stamps[::2], "other": stamps[1::2]}
     samples = [WindowSample(Stack.from_frames((frame(name),)), 1, "x", 0, None, times)
                for name, times in parts.items()]  # fmt: skip
     profile = replace(window(("x", 1, samples)), end_unix_ns=10**18 + 10**10)
-    path = tmp_path / "x.html"
-    path.write_text(html([profile]))
-    browser.open(
-        path.as_uri() + "#baseline=1000000000000-1000000005000&range=1000000005000-1000000009990"
-    )
+    intervals = "#baseline=1000000000000-1000000005000&range=1000000005000-1000000009990"
+    browser.show([profile], intervals)
     colours = [fill(browser, name) for name in ("one", "other", "all")]
     assert len(set(colours)) == 1
     hover(browser, "one")
     assert "may be chance" in text(browser, "details")
 
 
-def test_a_page_of_two_intervals_compares_them(browser, tmp_path):
+def test_a_page_of_two_intervals_compares_them(browser):
     def interval(name, start, count):
         result = window(("x", 1, [sample([frame("same")], 50), sample([frame("new")], count)]))
         return Interval(name, [result], start, start + 5 * 10**9)
 
-    path = tmp_path / "x.html"
     intervals = [interval("a.otlp", 10**18, 1), interval("b.otlp", 10**18, 50)]
-    path.write_text(page_of(compared_columns(intervals, title="a → b")))
-    browser.open(path.as_uri())
+    browser.show_page(page_of(compared_columns(intervals, title="a → b")))
     assert brushed(browser) == "b.otlp · 100 samples, against a.otlp · 51 samples"
     browser.press("3")
     assert rows(browser)[0] == ["new", "50.00%", "+48.04", "50.00%", "+48.04"]
@@ -592,15 +572,13 @@ def test_a_link_restores_the_same_view(page, browser):
 
 
 @pytest.fixture
-def two_kinds(browser, tmp_path):
+def two_kinds(browser):
     waits = ProfileKind("lock_wait", "lock_wait", "nanoseconds")
     stack = Stack.from_frames((frame("mutex_lock"),))
     times = WindowSample(stack, 7, "dd", 0, None, [10**18], [3_000_000])
     group = ResourceSamples(PROFILE.profiles[0].resources[0].resource, [times])
     both = replace(PROFILE, profiles=[*PROFILE.profiles, Profile(waits, 0, [group])])
-    path = tmp_path / "kinds.html"
-    path.write_text(html([both]))
-    browser.open(path.as_uri())
+    browser.show([both])
     return browser
 
 
@@ -618,10 +596,8 @@ def test_one_kind_is_shown_or_several_side_by_side(two_kinds):
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_everything_but_control_rows_fits_a_narrow_page(browser, tmp_path, tab):
-    path = tmp_path / "x.html"
-    path.write_text(html([PROFILE], title="a-long-name-of-a-command " * 4))
-    browser.open(path.as_uri() + f"#tab={tab}", width=400)
+def test_everything_but_control_rows_fits_a_narrow_page(browser, tab):
+    browser.show([PROFILE], f"#tab={tab}", title="a-long-name-of-a-command " * 4, width=400)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400
     outside = """[...document.querySelectorAll(":is(main, footer, #strip) :is(button, canvas, td)")]
       .filter(one => one.checkVisibility() && one.getBoundingClientRect().right > 401)

@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from otel_kprofiler.formats import html
 from tests.browser.test_flamegraph import (
     READ,
     SYSCALL,
@@ -26,12 +25,12 @@ NARROW = 2000
 
 
 @pytest.fixture
-def narrow(browser, tmp_path):
+def narrow(browser):
     """A leaf with one wide caller, and very many whose width is less than a pixel."""
     callers = [sample([READ, frame(f"caller_{at}")], 1) for at in range(NARROW)]
-    path = tmp_path / "x.html"
-    path.write_text(html([window(("x", 1, [sample([READ, SYSCALL], 2 * NARROW), *callers]))]))
-    browser.open(path.as_uri() + "#tab=callers")
+    browser.show(
+        [window(("x", 1, [sample([READ, SYSCALL], 2 * NARROW), *callers]))], "#tab=callers"
+    )
     return browser
 
 
@@ -102,11 +101,11 @@ def test_a_search_dims_what_does_not_match(page):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 420), (390, 500)])
-def test_the_next_match_is_scrolled_into_view(browser, tmp_path, width, height):
-    path = tmp_path / "deep.html"
+def test_the_next_match_is_scrolled_into_view(browser, width, height):
     deep = [frame(f"level_{level}") for level in range(100)]
-    path.write_text(html([window(("x", 1, [sample(deep, 5)]))]))
-    browser.open(path.as_uri() + "#search=level_3$", width=width, height=height)
+    browser.show(
+        [window(("x", 1, [sample(deep, 5)]))], "#search=level_3$", width=width, height=height
+    )
     browser.press("n")
     assert text(browser, "details").startswith("level_3 ")
     top, bottom = browser.evaluate(

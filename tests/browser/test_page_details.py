@@ -2,7 +2,6 @@
 
 import pytest
 
-from otel_kprofiler.formats import html
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line
 from tests.browser.test_flamegraph import (
     HOSTILE,
@@ -79,10 +78,8 @@ def test_shares_in_the_callers_view_are_relative_to_the_callee(page):
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (900, 420)])
-def test_the_tooltip_stays_inside_the_window(browser, tmp_path, width, height):
-    path = tmp_path / "x.html"
-    path.write_text(html([window(("x" * 80, 1, [sample([SYSCALL], 9)]))]))
-    browser.open(path.as_uri(), width=width, height=height)
+def test_the_tooltip_stays_inside_the_window(browser, width, height):
+    browser.show([window(("x" * 80, 1, [sample([SYSCALL], 9)]))], width=width, height=height)
     for name in ("do_syscall_64", "x" * 80):
         hover(browser, name)
         box = tooltip(browser)["box"]
@@ -92,8 +89,8 @@ def test_the_tooltip_stays_inside_the_window(browser, tmp_path, width, height):
         assert box["bottom"] <= height
 
 
-def test_python_frames_have_file_and_line(browser, tmp_path):
-    open_binaries(browser, tmp_path, LIBRARIES[:1])
+def test_python_frames_have_file_and_line(browser):
+    open_binaries(browser, LIBRARIES[:1])
     hover(browser, PYTHON)
     assert tooltip(browser)["rows"]["File"] == "/srv/app/views.py:42"
 
@@ -102,11 +99,9 @@ def native(name, line):
     return Frame(binary("server"), line, (Line(name, "", "/src/main.c", line),), 0, USER_SIDE)
 
 
-def test_a_native_frame_lists_all_its_source_lines(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_a_native_frame_lists_all_its_source_lines(browser):
     stacks = [sample([native("leaf", line), native("main", 10)], 5) for line in (7, 3, 12)]
-    path.write_text(html([window(("x", 1, [*stacks, sample([native("main", 11)], 5)]))]))
-    browser.open(path.as_uri())
+    browser.show([window(("x", 1, [*stacks, sample([native("main", 11)], 5)]))])
     assert [(box["name"], box["share"]) for box in boxes(browser)] == [
         ("all", 100), ("x", 100), ("main", 100), ("leaf", 75),
     ]  # fmt: skip
@@ -118,11 +113,9 @@ def test_a_native_frame_lists_all_its_source_lines(browser, tmp_path):
     ]  # fmt: skip
 
 
-def test_the_tooltip_shows_names_as_text(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_the_tooltip_shows_names_as_text(browser):
     frame = Frame(binary(HOSTILE), 1, (Line(HOSTILE, "", HOSTILE, 1),), 0, USER_SIDE)
-    path.write_text(html([window(("x", 1, [sample([frame], 5)]))]))
-    browser.open(path.as_uri())
+    browser.show([window(("x", 1, [sample([frame], 5)]))])
     hover(browser, HOSTILE)
     assert tooltip(browser)["title"] == HOSTILE
     assert tooltip(browser)["rows"]["File"] == f"{HOSTILE}:1"
@@ -156,31 +149,25 @@ BAR_WIDTH = """(cell => {
 
 @pytest.mark.parametrize("width", [390, 600, 1000, 1500])
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
-def test_bars_of_shares_can_be_seen_in_windows_of_all_widths(browser, tmp_path, tab, width):
-    path = tmp_path / "bars.html"
-    path.write_text(html([PROFILE]))
-    browser.open(f"{path.as_uri()}#tab={tab}", width=width)
+def test_bars_of_shares_can_be_seen_in_windows_of_all_widths(browser, tab, width):
+    browser.show([PROFILE], f"#tab={tab}", width=width)
     widths = browser.evaluate(f"[...document.querySelectorAll('td.share')].map({BAR_WIDTH})")
     assert widths
     assert min(widths) > 25
 
 
-def test_names_are_whole_where_paths_of_files_are_cut(browser, tmp_path):
-    path = tmp_path / "long.html"
+def test_names_are_whole_where_paths_of_files_are_cut(browser):
     line = Line("look_up_all_orders", "", "/srv/shop/deeply/nested/orders.py", 1234)
     frame = Frame(None, 0, (line,), 0, PYTHON_SIDE)
-    path.write_text(html([window(("shop", 1, [sample([frame], 5)]))]))
-    browser.open(path.as_uri() + "#tab=table", width=790)
+    browser.show([window(("shop", 1, [sample([frame], 5)]))], "#tab=table", width=790)
     is_cut = """[...document.querySelectorAll('td.name {}')]
       .map(one => one.scrollWidth > one.clientWidth)"""
     assert any(browser.evaluate(is_cut.format("small")))
     assert not any(browser.evaluate(is_cut.format(":is(button, span)")))
 
 
-def test_a_narrow_table_keeps_its_shares_and_can_be_sorted(browser, tmp_path):
-    path = tmp_path / "narrow.html"
-    path.write_text(html([PROFILE]))
-    browser.open(path.as_uri() + "#tab=table", width=390)
+def test_a_narrow_table_keeps_its_shares_and_can_be_sorted(browser):
+    browser.show([PROFILE], "#tab=table", width=390)
     headings = """[...document.querySelectorAll(".table th")]
       .filter(one => one.checkVisibility()).map(one => one.textContent)"""
     assert browser.evaluate(headings)[:3] == ["Function", "Self %", "Total %"]

@@ -8,7 +8,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from otel_kprofiler.formats import html
 from tests.browser.test_flamegraph import HOSTILE, boxes, hover, page, sample, user, window
 from tests.browser.test_flamegraph import binary as module
 
@@ -54,11 +53,9 @@ def test_csv_has_every_function_with_exact_counts(page, tmp_path):
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
 def test_names_that_start_like_formulas_are_text_in_csv(browser, tmp_path, start):
-    path = tmp_path / "x.html"
     name = f'{start}HYPERLINK("x","y")'
     frames = [user(name, module(name)), user(f"main{start}", module("server"))]
-    path.write_text(html([window(("x", 1, [sample(frames, 5)]))]))
-    browser.open(path.as_uri())
+    browser.show([window(("x", 1, [sample(frames, 5)]))])
     table = saved(browser, tmp_path, "c", "functions.csv").decode()
     assert sorted(list(csv.reader(io.StringIO(table)))[1:]) == [
         [f"'{name}", f"'{name}", "", "5", "5", "samples"],
@@ -67,10 +64,8 @@ def test_names_that_start_like_formulas_are_text_in_csv(browser, tmp_path, start
 
 
 def test_svg_contains_the_graphs_boxes_with_names_as_text(browser, tmp_path):
-    path = tmp_path / "x.html"
     frames = [user(HOSTILE, module(HOSTILE)), user("main", module("server"))]
-    path.write_text(html([window(("x", 1, [sample(frames, 5)]))]))
-    browser.open(path.as_uri())
+    browser.show([window(("x", 1, [sample(frames, 5)]))])
     root = ET.fromstring(saved(browser, tmp_path, "s", "graph.svg"))
     titles = [element.text for element in root.iter() if element.tag.endswith("title")]
     assert len(titles) == len(boxes(browser)) == 4

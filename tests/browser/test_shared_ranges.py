@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.formats import html
 from otel_kprofiler.model import Stack, WindowSample
 from tests.browser.test_empty_views import REASON, WAYS, go
 from tests.browser.test_flamegraph import brushed, frame, page, text, window
@@ -19,16 +18,14 @@ OUTSIDE = "outside of the recording"
     [(400_000, "[10, 20]", "ArrowLeft"), (600_000, "[80, 90]", "ArrowRight")],
 )
 def test_a_range_of_a_link_reaches_both_ends_if_the_recording_starts_within_a_millisecond(
-    browser, tmp_path, after_ms_ns, brushed_ms, key
+    browser, after_ms_ns, brushed_ms, key
 ):
     start_ns = 10**18 + after_ms_ns
     samples = [WindowSample(Stack.from_frames((frame("x"),)), 1, "x", 0, None, [start_ns])]
     recorded = replace(
         window(("x", 1, samples)), start_unix_ns=start_ns, end_unix_ns=start_ns + 10**8
     )
-    path = tmp_path / "x.html"
-    path.write_text(html([recorded]))
-    browser.open(path.as_uri())
+    browser.show([recorded])
     browser.evaluate(f"viewer.brush({brushed_ms})")
     shown, address = brushed(browser), browser.evaluate("location.href")
     browser.open("about:blank")

@@ -32,16 +32,9 @@ def busy():
     return html([busy_host(2000, stacks=200)], title="stress-ng --matrix 4 --timeout 1h")
 
 
-@pytest.fixture
-def path(tmp_path, busy):
-    path = tmp_path / "x.html"
-    path.write_text(busy)
-    return path
-
-
 @pytest.mark.parametrize(("width", "height"), SMALL)
-def test_the_graph_takes_most_of_the_window(browser, path, width, height):
-    browser.open(path.as_uri(), width=width, height=height)
+def test_the_graph_takes_most_of_the_window(browser, busy, width, height):
+    browser.show_page(busy, width=width, height=height)
     for row in ("#controls", "#choices", "#about"):
         assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row
     assert browser.evaluate(HEIGHT_OF.format(".graph")) > height / 2
@@ -50,8 +43,8 @@ def test_the_graph_takes_most_of_the_window(browser, path, width, height):
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich", "source"])
 @pytest.mark.parametrize(("width", "height"), SMALL)
-def test_panes_scroll_but_the_page_does_not(browser, path, tab, width, height):
-    browser.open(f"{path.as_uri()}#tab={tab}", width=width, height=height)
+def test_panes_scroll_but_the_page_does_not(browser, busy, tab, width, height):
+    browser.show_page(busy, f"#tab={tab}", width=width, height=height)
     sizes = "[document.scrollingElement.scrollWidth, document.scrollingElement.scrollHeight]"
     assert browser.evaluate(sizes) == [width, height]
     shown = browser.evaluate("""[...document.querySelectorAll('.body > *, .sides > *')]
@@ -61,11 +54,9 @@ def test_panes_scroll_but_the_page_does_not(browser, path, tab, width, height):
     assert all(wide > 20 for wide in browser.evaluate(legible))
 
 
-def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser):
     waits = replace(PROFILE, profiles=[replace(PROFILE.profiles[0], kind=OFF_CPU)])
-    path.write_text(html([PROFILE, waits]))
-    browser.open(f"{path.as_uri()}#kind=*", width=390, height=420)
+    browser.show([PROFILE, waits], "#kind=*", width=390, height=420)
     tops = browser.evaluate("""[...document.querySelectorAll('.graph')].map(graph => {
       graph.focus();
       const { top, bottom } = graph.getBoundingClientRect();
@@ -75,15 +66,15 @@ def test_side_by_side_kinds_are_stacked_in_a_narrow_window(browser, tmp_path):
     assert min(tops) > 80
 
 
-def test_controls_take_two_lines_in_a_wide_window(browser, path):
-    browser.open(path.as_uri(), width=1500, height=900)
+def test_controls_take_two_lines_in_a_wide_window(browser, busy):
+    browser.show_page(busy, width=1500, height=900)
     for row in ("#controls", "#choices"):
         assert browser.evaluate(HEIGHT_OF.format(row)) <= LINE, row
 
 
 @pytest.mark.parametrize("width", [1500, 1200, 1000, 800, 600, 390])
-def test_the_strip_stays_under_the_pointer_while_a_range_is_chosen(browser, path, width):
-    browser.open(path.as_uri(), width=width, height=800)
+def test_the_strip_stays_under_the_pointer_while_a_range_is_chosen(browser, busy, width):
+    browser.show_page(busy, width=width, height=800)
     top = "document.querySelector('#strip canvas').getBoundingClientRect().top"
     height = browser.evaluate(top)
     browser.evaluate("viewer.brush([10000, 20000])")
@@ -96,8 +87,8 @@ def test_the_strip_stays_under_the_pointer_while_a_range_is_chosen(browser, path
 
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1500, 1000, 810])
-def test_names_in_tables_are_legible_and_hide_no_numbers(browser, path, tab, width):
-    browser.open(f"{path.as_uri()}#tab={tab}", width=width, height=800)
+def test_names_in_tables_are_legible_and_hide_no_numbers(browser, busy, tab, width):
+    browser.show_page(busy, f"#tab={tab}", width=width, height=800)
     rows = browser.evaluate("""[...document.querySelectorAll('td.name')].map(cell => {
       const number = [...cell.parentNode.querySelectorAll('.number')].find(one => one.offsetWidth);
       return [cell.clientWidth, cell.offsetLeft + cell.offsetWidth <= number.offsetLeft + 1,
@@ -107,8 +98,8 @@ def test_names_in_tables_are_legible_and_hide_no_numbers(browser, path, tab, wid
     assert all(beside and overflow == "hidden" for _, beside, overflow in rows)
 
 
-def test_the_time_strip_shrinks_in_a_low_window(browser, path):
-    browser.open(path.as_uri(), width=1000, height=700)
+def test_the_time_strip_shrinks_in_a_low_window(browser, busy):
+    browser.show_page(busy, width=1000, height=700)
     high = browser.evaluate(HEIGHT_OF.format("#strip"))
     browser.call("Emulation.setDeviceMetricsOverride", width=1000, height=420,
                  deviceScaleFactor=1, mobile=False)  # fmt: skip

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from otel_kprofiler.formats import Interval, columns, compared_columns, html, page
+from otel_kprofiler.formats import Interval, columns, compared_columns, page
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, FileId, Frame, Line, Module, ModuleKind
 from otel_kprofiler.viewing import PageServer
-from tests.browser.test_accessibility import AXE, FOUND
+from tests.browser.test_accessibility import check_accessibility
 from tests.browser.test_flamegraph import READ, SYSCALL, place, sample, text
 from tests.browser.test_served_page import wait
 from tests.windows import make_window
@@ -218,10 +218,8 @@ def test_functions_without_source_say_why(show):
     assert not page.evaluate("document.querySelector('.lines').checkVisibility()")
 
 
-def test_the_report_in_one_file_says_why_it_has_no_source(browser, files, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([files.window()]))
-    browser.open(f"{path.as_uri()}#tab=source")
+def test_the_report_in_one_file_says_why_it_has_no_source(browser, files):
+    browser.show([files.window()], "#tab=source")
     choose(browser, "main (app.py:8)")
     (note,) = browser.evaluate(NOTES)
     assert note.startswith("This page contains no source files.")
@@ -231,13 +229,12 @@ def test_the_report_in_one_file_says_why_it_has_no_source(browser, files, tmp_pa
 
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1000, 390])
-def test_comparisons_keep_their_changes(browser, files, tmp_path, tab, width):
+def test_comparisons_keep_their_changes(browser, files, tab, width):
     ends = RECORDED_NS, RECORDED_NS + 5 * 10**9
     intervals = [Interval(name, [files.window(hashed)], *ends)
                  for name, hashed in (("before", 25), ("after", 525))]  # fmt: skip
-    path = tmp_path / "x.html"
-    path.write_text(page(compared_columns(intervals)))
-    browser.open(f"{path.as_uri()}#tab={tab}&baseline=0-5000&range=5000-10000", width=width)
+    fragment = f"#tab={tab}&baseline=0-5000&range=5000-10000"
+    browser.show_page(page(compared_columns(intervals)), fragment, width=width)
     choose(browser, "hash")
     changes = """[...document.querySelectorAll('.body > .table tr[aria-current] .change')]
       .filter(one => one.offsetWidth)
@@ -257,12 +254,9 @@ def test_comparisons_keep_their_changes(browser, files, tmp_path, tab, width):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
 def test_axe_reports_no_violations_of_a_listing(show, scheme, width):
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
     page = show("tab=source", scheme=scheme, width=width)
     choose(page, "main (app.py:8)")
-    page.evaluate(f"{AXE.read_text()};0")
-    assert page.evaluate(FOUND) == []
+    check_accessibility(page)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
     assert page.evaluate(f"{IN_VIEW}(8)")

@@ -2,9 +2,8 @@
 
 import pytest
 
-from otel_kprofiler.formats import html
 from otel_kprofiler.model import WaitCause
-from tests.browser.test_accessibility import AXE, FOUND
+from tests.browser.test_accessibility import check_accessibility
 from tests.browser.test_flamegraph import PROFILE, text
 from tests.browser.test_wall import RECORDING, ran, recording, waited
 
@@ -15,10 +14,8 @@ STATES = ["ran", "ready", "storage", "locks", "peers", "others"]
 
 
 @pytest.fixture
-def page(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([RECORDING]))
-    browser.open(path.as_uri())
+def page(browser):
+    browser.show([RECORDING])
     return browser
 
 
@@ -57,10 +54,8 @@ def test_a_wait_covers_the_time_before_its_end(page):
      (WaitCause.SOCKET_SEND, "peers"), (WaitCause.SLEEP, "others"), (WaitCause.OTHER, "others"),
      (None, "others")],
 )  # fmt: skip
-def test_causes_have_the_colour_of_their_group(browser, tmp_path, cause, state):
-    path = tmp_path / "x.html"
-    path.write_text(html([recording([ran(5)], [waited(200, cause)])]))
-    browser.open(path.as_uri())
+def test_causes_have_the_colour_of_their_group(browser, cause, state):
+    browser.show([recording([ran(5)], [waited(200, cause)])])
     (row,) = browser.evaluate(DRAWN)
     assert ms_by_state(row["cells"]) == {"ran": 50, state: 200}
 
@@ -91,10 +86,8 @@ def test_k_toggles_the_thread_rows_and_the_url_keeps_the_setting(page):
     assert page.evaluate(SHOWN)
 
 
-def test_recordings_without_waits_show_rows_on_demand(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([PROFILE]))
-    browser.open(path.as_uri())
+def test_recordings_without_waits_show_rows_on_demand(browser):
+    browser.show([PROFILE])
     assert not browser.evaluate(SHOWN)
     browser.click("#tracked")
     assert browser.evaluate(SHOWN)
@@ -109,24 +102,20 @@ def test_recordings_without_waits_show_rows_on_demand(browser, tmp_path):
     ]
 
 
-def test_many_threads_leave_room_for_the_graph(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_many_threads_leave_room_for_the_graph(browser):
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
-    path.write_text(html([recording([ran(5)], waits)]))
+    profile = recording([ran(5)], waits)
     for width, height, rows in ((1500, 900, 8), (1000, 700, 5), (390, 844, 5), (390, 420, 2)):
-        browser.open("about:blank")
-        browser.open(path.as_uri(), width=width, height=height)
+        browser.show([profile], width=width, height=height)
         assert len(browser.evaluate(DRAWN)) == rows
         assert f"{30 - rows} more" in text(browser, "tracks")
         room = "document.querySelector('.graph').getBoundingClientRect().height"
         assert browser.evaluate(room) > 0.4 * height
 
 
-def test_time_columns_are_computed_only_for_visible_rows(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_time_columns_are_computed_only_for_visible_rows(browser):
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
-    path.write_text(html([recording([ran(5)], waits)]))
-    browser.open(path.as_uri(), width=1500, height=900)
+    browser.show([recording([ran(5)], waits)], width=1500, height=900)
     counted = """(() => {
       const Plain = Float64Array;
       let made = 0;
@@ -144,11 +133,6 @@ def test_time_columns_are_computed_only_for_visible_rows(browser, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 390])
-def test_axe_reports_no_violations(browser, tmp_path, scheme, width):
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
-    path = tmp_path / "x.html"
-    path.write_text(html([RECORDING]))
-    browser.open(path.as_uri(), width=width, scheme=scheme)
-    browser.evaluate(f"{AXE.read_text()};0")
-    assert browser.evaluate(FOUND) == []
+def test_axe_reports_no_violations(browser, scheme, width):
+    browser.show([RECORDING], width=width, scheme=scheme)
+    check_accessibility(browser)

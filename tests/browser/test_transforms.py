@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from otel_kprofiler.formats import html
 from otel_kprofiler.model import PYTHON_SIDE, USER_SIDE, Frame, Line
 from tests.browser.test_flamegraph import (
     BPF,
@@ -115,7 +114,7 @@ def shown(browser, transforms, ids):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_transform_preserves_exact_sums(browser, tmp_path, seed):
+def test_every_transform_preserves_exact_sums(browser, seed):
     rng = random.Random(seed)
     groups, stacks = [], Counter()
     for process in ("one", "two"):
@@ -127,9 +126,7 @@ def test_every_transform_preserves_exact_sums(browser, tmp_path, seed):
             samples.append(sample(frames, count))
             stacks[(process, *(name_of(frame) for frame in reversed(frames)))] += count
         groups.append((process, len(groups) + 1, samples))
-    path = tmp_path / "x.html"
-    path.write_text(html([window(*groups)]))
-    browser.open(path.as_uri())
+    browser.show([window(*groups)])
     ids = browser.evaluate(STACKS)["ids"]
     present = sorted({name for stack in stacks for name in stack[1:]})
     for _ in range(40):
@@ -169,12 +166,8 @@ def test_every_transform_preserves_exact_sums(browser, tmp_path, seed):
     ("_json.cpython-313-x86_64-linux-gnu.so", False),
     ("python3.13-service", False), ("libldap.so.2", False), ("ld", False), ("server", False),
 ])  # fmt: skip
-def test_application_frames_omit_only_interpreter_and_libc(browser, tmp_path, module, is_runtime):
-    path = tmp_path / "x.html"
-    path.write_text(
-        html([window(("x", 1, [sample([SYSCALL, native("leaf", module), HANDLER], 5)]))])
-    )
-    browser.open(path.as_uri())
+def test_application_frames_omit_only_interpreter_and_libc(browser, module, is_runtime):
+    browser.show([window(("x", 1, [sample([SYSCALL, native("leaf", module), HANDLER], 5)]))])
     browser.press("a")
     assert ("leaf" not in names(browser)) is is_runtime
     assert "do_syscall_64" in names(browser)
@@ -258,11 +251,9 @@ def test_the_button_below_the_graph_and_rows_of_the_table_open_the_menu(page):
     assert "ext4_read" not in [row[0] for row in rows(page)]
 
 
-def test_collapsed_recursion_is_one_frame(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_collapsed_recursion_is_one_frame(browser):
     walk, parse = native("walk"), native("parse", line=7)
-    path.write_text(html([window(("x", 1, [sample([READ, walk, walk, parse, walk, walk], 4)]))]))
-    browser.open(path.as_uri())
+    browser.show([window(("x", 1, [sample([READ, walk, walk, parse, walk, walk], 4)]))])
     names = "viewer.panes[0].graph.boxes().map(box => box.name)"
     assert len(browser.evaluate(names)) == 8
     browser.press("e")
@@ -277,10 +268,8 @@ def test_collapsed_recursion_is_one_frame(browser, tmp_path):
     )
 
 
-def test_names_in_menu_and_breadcrumb_are_text(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([window(("x", 1, [sample([native(HOSTILE, HOSTILE)], 5)]))]))
-    browser.open(path.as_uri())
+def test_names_in_menu_and_breadcrumb_are_text(browser):
+    browser.show([window(("x", 1, [sample([native(HOSTILE, HOSTILE)], 5)]))])
     right_click(browser, HOSTILE)
     assert browser.evaluate("document.querySelector('#menu strong').textContent") == HOSTILE
     browser.press("h")

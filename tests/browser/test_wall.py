@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from otel_kprofiler.formats import Interval, compared_columns, html
+from otel_kprofiler.formats import Interval, compared_columns
 from otel_kprofiler.formats import page as page_of
 from otel_kprofiler.model import (
     OFF_CPU,
@@ -18,7 +18,7 @@ from otel_kprofiler.model import (
     WindowSample,
     WindowWait,
 )
-from tests.browser.test_accessibility import AXE, FOUND
+from tests.browser.test_accessibility import check_accessibility
 from tests.browser.test_flamegraph import PROFILE, READ, SYSCALL, boxes, fill, hover, names, text
 
 START_NS = 10**18
@@ -54,10 +54,8 @@ RECORDING = recording(
 
 
 @pytest.fixture
-def page(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([RECORDING]))
-    browser.open(path.as_uri())
+def page(browser):
+    browser.show([RECORDING])
     return browser
 
 
@@ -122,34 +120,28 @@ def test_the_cpu_strip_counts_on_cpu_samples_only(page):
     assert sum(drawn) == 30
 
 
-def test_a_comparison_of_files_opens_with_cpu_time(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_a_comparison_of_files_opens_with_cpu_time(browser):
     times = RECORDING.start_unix_ns, RECORDING.end_unix_ns
     sides = [Interval(name, [RECORDING], *times) for name in ("before", "after")]
-    path.write_text(page_of(compared_columns(sides)))
-    browser.open(path.as_uri())
+    browser.show_page(page_of(compared_columns(sides)))
     assert browser.evaluate(f"{KIND}.value") == "on_cpu"
     assert text(browser, "brushed") == "after · 30 samples, against before · 30 samples"
 
 
-def test_thread_rows_clip_waits_to_their_file(browser, tmp_path):
-    path = tmp_path / "x.html"
+def test_thread_rows_clip_waits_to_their_file(browser):
     after = recording([], [waited(4000, WaitCause.DISK)])  # ends 3 s after the start
     times = after.start_unix_ns, after.end_unix_ns
-    path.write_text(page_of(compared_columns([
-        Interval("before", [recording([ran(1)], [])], *times), Interval("after", [after], *times),
-    ])))  # fmt: skip
-    browser.open(path.as_uri())
+    earlier = recording([ran(1)], [])
+    sides = [Interval("before", [earlier], *times), Interval("after", [after], *times)]
+    browser.show_page(page_of(compared_columns(sides)))
     (row,) = browser.evaluate("viewer.tracks.drawn()")
     storage = row["cells"][2]
     assert sum(storage) == pytest.approx(4000 * MS)
     assert not any(storage[: len(storage) // 2])
 
 
-def test_a_recording_without_waits_offers_no_wall_clock_view(browser, tmp_path):
-    path = tmp_path / "x.html"
-    path.write_text(html([PROFILE]))
-    browser.open(path.as_uri())
+def test_a_recording_without_waits_offers_no_wall_clock_view(browser):
+    browser.show([PROFILE])
     assert browser.evaluate(f"[...{KIND}.options].map(({{ value }}) => value)") == ["on_cpu", "*"]
     assert not browser.evaluate("document.querySelector('#legend .wait').checkVisibility()")
 
@@ -157,35 +149,24 @@ def test_a_recording_without_waits_offers_no_wall_clock_view(browser, tmp_path):
 @pytest.mark.parametrize(
     ("others", "parts"), [([], ["other", "off_cpu"]), ([ON_CPU], ["on_cpu", "off_cpu"])]
 )
-def test_wall_clock_time_has_the_time_on_cpus_that_our_sampler_took(
-    browser, tmp_path, others, parts
-):
+def test_wall_clock_time_has_the_time_on_cpus_that_our_sampler_took(browser, others, parts):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name="other"), *others]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]
-    path = tmp_path / "x.html"
-    path.write_text(html([replace(RECORDING, profiles=profiles)]))
-    browser.open(path.as_uri())
+    browser.show([replace(RECORDING, profiles=profiles)])
     assert browser.evaluate(f"{KIND}.title") == " + ".join(parts)
 
 
-def test_foreign_profiles_with_several_cpu_time_kinds_have_no_wall_clock_view(browser, tmp_path):
+def test_foreign_profiles_with_several_cpu_time_kinds_have_no_wall_clock_view(browser):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name=name) for name in ("first", "second")]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]
-    path = tmp_path / "x.html"
-    path.write_text(html([replace(RECORDING, profiles=profiles)]))
-    browser.open(path.as_uri())
+    browser.show([replace(RECORDING, profiles=profiles)])
     options = browser.evaluate(f"[...{KIND}.options].map(({{ value }}) => value)")
     assert "wall" not in options
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_reports_no_violations(browser, tmp_path, scheme):
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
-    path = tmp_path / "x.html"
-    path.write_text(html([RECORDING]))
-    browser.open(path.as_uri(), scheme=scheme)
-    browser.evaluate(f"{AXE.read_text()};0")
-    assert browser.evaluate(FOUND) == []
+def test_axe_reports_no_violations(browser, scheme):
+    browser.show([RECORDING], scheme=scheme)
+    check_accessibility(browser)

@@ -37,7 +37,6 @@ from otel_kprofiler.clickhouse import (
     store,
 )
 from otel_kprofiler.errors import KProfilerError
-from otel_kprofiler.host import Access, doctor
 from otel_kprofiler.model import (
     KERNEL_SIDE,
     OFF_CPU,
@@ -47,7 +46,6 @@ from otel_kprofiler.model import (
     USER_SIDE,
     FileId,
     Frame,
-    Level,
     Line,
     LossCause,
     Module,
@@ -635,10 +633,9 @@ def own(kinds):
 
 
 @pytest.mark.live
-def test_the_agents_samples_equal_report_on_the_table(engine, stored, collector_program, tmp_path):
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+def test_the_agents_samples_equal_report_on_the_table(
+    engine, stored, collector_program, tmp_path, sampling_host
+):
     began = datetime.fromtimestamp(time.time() - 1, tz=UTC).isoformat()
     with gateway(collector_program, engine, tmp_path) as (grpc, _, file):
         config = tmp_path / "agent.yaml"

@@ -20,8 +20,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from ruamel.yaml import YAML
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from tests.collector.conftest import GATE, build
 from tests.collector.go_tools import build_program
 from tests.public import get_public_python
@@ -259,10 +257,7 @@ def services(path):
 
 
 @pytest.mark.live
-def test_the_gateway_names_the_pods_of_containers(tmp_path):
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
+def test_the_gateway_names_the_pods_of_containers(tmp_path, sampling_host):
     program = build(WITH_KUBERNETES)
     grpc, http_port, health, agent_health = free_ports(4)
     output = tmp_path / "profiles.jsonl"

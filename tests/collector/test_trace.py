@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from otel_kprofiler.otlp import read_profiles
 from tests import java_writer, nodejs_writer, npm
 from tests.agent_account import parse_account
@@ -148,11 +146,8 @@ def linked_services(file):
 
 
 @pytest.fixture
-def recorded(services, collector_program, tmp_path):
+def recorded(services, collector_program, tmp_path, sampling_host):
     """Yields a server with the profiles, the Collector's file, and the spans' measurements."""
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
     port, pids = services
     engine = Engine(tmp_path / "data")
     try:

@@ -18,6 +18,7 @@ from services import ToFile
 
 from tests.further import further
 from tests.public import get_public_python
+from tests.strict_receiver import StrictReceiver
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +69,11 @@ def no_low_descriptors():
 def to_file(tmp_path):
     """Environment of a service that writes its profiles to a file, and the file's windows."""
     return ToFile(tmp_path / "profiles.jsonl")
+
+
+@pytest.fixture
+def receiver():
+    """Accepts requests of profiles that follow all rules."""
+    receiver = StrictReceiver()
+    yield receiver
+    receiver.close()

@@ -12,7 +12,7 @@ import pytest
 from tests.agent_account import parse_account
 from tests.further import further, further_of
 from tests.public import get_public_python
-from tests.strict_receiver import NO_FUNCTION, NO_SERVICE, StrictReceiver
+from tests.strict_receiver import NO_FUNCTION, NO_SERVICE
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("sampling_host")]
 
@@ -39,13 +39,6 @@ end = time.thread_time() + 0.5
 while time.thread_time() < end:
     os.listdir("/proc/self/task")
 """
-
-
-@pytest.fixture
-def receiver():
-    receiver = StrictReceiver()
-    yield receiver
-    receiver.close()
 
 
 KINDS = ("grpc", "application/x-protobuf", "application/json")

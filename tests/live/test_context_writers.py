@@ -4,25 +4,17 @@ import os
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import Level
 from otel_kprofiler.processes import thread_contexts
 from tests import java_writer, nodejs_writer, rust_writer
 from tests.thread_contexts import WANTED, Reader, Service, compare
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
 THREADS = 8
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 def check(name, words, log, missing=0.0):

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from samplers import sampling
 
 from otel_kprofiler.cli.record import command
 from otel_kprofiler.host import EventSpec
 from otel_kprofiler.model import LossCause
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 pytestmark = pytest.mark.live
 
@@ -122,21 +122,16 @@ def test_a_period_and_a_rate_estimate_the_same_number(tmp_path):
 
 def test_samples_for_which_the_ring_has_no_room_are_counted():
     """Samples received, lost and missed add up to all events."""
-    config = SamplerConfig(
+    with sampling(
         samples_per_second=5,
         stacks="both",
         events=(EventSpec("page-faults", 1),),
         max_ring_bytes=1 << 18,
-    )
-    sampler = EbpfSampler(config)
-    sampler.start()
-    try:
+    ) as sampler:
         subprocess.run([sys.executable, "-c", LOAD, "1"], check=True)
         sampler.stop()
         samples = sampler.drain()
         clock, counts = map(sampler.counts().get, ("on_cpu", "page_faults"))
-    finally:
-        sampler.close()
     assert clock.received + counts.received == len(samples)
     assert clock.received
     assert not clock.lost, "events leave a quarter of the ring to other kinds"

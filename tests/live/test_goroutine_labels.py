@@ -12,8 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
+from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
 from tests.public import get_public_python
 from tests.servers import free_port
@@ -21,6 +20,7 @@ from tests.thread_contexts import SOURCES, WANTED, Reader, Service, write_payloa
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
     pytest.mark.skipif(shutil.which("go") is None, reason="needs go"),
@@ -35,13 +35,6 @@ BUILDS = {
     "cgo": ({"CGO_ENABLED": "1"}, ("-tags=withcgo",)),
     "cgo-pie": ({"CGO_ENABLED": "1"}, ("-tags=withcgo", "-buildmode=pie")),
 }
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 def build(directory, name="static", version="local", source="labels"):

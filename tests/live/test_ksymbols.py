@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programs import churn_command, close_all, kallsyms, load, run
+from samplers import sampling
 
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import SAMPLER_OBJECT
@@ -160,31 +161,26 @@ def own_programs():
 
 def test_programs_of_both_loaders_have_names_lines_and_details(loader):
     """The test checks full names, source lines, id, type and tag, with either loader."""
-    with watching() as (symbolizer, _):
-        sampler = EbpfSampler(SamplerConfig())
-        sampler.start()
-        try:
-            catch_up(symbolizer)
-            ((number, tag),) = own_programs().items()
-            functions = [s for s in symbolizer.ksymbols() if s.program_id == number]
-            (symbol,) = (s for s in functions if s.name.startswith(f"bpf_prog_{tag}_"))
-            name = symbol.name
-            if loader == "libbpf":
-                assert name.endswith(("_kprofiler_sample", "_kprofiler_sample_python"))
-            else:  # without BTF, the kernel truncates the name to 15 characters
-                assert name.endswith("_kprofiler_sampl")
-            assert (symbol.start, name) in kallsyms()
-            (frame,) = symbolizer.resolve_addresses([symbol.start])
-            assert (frame.module.kind, frame.function, frame.address) == (ModuleKind.BPF, name, 0)
-            program = frame.module.program
-            assert program[:3] == (number, "perf_event", tag)
-            assert 0 < program.load_time_ns < now_ns()
-            if loader == "libbpf":
-                assert frame.lines[0].file.endswith("sampler.bpf.c")
-                source = SAMPLER_OBJECT.with_name("sampler.bpf.c").read_text().splitlines()
-                assert 0 < frame.lines[0].line <= len(source)
-        finally:
-            sampler.close()
+    with watching() as (symbolizer, _), sampling():
+        catch_up(symbolizer)
+        ((number, tag),) = own_programs().items()
+        functions = [s for s in symbolizer.ksymbols() if s.program_id == number]
+        (symbol,) = (s for s in functions if s.name.startswith(f"bpf_prog_{tag}_"))
+        name = symbol.name
+        if loader == "libbpf":
+            assert name.endswith(("_kprofiler_sample", "_kprofiler_sample_python"))
+        else:  # without BTF, the kernel truncates the name to 15 characters
+            assert name.endswith("_kprofiler_sampl")
+        assert (symbol.start, name) in kallsyms()
+        (frame,) = symbolizer.resolve_addresses([symbol.start])
+        assert (frame.module.kind, frame.function, frame.address) == (ModuleKind.BPF, name, 0)
+        program = frame.module.program
+        assert program[:3] == (number, "perf_event", tag)
+        assert 0 < program.load_time_ns < now_ns()
+        if loader == "libbpf":
+            assert frame.lines[0].file.endswith("sampler.bpf.c")
+            source = SAMPLER_OBJECT.with_name("sampler.bpf.c").read_text().splitlines()
+            assert 0 < frame.lines[0].line <= len(source)
 
 
 def test_samples_of_an_unloaded_program_are_named():

@@ -1,6 +1,5 @@
 """Samples missed by the kernel are counted exactly."""
 
-import contextlib
 import os
 import sys
 import time
@@ -10,8 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programs import attach_tracer, close_all
+from samplers import sampling
 
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sampling import SamplerConfig
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
@@ -28,14 +28,8 @@ def cpu():
     os.sched_setaffinity(0, before)
 
 
-@contextlib.contextmanager
 def running(**settings):
-    sampler = EbpfSampler(SamplerConfig(samples_per_second=RATE, **settings))
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
+    return sampling(samples_per_second=RATE, **settings)
 
 
 def call(seconds=SECONDS):

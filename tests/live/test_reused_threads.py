@@ -9,26 +9,19 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import OFF_CPU, ON_CPU, Level
+from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
 from tests.reused_threads import NAMES
 from tests.thread_contexts import Reader
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(180),
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to choose the ids of threads"),
 ]
 WANTED = 150
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 def compare(samples, lives):

@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+from samplers import sampling
 
 from otel_kprofiler.bpf import parse_counts
 from otel_kprofiler.errors import KProfilerError
@@ -33,16 +34,6 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
 SPIN = "while True: pass"
 READ = "while True: open('/proc/stat').read()"
-
-
-@contextlib.contextmanager
-def running(**settings):
-    sampler = EbpfSampler(SamplerConfig(**settings))
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
 
 
 @contextlib.contextmanager
@@ -107,14 +98,14 @@ def test_starting_takes_little_cpu_time(loader):
     limit_s = {"libbpf": 1.0, "bcc": 15.0}[loader]  # bcc compiles the program
     with load(SPIN):
         started = time.process_time()
-        with running(stacks="both") as sampler:
+        with sampling(stacks="both") as sampler:
             took = time.process_time() - started
             collect_until(sampler, anything)
     assert took < limit_s
 
 
 def test_samples_have_process_cpu_and_start_time():
-    with load(READ) as pid, running(samples_per_second=999, stacks="both") as sampler:
+    with load(READ) as pid, sampling(samples_per_second=999, stacks="both") as sampler:
         before = boot_ns()
         samples = collect_until(sampler, lambda s: s.tgid == pid and in_kernel(s), count=100)
         online = sampler.cpus
@@ -139,7 +130,7 @@ def test_samples_have_process_cpu_and_start_time():
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 @pytest.mark.parametrize("rate", [99, 4999])
 def test_every_sample_taken_is_received(rate):
-    with load(READ), load(SPIN), running(samples_per_second=rate, stacks="both") as sampler:
+    with load(READ), load(SPIN), sampling(samples_per_second=rate, stacks="both") as sampler:
         samples = collect(sampler, 1, interval_s=0.25)
         samples += collect_until(sampler, anything, count=rate)
         sampler.stop()
@@ -155,7 +146,7 @@ def test_every_sample_taken_is_received(rate):
 
 def test_no_sample_is_older_than_the_watermark():
     """The test drains in quick succession at a high rate, to find records being written."""
-    with load(READ), load(READ), running(samples_per_second=10_000, stacks="both") as sampler:
+    with load(READ), load(READ), sampling(samples_per_second=10_000, stacks="both") as sampler:
         end, complete, advanced = time.monotonic() + 2, 0, 0
         while time.monotonic() < end or advanced < 10:
             began_ns = boot_ns()
@@ -171,7 +162,7 @@ def test_an_overflow_of_the_ring_is_counted_exactly():
     with (
         load(READ),
         load(READ),
-        running(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
+        sampling(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
     ):
         end = time.monotonic() + 60
         lines = sampler._attached.lines
@@ -188,7 +179,7 @@ def test_a_filling_ring_ends_the_wait():
     with (
         load(READ),
         load(READ),
-        running(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
+        sampling(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
     ):
         started = time.monotonic()
         sampler.wait(60)
@@ -212,7 +203,7 @@ def is_woken(sampler):
 
 
 def test_wake_ends_the_wait_from_another_thread():
-    with running() as sampler:
+    with sampling() as sampler:
         timer = threading.Timer(0.1, sampler.wake)
         timer.start()
         started = time.monotonic()
@@ -228,7 +219,7 @@ def test_target_pids_are_filtered_in_the_kernel():
     with (
         load(SPIN),
         load(SPIN) as pid,
-        running(samples_per_second=499, stacks="both", target_pids=(pid,)) as sampler,
+        sampling(samples_per_second=499, stacks="both", target_pids=(pid,)) as sampler,
     ):
         samples = collect_until(sampler, anything, count=50)
         counts = sampler.counts()["on_cpu"]
@@ -239,7 +230,7 @@ def test_target_pids_are_filtered_in_the_kernel():
 def test_young_processes_are_skipped():
     age = 1_500_000_000
     with (
-        running(samples_per_second=499, stacks="user", min_process_age_ns=age) as sampler,
+        sampling(samples_per_second=499, stacks="user", min_process_age_ns=age) as sampler,
         load(SPIN) as pid,
     ):
         samples = collect_until(sampler, lambda sample: sample.tgid == pid)
@@ -248,7 +239,7 @@ def test_young_processes_are_skipped():
 
 
 def test_user_mode_is_not_sampled_with_kernel_stacks_only():
-    with load(READ), running(samples_per_second=999, stacks="kernel") as sampler:
+    with load(READ), sampling(samples_per_second=999, stacks="kernel") as sampler:
         samples = collect_until(sampler, anything, count=100)
         assert sampler.counts()["on_cpu"].filtered["empty"] > 0
     assert all([side.kind for side in s.sides] == [KERNEL_SIDE] for s in samples)
@@ -257,14 +248,14 @@ def test_user_mode_is_not_sampled_with_kernel_stacks_only():
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_kernel_stacks_are_absent_with_user_stacks_only():
-    with load(READ), running(samples_per_second=999, stacks="user") as sampler:
+    with load(READ), sampling(samples_per_second=999, stacks="user") as sampler:
         samples = collect_until(sampler, anything, count=100)
     assert all([side.kind for side in s.sides] == [USER_SIDE] for s in samples)
     assert all(s.words(USER_SIDE) for s in samples)
 
 
 def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack():
-    with load(READ), running(samples_per_second=999, stacks="kernel", max_frames=3) as sampler:
+    with load(READ), sampling(samples_per_second=999, stacks="kernel", max_frames=3) as sampler:
         samples = collect_until(sampler, lambda sample: len(sample.words(KERNEL_SIDE)) == 24)
     assert max(len(s.words(KERNEL_SIDE)) for s in samples) == 24
     for sample in samples:
@@ -273,7 +264,7 @@ def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack():
 
 
 def test_only_pinned_cpus_are_sampled():
-    with load(SPIN, cpu=0), running(samples_per_second=499, stacks="both", pin_cpu_ids=(0,)) as s:
+    with load(SPIN, cpu=0), sampling(samples_per_second=499, stacks="both", pin_cpu_ids=(0,)) as s:
         samples = collect_until(s, anything, count=50)
         assert s.cpus == (0,)
     assert {sample.cpu for sample in samples} == {0}
@@ -300,12 +291,12 @@ def idling(cpu):
 def test_the_idle_task_is_sampled_only_on_request():
     with (
         idling(0),
-        running(samples_per_second=499, pin_cpu_ids=(0,), send_idle_frames=True) as sampler,
+        sampling(samples_per_second=499, pin_cpu_ids=(0,), send_idle_frames=True) as sampler,
     ):
         idle = collect_until(sampler, lambda sample: sample.tid == 0)
         assert sampler.counts()["on_cpu"].filtered["idle"] == 0
     assert any(sample.comm.startswith(b"swapper/") for sample in idle)
-    with running(samples_per_second=499, pin_cpu_ids=(0,)) as sampler:
+    with sampling(samples_per_second=499, pin_cpu_ids=(0,)) as sampler:
         samples = collect(sampler, 1)
         assert all(sample.tid for sample in samples), "without ranges all of pid 0 is left out"
 
@@ -339,7 +330,7 @@ def test_interrupts_taken_while_idle_are_kept():
             file.write("1")
         with (
             idling(0),
-            running(samples_per_second=1999, pin_cpu_ids=(0,), interrupt_ranges=ranges) as sampler,
+            sampling(samples_per_second=1999, pin_cpu_ids=(0,), interrupt_ranges=ranges) as sampler,
         ):
             with load(FLOOD, cpu=1):
                 samples = collect_until(sampler, lambda sample: sample.tid == 0)
@@ -374,7 +365,7 @@ def offline(cpu):
 
 
 def test_a_cpu_back_online_is_sampled_again():
-    with running(samples_per_second=199, stacks="both") as sampler:
+    with sampling(samples_per_second=199, stacks="both") as sampler:
         with offline(1):
             collect(sampler, 1.3)
             assert 1 not in sampler.cpus
@@ -389,7 +380,7 @@ def test_a_cpu_back_online_is_sampled_again():
 
 def test_a_briefly_offline_cpu_is_sampled_again():
     """The absence falls between two checks of the CPU list, which therefore does not show it."""
-    with running(samples_per_second=199, stacks="both") as sampler:
+    with sampling(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):
             pass
@@ -459,7 +450,7 @@ def test_closing_closes_every_descriptor():
         return sorted(os.listdir("/proc/self/fd"))
 
     before, limit = descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    with running():
+    with sampling():
         assert len(descriptors()) > len(before)
     assert descriptors() == before
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 3, limit[1]))
@@ -475,7 +466,7 @@ def test_the_first_sample_ends_the_wait_of_an_idle_reader():
     with load(SPIN) as pid:
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)
-        with running(target_pids=(pid,), stacks="both", samples_per_second=99) as sampler:
+        with sampling(target_pids=(pid,), stacks="both", samples_per_second=99) as sampler:
             sampler.wait(0.05)
             sampler.drain()
             assert not sampler.wait_first(0.2)
@@ -486,13 +477,13 @@ def test_the_first_sample_ends_the_wait_of_an_idle_reader():
 
 
 def test_calling_wake_ends_the_wait_of_an_idle_reader():
-    with running(target_pids=(1 << 22,)) as sampler:
+    with sampling(target_pids=(1 << 22,)) as sampler:
         threading.Timer(0.1, sampler.wake).start()
         assert not sampler.wait_first(600)
 
 
 def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
-    with load(SPIN) as pid, running(target_pids=(pid,), stacks="both") as sampler:
+    with load(SPIN) as pid, sampling(target_pids=(pid,), stacks="both") as sampler:
         assert sampler.wait_first(600)
         before = time.monotonic()
         sampler.wait(0.5)
@@ -501,7 +492,7 @@ def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
 
 def test_program_run_time_grows_with_the_sample_count():
     began = time.monotonic_ns()
-    with load(SPIN) as pid, running(target_pids=(pid,), stacks="both") as sampler:
+    with load(SPIN) as pid, sampling(target_pids=(pid,), stacks="both") as sampler:
         assert sampler.busy_ns == 0
         samples = collect_until(sampler, anything, count=10)
         assert 100 * len(samples) < sampler.busy_ns

@@ -10,24 +10,15 @@ import time
 from collections import defaultdict
 
 import pytest
+from samplers import sampling
 
 from otel_kprofiler.errors import HostError
-from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
+from otel_kprofiler.sampling import SamplerConfig
 from tests.further import further
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
 FAST = {"samples_per_second": 999, "send_idle_frames": True, "stacks": "both"}
-
-
-@contextlib.contextmanager
-def running(**settings):
-    sampler = EbpfSampler(SamplerConfig(**settings))
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
 
 
 @contextlib.contextmanager
@@ -57,7 +48,7 @@ class Witness:
         return self
 
     def _run(self):
-        with running(**{**FAST, "samples_per_second": self.RATE}) as sampler:
+        with sampling(**{**FAST, "samples_per_second": self.RATE}) as sampler:
             self._ready.set()
             while not self._stop.is_set():
                 sampler.wait(0.1)
@@ -108,7 +99,7 @@ def changes():
 @pytest.mark.parametrize("loader", ["libbpf", *further("bcc")], indirect=True)
 def test_changes_cause_no_gap_and_no_duplicate_sample():
     samples, moments = [], []
-    with Witness() as witness, running(**FAST) as sampler:
+    with Witness() as witness, sampling(**FAST) as sampler:
         for settings in itertools.islice(itertools.cycle(changes()), 25):
             samples += drain_for(sampler, 0.05)
             before = boot_ns()
@@ -134,7 +125,7 @@ def test_changes_cause_no_gap_and_no_duplicate_sample():
 
 
 def test_the_new_period_applies_from_the_returned_time():
-    with running(**FAST) as sampler:
+    with sampling(**FAST) as sampler:
         samples = drain_for(sampler, 0.2)
         changed = sampler.reconfigure(SamplerConfig(**{**FAST, "samples_per_second": 99}))
         period_ns = sampler.period_ns
@@ -148,13 +139,13 @@ def test_the_new_period_applies_from_the_returned_time():
         assert len(times) <= (times[-1] - times[0]) / period_ns + 2
 
 
-def test_filters_change_while_running():
+def test_filters_change_while_sampling():
     own = os.getpid()
     spin = threading.Event()
     thread = threading.Thread(target=lambda: [None for _ in iter(spin.is_set, True)])
     thread.start()
     try:
-        with running(**FAST) as sampler:
+        with sampling(**FAST) as sampler:
             everything = drain_for(sampler, 0.3)
             sampler.reconfigure(SamplerConfig(**FAST, target_pids=(own,)))
             sampler.drain()
@@ -176,7 +167,7 @@ def test_cpus_are_added_and_removed_while_others_continue():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")
-    with busy(last), running(**FAST) as sampler:
+    with busy(last), sampling(**FAST) as sampler:
         drain_for(sampler, 0.1)
         sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))
         sampler.drain()
@@ -189,7 +180,7 @@ def test_cpus_are_added_and_removed_while_others_continue():
 
 
 def test_a_pause_takes_no_samples_and_can_be_resumed():
-    with running(**FAST) as sampler:
+    with sampling(**FAST) as sampler:
         assert drain_for(sampler, 0.1)
         sampler.pause()
         sampler.drain()

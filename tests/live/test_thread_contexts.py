@@ -13,8 +13,7 @@ from collections import Counter
 import pytest
 
 from otel_kprofiler.bpf import ContextPlace
-from otel_kprofiler.host import Access, doctor
-from otel_kprofiler.model import OFF_CPU, Level
+from otel_kprofiler.model import OFF_CPU
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sampling import OffCpuConfig
 from tests.further import further_between
@@ -37,6 +36,7 @@ from tests.thread_contexts import (
 
 pytestmark = [
     pytest.mark.live,
+    pytest.mark.usefixtures("sampling_host"),
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
@@ -48,13 +48,6 @@ def with_packages(environ):
     """Returns the environment with OpenTelemetry's packages, shared by all interpreters."""
     packages = os.path.dirname(os.path.dirname(importlib.util.find_spec("click").origin))
     return {**environ, "PYTHONPATH": f"{environ['PYTHONPATH']}:{packages}"}
-
-
-@pytest.fixture(autouse=True)
-def _host_can():
-    missing = [finding for finding in doctor(Access()) if finding.level is Level.FAIL]
-    if missing:
-        pytest.skip("; ".join(f"{finding.check}: {finding.observed}" for finding in missing))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.public import get_public_python
-from tests.strict_receiver import StrictReceiver
 
 pytestmark = [
     pytest.mark.live,
@@ -31,13 +30,6 @@ print("open", flush=True)
 sys.stdin.read()
 exporter.shutdown(0)
 """
-
-
-@pytest.fixture
-def receiver():
-    receiver = StrictReceiver()
-    yield receiver
-    receiver.close()
 
 
 def slacks(process, last):

@@ -17,7 +17,6 @@ import pytest
 
 from otel_kprofiler.otlp import decode_windows
 from tests.further import further_of
-from tests.strict_receiver import StrictReceiver
 
 pytestmark = pytest.mark.live
 
@@ -64,13 +63,6 @@ WAYS = {
     "no master": ("import", ["--threads=2"]),
 }
 ENOUGH = 50
-
-
-@pytest.fixture
-def receiver():
-    receiver = StrictReceiver()
-    yield receiver
-    receiver.close()
 
 
 @contextlib.contextmanager

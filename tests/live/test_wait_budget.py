@@ -12,9 +12,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from samplers import sampling
+
 from otel_kprofiler.bpf import LibbpfLoader
 from otel_kprofiler.model import OFF_CPU, ON_CPU
-from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.sampling import OffCpuConfig
 
 pytestmark = [
     pytest.mark.live,
@@ -72,15 +74,8 @@ def sleeping(sleepers, threads, milliseconds):
             process.kill()
 
 
-@contextlib.contextmanager
 def running(rate, **settings):
-    off_cpu = OffCpuConfig(samples_per_second=rate)
-    sampler = EbpfSampler(SamplerConfig(off_cpu=off_cpu, **settings))
-    sampler.start()
-    try:
-        yield sampler
-    finally:
-        sampler.close()
+    return sampling(off_cpu=OffCpuConfig(samples_per_second=rate), **settings)
 
 
 def collect(sampler, seconds):

@@ -344,6 +344,7 @@ def test_json_and_protobuf_are_equivalent(window):
         for form in (Form.PROTOBUF, Form.JSON)
     )
     assert binary.message == json_text.message
+    assert json_text.notes == ()
 
 
 def test_more_frames_than_short_indices_can_hold_are_split_correctly():

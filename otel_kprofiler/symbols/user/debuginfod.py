@@ -28,8 +28,6 @@ from otel_kprofiler.version import __version__
 if TYPE_CHECKING:
     import requests
 
-DEBUGINFO: Final = "debuginfo"
-EXECUTABLE: Final = "executable"
 _BUILD_ID: Final = re.compile("(?:[0-9a-f]{2}){2,64}")
 _CHUNK_BYTES: Final = 1 << 16
 _MAX_REDIRECTS: Final = 3
@@ -111,26 +109,26 @@ class Debuginfod:
         build_id = wanted.build_id
         if build_id and (fd := self.fetch(build_id)) is not None:
             source = FileSource(fd, os.fstat(fd).st_size)
-            path = os.path.join(self._cache.path, _name(build_id, DEBUGINFO))
+            name = _name(build_id)
+            path = os.path.join(self._cache.path, name)
             try:
                 elf = read_debug_elf(source)
             except ElfError as error:  # damaged on disk
                 _log.warning("%s: %s", path, error)
-                self._cache.remove(_name(build_id, DEBUGINFO))
+                self._cache.remove(name)
                 os.close(fd)
             else:
                 yield DebugFile(path, fd, source, elf)
 
-    def fetch(self, build_id: str, kind: str = DEBUGINFO) -> int | None:
-        """Opens a file, downloaded on demand; None if no server has it or responds.
+    def fetch(self, build_id: str) -> int | None:
+        """Opens a debug file, downloaded on demand; None if no server has it or responds.
 
         Args:
             build_id: lower-case hexadecimal.
-            kind: ``debuginfo`` or ``executable``.
         """
         if not _BUILD_ID.fullmatch(build_id):
             return None
-        name = _name(build_id, kind)
+        name = _name(build_id)
         with self._lock:
             if (fd := self._cache.open(name)) is not None:
                 return fd
@@ -138,19 +136,19 @@ class Debuginfod:
             if age is not None and 0 <= age < self._limits.missing_s:
                 return None
             try:
-                return self._download(build_id, kind, name)
+                return self._download(build_id, name)
             except OSError as error:
                 _log.warning("a debug file cannot be cached: %s", describe_error(error))
                 return None
 
-    def _download(self, build_id: str, kind: str, name: str) -> int | None:
+    def _download(self, build_id: str, name: str) -> int | None:
         missing = bool(self._servers)
         for server in self._servers:
             if self._clock() < server.not_before_s:
                 missing = False
                 continue
             try:
-                fd = self._ask(server, build_id, kind, name)
+                fd = self._ask(server, build_id, name)
             except _DownloadError as error:
                 missing = False
                 pause = min(_FIRST_PAUSE_S * 2**server.failures, _LONGEST_PAUSE_S)
@@ -169,11 +167,11 @@ class Debuginfod:
             self._cache.trim()
         return None
 
-    def _ask(self, server: _Server, build_id: str, kind: str, name: str) -> int | None:
+    def _ask(self, server: _Server, build_id: str, name: str) -> int | None:
         """Downloads a file from a server; None if the server does not have it."""
         file = self._cache.create(name)
         try:
-            address = f"{server.address}/buildid/{build_id}/{kind}"
+            address = f"{server.address}/buildid/{build_id}/debuginfo"
             if not _Download(self._limits).run(address, file.fd):
                 return None
             _check(file.fd, build_id)
@@ -294,8 +292,8 @@ def _is_usable(address: str) -> bool:
     return url.scheme in {"http", "https"} and bool(url.hostname)
 
 
-def _name(build_id: str, kind: str) -> str:
-    return f"{build_id}.{kind}"
+def _name(build_id: str) -> str:
+    return f"{build_id}.debuginfo"
 
 
 def _check(fd: int, build_id: str) -> None:

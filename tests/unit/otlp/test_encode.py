@@ -11,9 +11,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
-    ExportProfilesServiceRequest,
-)
 
 from otel_kprofiler.errors import DependencyError
 from otel_kprofiler.model import (
@@ -528,14 +525,6 @@ def test_json_follows_the_otlp_mapping(window):
         {},
         {"traceId": bytes(range(16)).hex(), "spanId": bytes(range(8)).hex()},
     ]
-
-
-def test_json_and_protobuf_are_equivalent(window):
-    fixed = {"new_id": lambda n: b"i" * n}
-    binary = ExportProfilesServiceRequest.FromString(encoded(window, **fixed).payload)
-    (text,) = parse_payloads(encoded(window, form=Form.JSON, **fixed).payload)
-    assert text.message == binary
-    assert text.notes == ()
 
 
 @pytest.mark.system

@@ -11,13 +11,7 @@ import pytest
 from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.host import CacheDirectory
 from otel_kprofiler.symbols.user.debug_files import WantedDebugFile
-from otel_kprofiler.symbols.user.debuginfod import (
-    DEBUGINFO,
-    EXECUTABLE,
-    Debuginfod,
-    DownloadLimits,
-    find_servers,
-)
+from otel_kprofiler.symbols.user.debuginfod import Debuginfod, DownloadLimits, find_servers
 from tests.servers import HttpServer
 
 pytestmark = pytest.mark.system
@@ -28,7 +22,7 @@ OTHER = "00112233445566778899aabbccddeeff00112233"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Build id and content of a program and its debug file."""
+    """Build id of a program, and content of its debug file."""
     folder = tmp_path_factory.mktemp("debuginfod")
     program, debug = folder / "program", folder / "program.debug"
     subprocess.run(
@@ -38,7 +32,7 @@ def made(tmp_path_factory):
     subprocess.run(["objcopy", "--only-keep-debug", program, debug], check=True)
     with program.open("rb") as file:
         build_id = read_elf(FileSource(file.fileno(), program.stat().st_size)).build_id
-    return build_id, program.read_bytes(), debug.read_bytes()
+    return build_id, debug.read_bytes()
 
 
 class Server:
@@ -86,21 +80,16 @@ def read(fd):
 
 
 def test_a_debug_file_is_downloaded_once(made, serve, cache):
-    build_id, program, debug = made
-
-    def answer(handler):
-        handler.reply(200, program if handler.path.endswith("executable") else debug)
-
-    server = serve(answer)
+    build_id, debug = made
+    server = serve(lambda handler: handler.reply(200, debug))
     finder = Debuginfod([server.address + "/"], cache, LIMITS)
     for _ in range(2):
         (result,) = finder.find(wanted(build_id))
         assert result.elf.build_id == build_id
         assert read(result.fd) == debug
-    assert read(Debuginfod([server.address], cache, LIMITS).fetch(build_id, DEBUGINFO)) == debug
+    assert read(Debuginfod([server.address], cache, LIMITS).fetch(build_id)) == debug
     assert server.asked == [f"/buildid/{build_id}/debuginfo"]
-    assert read(finder.fetch(build_id, EXECUTABLE)) == program
-    assert sorted(os.listdir(cache.path)) == [f"{build_id}.debuginfo", f"{build_id}.executable"]
+    assert os.listdir(cache.path) == [f"{build_id}.debuginfo"]
 
 
 def test_a_missing_file_is_not_requested_again_for_a_while(made, serve, cache):
@@ -165,7 +154,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_server_is_skipped_and_the_next_one_queried(name, made, serve, cache):
-    build_id, _, debug = made
+    build_id, debug = made
     now = [0.0]
     hostile = serve(lambda handler: HOSTILE[name](handler, debug))
     honest = serve(lambda handler: handler.reply(200, debug))
@@ -189,16 +178,16 @@ def test_a_hostile_server_is_skipped_and_the_next_one_queried(name, made, serve,
 
 
 def test_a_file_with_a_different_build_id_is_rejected(made, serve, cache):
-    server = serve(lambda handler: handler.reply(200, made[2]))
+    server = serve(lambda handler: handler.reply(200, made[1]))
     assert Debuginfod([server.address], cache, LIMITS).fetch(OTHER) is None
     assert os.listdir(cache.path) == []
 
 
 def test_an_unrequested_content_encoding_is_decompressed(made, serve, cache):
     server = serve(
-        lambda handler: handler.reply(200, gzip.compress(made[2]), Content_Encoding="gzip")
+        lambda handler: handler.reply(200, gzip.compress(made[1]), Content_Encoding="gzip")
     )
-    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
+    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[1]
 
 
 def test_a_decompression_bomb_is_decompressed_only_up_to_the_limit(made, serve, cache):
@@ -213,10 +202,10 @@ def test_redirects_are_followed(made, serve, cache):
         if handler.path.startswith("/buildid"):
             handler.reply(302, b"", Location="/elsewhere")
         else:
-            handler.reply(200, made[2])
+            handler.reply(200, made[1])
 
     server = serve(answer)
-    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[2]
+    assert read(Debuginfod([server.address], cache, LIMITS).fetch(made[0])) == made[1]
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 500])
@@ -245,14 +234,14 @@ def test_an_unreachable_server_does_not_prove_that_a_file_is_missing(made, cache
 
 
 def test_damaged_files_in_the_cache_are_replaced(made, serve, cache):
-    server = serve(lambda handler: handler.reply(200, made[2]))
+    server = serve(lambda handler: handler.reply(200, made[1]))
     finder = Debuginfod([server.address], cache, LIMITS)
     file = cache.create(f"{made[0]}.debuginfo")
     os.write(file.fd, b"damaged")
     file.finish()
     assert list(finder.find(wanted(made[0]))) == []
     (result,) = finder.find(wanted(made[0]))
-    assert read(result.fd) == made[2]
+    assert read(result.fd) == made[1]
 
 
 @pytest.mark.parametrize("build_id", [None, "", "..", "../../etc/passwd", "ABCD", "a" * 300])
@@ -263,12 +252,12 @@ def test_only_build_ids_are_requested(build_id, serve, cache):
 
 
 def test_a_full_disk_is_not_a_failure_of_the_server(made, serve, cache, monkeypatch):
-    server = serve(lambda handler: handler.reply(200, made[2]))
+    server = serve(lambda handler: handler.reply(200, made[1]))
     finder = Debuginfod([server.address], cache, LIMITS)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda *args: (_ for _ in ()).throw(OSError(28, "full")))
         assert finder.fetch(made[0]) is None
-    assert read(finder.fetch(made[0])) == made[2]
+    assert read(finder.fetch(made[0])) == made[1]
 
 
 def test_servers_are_read_from_the_environment(cache, caplog):
