@@ -28,7 +28,7 @@ NODEJS_SCHEMA = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 """Number of samples with a span that a test waits for."""
-LATEST_S = 120
+LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
 """Variable with the directory of built programs, for machines without a compiler."""
 _A64_DIALECTS = {
@@ -155,7 +155,7 @@ class Service:
 
     def read_log(self):
         """End the program; returns the contexts of each thread in their order."""
-        self._process.communicate("", timeout=60)
+        self._process.communicate("", timeout=LATEST_S)
         assert self._process.returncode == 0
         lines = defaultdict(list)
         for *times, tid, trace, span in _LINE.iter_unpack(self._log.read_bytes()):
