@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if not item.get_closest_marker("built_programs")]
         for item in items:
             if item.get_closest_marker("one_boot") and not GUEST.endswith(" kaslr"):
-                item.add_marker(pytest.mark.skip(reason="depends on nothing that this boot varies"))
+                item.add_marker(pytest.mark.skip(reason="unaffected by what differs in this boot"))
         return
     outside = [item for item in items if item.get_closest_marker("kernel")]
     if outside:

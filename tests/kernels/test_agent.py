@@ -74,7 +74,7 @@ def receiver():
 
 @pytest.mark.one_boot
 def test_the_agent_delivers_every_sample(receiver, tmp_path):
-    """The agent delivers every sample it took, with the module's functions named."""
+    """The agent delivers every sample that it took and names the test module's functions."""
     config = tmp_path / "agent.yaml"
     config.write_text(CONFIG.format(port=receiver.server_port))
     with spinning() as file:
@@ -112,7 +112,7 @@ def test_the_agent_delivers_every_sample(receiver, tmp_path):
 
 @pytest.mark.one_boot
 def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
-    """The agent fits in 60 MB with gRPC, and with pyroute2, which tracks modules."""
+    """The agent uses at most 60 MB with gRPC, and with pyroute2, which tracks modules."""
     receiver = GrpcReceiver()
     config = tmp_path / "agent.yaml"
     config.write_text(GRPC_CONFIG.format(endpoint=receiver.endpoint))

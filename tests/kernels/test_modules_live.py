@@ -152,7 +152,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
 
 
 def test_rapid_loads_at_one_address_never_give_a_wrong_name():
-    """Two variants of a module alternate; until the next reading, addresses have no owner."""
+    """When two variants of a module alternate, addresses have no owner until the next poll."""
     chance, phases = random.Random(1), []
     with live() as host:
         stop = threading.Event()
@@ -208,7 +208,7 @@ def check(host, phases):
 
 
 def test_a_long_failing_init_is_named_while_it_runs():
-    """Init functions have module and name while they run, and leave nothing when they fail."""
+    """Init functions resolve to module and name while they run, and leave none if they fail."""
     with live() as host:
         loading = subprocess.Popen(
             insert_command(init_ms=60_000, fail_init=1), stderr=subprocess.PIPE, text=True

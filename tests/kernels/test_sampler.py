@@ -70,7 +70,7 @@ def test_process_start_time_is_read_through_btf():
 
 
 def test_programs_of_a_process_are_distinguished():
-    """Samples carry the count of execve(2), the stack's start as in /proc, and the owner."""
+    """Samples carry the number of execve(2) calls, the start of the stack, and the owner."""
     processes = [subprocess.Popen([*shim, *BUSY], stderr=-3) for shim in ((), ("env",))]
     pids = [process.pid for process in processes]
     try:
@@ -173,7 +173,7 @@ def test_a_cpu_briefly_offline_between_checks_is_sampled_again(second_cpu):
 
 
 def test_a_step_of_the_wall_clock_keeps_the_order_of_samples():
-    """A step of the wall clock keeps the order of samples; the next sync measures it."""
+    """Samples keep their order at a step of the wall clock; the next sync measures the step."""
     clock = Clock()
     with spinning(cpu=0), sampler() as running:
         samples = drain_for(running, 0.5)

@@ -47,7 +47,7 @@ def check_frame(frame, file: KernelObject, name: str):
 
 
 def test_the_call_chain_of_a_module_is_resolved():
-    """Module functions are sampled with the right call chain, module, build id and RVA."""
+    """Functions of modules are sampled with the right call chain, module, build id and RVA."""
     with spinning() as file:
         samples = sample(2)
         symbolizer = KernelSymbolizer.live()

@@ -46,7 +46,7 @@ def test_kprobe_pages_and_trampolines_are_named():
 
 
 def test_bpf_programs_are_named():
-    """A loaded BPF program is named and is its own module."""
+    """A loaded BPF program has its name and is a separate module."""
     with sampler():
         # Linux 5.10 names subprograms after the program that they belong to.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
@@ -73,7 +73,7 @@ HIDDEN = HiddenCause.NO_CAP_SYSLOG
     ],
 )
 def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
-    """CAP_SYSLOG shows symbols at kptr_restrict 0 and 1; otherwise they are reported hidden."""
+    """Symbols are read with CAP_SYSLOG at kptr_restrict 0 and 1, else reported as hidden."""
     with sysctl("kernel.kptr_restrict", restrict):
         for capabilities, hidden in (((), without), (("CAP_SYSLOG",), with_syslog)):
             assert as_nobody(capabilities, lambda: visible(KernelSymbolizer.live())) == (
@@ -83,7 +83,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
 
 
 def test_hidden_frames_have_a_reason():
-    """Frames with hidden symbols report that instead of guessing."""
+    """Frames report that symbols are hidden instead of a guessed name."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):
         (frame,) = KernelSymbolizer.live().resolve_addresses([address])

@@ -14,7 +14,7 @@ ENOUGH = 200
 
 @pytest.mark.parametrize("model", GUEST_MODELS)
 def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, model):
-    """Samples have the span that their thread publishes, for all TLS models."""
+    """Samples have the span that their thread publishes, in all TLS models."""
     with Reader(b"program") as reader, Program(tmp_path, model, THREADS) as program:
         reader.collect_until(lambda: reader.count_links() >= ENOUGH)
         log = program.read_log()
@@ -25,7 +25,7 @@ def test_samples_are_linked_to_the_span_of_their_thread(tmp_path, model):
 
 
 def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
-    """Waits have the span that their thread was in, and end within it."""
+    """Waits have the span that their thread was in when they started, and end within it."""
     off_cpu = OffCpuConfig(samples_per_second=500)
     with (
         Reader(b"program", off_cpu=off_cpu) as reader,
