@@ -1,4 +1,4 @@
-"""Exporter interface: OpenTelemetry's names and life cycle, over bytes and counts.
+"""Exporter interface, with OpenTelemetry's names and life cycle, for bytes and counts.
 
 An exporter does not handle stacks. It receives a :class:`~otel_kprofiler.model.Batch` in its
 declared form and size limit, and returns how many of the samples arrived and why the others did
@@ -27,18 +27,18 @@ from otel_kprofiler.model import (
 
 
 class ExportOutcome(enum.Enum):
-    """Outcome of one call of :meth:`ProfileExporter.export`."""
+    """Outcome of one call to :meth:`ProfileExporter.export`."""
 
     SUCCESS = 0
     FAILURE = 1
 
 
 class KindResult(NamedTuple):
-    """Outcome of a batch's samples of one kind.
+    """Outcome for the samples of one kind in a batch.
 
     Attributes:
-        exported: samples known to have arrived; a lower bound.
-        lost: all others, by cause.
+        exported: number of samples known to have arrived; a lower bound.
+        lost: number of all other samples, by cause.
     """
 
     exported: int
@@ -46,13 +46,13 @@ class KindResult(NamedTuple):
 
 
 class ExportResult(NamedTuple):
-    """Outcome of one export; accounts for each sample of the batch.
+    """Outcome of one export, which accounts for each sample of the batch.
 
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
-        kinds: outcome of the samples of each kind, by name.
-        message: human-readable, possibly empty.
-        error_type: short and of low cardinality (``UNAVAILABLE``, ``503``); empty on success.
+        kinds: outcome for the samples of each kind, by name of the kind.
+        message: human-readable message, possibly empty.
+        error_type: short value of low cardinality (``UNAVAILABLE``, ``503``); empty on success.
     """
 
     outcome: ExportOutcome
@@ -80,7 +80,7 @@ class ExportResult(NamedTuple):
     def success(
         cls, batch: Batch, message: str = "", *, rejected: Mapping[str, int] | None = None
     ) -> ExportResult:
-        """Returns the result if the batch arrived, except for the ``rejected`` samples, by kind."""
+        """Returns the result for a batch that arrived, except for ``rejected`` samples, by kind."""
         kinds = {}
         for kind, samples in batch.sample_counts.items():
             refused = rejected.get(kind, 0) if rejected else 0
@@ -92,7 +92,7 @@ class ExportResult(NamedTuple):
     def failure(
         cls, batch: Batch, cause: LossCause, message: str, error_type: str = ""
     ) -> ExportResult:
-        """Returns the result if nothing arrived; ``error_type`` defaults to the cause's name."""
+        """Returns the result for a lost batch; ``error_type`` defaults to the cause's name."""
         kinds = {kind: KindResult(0, {cause: count}) for kind, count in batch.sample_counts.items()}
         return cls(ExportOutcome.FAILURE, kinds, message, error_type or cause.value)
 
@@ -110,9 +110,9 @@ class Part(NamedTuple):
 
 
 def sum_results(parts: Sequence[Part]) -> ExportResult:
-    """Combines the results of a batch's parts, of which there is at least one.
+    """Combines the results of a batch's parts, at least one.
 
-    Succeeds if any part does; message and error come from the first failed part.
+    The outcome is success if any part succeeded. Message and error come from the first failed part.
     """
     results = [part.result for part in parts]
     if len(results) == 1:
@@ -131,7 +131,10 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 
 
 def is_wholly_lost(result: ExportResult) -> bool:
-    """Returns whether nothing can have arrived; a partial success does not name rejected kinds."""
+    """Returns whether it is certain that no sample arrived.
+
+    A partial success does not name the kinds of rejected samples.
+    """
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
 
@@ -176,7 +179,7 @@ class ProfileExporter(abc.ABC):
         """
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Like :meth:`export`, but returns each request separately.
+        """Send a batch like :meth:`export`, but return each request separately.
 
         There are several requests if the receiver accepts only smaller ones.
         """
@@ -194,6 +197,6 @@ class ProfileExporter(abc.ABC):
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Release all resources; idempotent.
 
-        Ends a wait between attempts immediately; a running attempt may take up to the timeout and
+        Ends a wait between attempts immediately. A running attempt may take up to the timeout, and
         is then aborted.
         """

@@ -1,4 +1,4 @@
-"""OTLP exporter settings, shared by configuration, environment, SDK, commands and transports."""
+"""Defines OTLP exporter settings, shared by configuration, SDK, commands and transports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""gRPC's default limit of 4 MiB after decompression, minus a margin for headers."""
+"""Default request size: gRPC's limit of 4 MiB after decompression, minus a margin for headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Tls:
     """TLS settings, named as in the Collector; all files are PEM.
 
     Attributes:
-        insecure: use plain text if the endpoint has no scheme (gRPC only).
+        insecure: whether to use plain text if the endpoint has no scheme (gRPC only).
         ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate; needs ``key_file``.
-        key_file: private key of the client certificate; needs ``cert_file``.
-        insecure_skip_verify: accept any certificate of the receiver (HTTP only).
+        cert_file: client certificate; requires ``key_file``.
+        key_file: private key of the client certificate; requires ``cert_file``.
+        insecure_skip_verify: whether to accept any certificate of the receiver (HTTP only).
     """
 
     insecure: bool = False
@@ -68,10 +68,10 @@ class Tls:
     insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns contents of the CA, certificate and key files; None if not set.
+        """Returns the contents of the CA, certificate and key files; None for files not set.
 
         Raises:
-            ExportError: a file cannot be read, or only one of certificate and key is given.
+            ExportError: a file cannot be read, or only one of certificate and key is set.
         """
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(
@@ -117,21 +117,19 @@ class ClientSettings:
 
     Attributes:
         protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
-        endpoint: receiver; if empty, :func:`open_client` uses port 4317 (gRPC) or 4318 (HTTP) on
-            this host.
-
-            gRPC: ``host:port``, ``http://host:port`` (plain text), ``https://host:port`` (TLS,
-            regardless of ``tls.insecure``), or a target such as ``unix:///path``. Without a scheme,
-            TLS unless ``tls.insecure``. The port defaults to 4317, or to 443 for https.
-
-            HTTP: base address; ``/v1development/profiles`` is appended to its path.
+        endpoint: address of the receiver. If it is empty, :func:`open_client` uses port 4317 (gRPC)
+            or 4318 (HTTP) on this host. For gRPC, it is ``host:port``, ``http://host:port`` (plain
+            text), ``https://host:port`` (TLS, regardless of ``tls.insecure``), or a target such as
+            ``unix:///path``. Without a scheme, TLS is used unless ``tls.insecure`` is set. The port
+            defaults to 4317, or to 443 for https. For HTTP, it is a base address, to whose path
+            ``/v1development/profiles`` is appended.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: HTTP headers, or gRPC metadata, of each request.
         tls: certificates; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         compression: ``gzip`` or ``none``.
         proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
-            ``NO_PROXY``; empty for no proxy. None selects, for HTTP, the environment's proxy
-            (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and for gRPC no proxy.
+            ``NO_PROXY``; empty for no proxy. None selects the environment's proxy for HTTP
+            (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
         timeout_s: time limit of one attempt, response included, in seconds; > 0.
         retry: how often and how long to retry; see :class:`RetryPolicy`.
         max_bytes: maximum request size before compression; None for no limit.

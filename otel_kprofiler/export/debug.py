@@ -1,4 +1,4 @@
-"""Debug exporter: prints a summary of each batch."""
+"""The debug exporter, which prints a summary of each batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Verbosity(enum.Enum):
     """How much the debug exporter prints."""
 
     BASIC = "basic"
-    """Profiles, samples, bytes."""
+    """Prints the number of profiles, samples and bytes."""
     NORMAL = "normal"
     """Adds the interval, and the bytes per sample."""
     DETAILED = "detailed"

@@ -1,7 +1,7 @@
-"""Exporter settings from the configuration; each opens its exporter.
+"""Exporter settings from the configuration, which open their exporters.
 
-They are plain values: the process that validates the configuration can pass them on, and equal
-settings mean that an exporter is unchanged.
+Settings are plain values, so that the process that validates the configuration can pass them on,
+and equal settings mean that an exporter is unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpoolSettings:
         directory: parent directory; each exporter has its own subdirectory.
         max_bytes: size limit of an exporter's subdirectory.
         max_age_s: age in seconds at which batches are dropped; 0 means never.
-        fsync: sync each record, so that batches survive a power failure.
+        fsync: whether to sync each record, so that batches survive a power failure.
     """
 
     directory: str
@@ -47,7 +47,7 @@ class SpoolSettings:
     fsync: bool
 
     def open(self, name: str) -> Spool:
-        """Open the spool of the exporter with this id."""
+        """Open the spool for the exporter with this id."""
         return Spool(
             os.path.join(self.directory, quote(name, safe="")),
             max_bytes=self.max_bytes,
@@ -90,7 +90,7 @@ class ExporterSettings(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSettings(ExporterSettings):
-    """OTLP over gRPC or HTTP.
+    """Settings for OTLP over gRPC or HTTP.
 
     Attributes:
         client: settings of the client.
@@ -99,12 +99,12 @@ class OtlpSettings(ExporterSettings):
     client: ClientSettings
 
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter; imports its transport."""
+        """Open the exporter, and import its transport."""
         return open_client(self.client, name)
 
 
 def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROFILES) -> OtlpSender:
-    """Open the exporter of a protocol, and import its transport.
+    """Open the exporter for the client's protocol, and import its transport.
 
     Args:
         client: settings of the connection.
@@ -127,7 +127,7 @@ def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSettings(ExporterSettings):
-    """OTLP in files; fields are the arguments of :class:`FileExporter`."""
+    """Settings for OTLP in files. The fields are the arguments of :class:`FileExporter`."""
 
     path: str
     form: Form
@@ -147,7 +147,7 @@ class FileSettings(ExporterSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugSettings(ExporterSettings):
-    """The debug exporter: lines on standard output."""
+    """Settings for the debug exporter, which prints lines to standard output."""
 
     verbosity: Verbosity
 

@@ -15,7 +15,7 @@ _TEMPORARY: Final = frozenset({LossCause.RETRIES_EXHAUSTED, LossCause.SHUTDOWN})
 _log = logging.getLogger(__name__)
 
 OnExport = Callable[[ExportResult, float], None]
-"""Called with the result of an export and its duration in seconds, retries included."""
+"""Function called with the result of an export and its duration in seconds, retries included."""
 
 
 def is_temporary(result: ExportResult) -> bool:
@@ -26,7 +26,7 @@ def is_temporary(result: ExportResult) -> bool:
 def export_all(
     exporter: ProfileExporter, batches: Sequence[Batch], on_export: OnExport | None
 ) -> list[Part]:
-    """Export in order, until a batch fails for a reason that affects the others, too.
+    """Export batches in order, until one fails for a reason that affects the others, too.
 
     Args:
         exporter: sends the batches.

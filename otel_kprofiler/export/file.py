@@ -1,8 +1,8 @@
-"""OTLP in files: JSON lines, or length-prefixed protobuf; rotates them and deletes old ones.
+"""Writes OTLP to files as JSON lines or length-prefixed protobuf, and rotates the files.
 
-JSON is one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
-Exporter"). Each protobuf request follows its length in four big-endian bytes, as the Collector's
-file exporter writes them.
+A JSON file has one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
+Exporter"). Each protobuf request is preceded by its length in four big-endian bytes, as the
+Collector's file exporter writes it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Rotation:
     """When to rotate a file to ``NAME-TIME.SUFFIX``, and how long to keep backups.
 
     Attributes:
-        max_bytes: rotate before a batch that would exceed this size; 0 means no limit.
-        max_age_s: rotate when the file was opened this long ago; 0 means no limit.
-        max_backups: number of backups to keep, newest first; 0 means all.
-        max_backup_age_s: delete older backups; 0 means never.
+        max_bytes: size in bytes. The file is rotated before a batch that would exceed it; 0 means
+            no limit.
+        max_age_s: time in seconds after opening the file at which it is rotated; 0 means no limit.
+        max_backups: number of newest backups to keep; 0 means all.
+        max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
 
     max_bytes: int = 100 * 1024 * 1024
@@ -50,7 +51,7 @@ class Rotation:
 
 
 class FileExporter(ProfileExporter):
-    """Appends each batch to a file atomically; readers see it immediately.
+    """Appends each batch to a file atomically. Readers see the batch immediately.
 
     Only one process may write a file at a time.
 
@@ -59,7 +60,7 @@ class FileExporter(ProfileExporter):
             existing file keeps its permissions, and later files inherit them. ``-`` is
             standard output.
         form: JSON lines, or length-prefixed protobuf messages.
-        rotation: when to start a new file; None for never. Applies to regular files only.
+        rotation: when to start a new file; None for never. Only regular files are rotated.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         name: id of the component in the configuration.
         now: returns the seconds since the Unix epoch.
@@ -107,7 +108,7 @@ class FileExporter(ProfileExporter):
         return self._path
 
     def _open(self, mode: int) -> None:
-        """Open the path; a new file gets these permissions.
+        """Open the path. A new file gets the permissions ``mode``.
 
         Raises:
             OSError: the file cannot be opened.
@@ -160,7 +161,7 @@ class FileExporter(ProfileExporter):
         return ExportResult.failure(batch, LossCause.WRITE_FAILED, message, code)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Close the file; a running export that outlasts the timeout closes it instead."""
+        """Close the file. If a running export outlasts the timeout, it closes the file instead."""
         self._stopped.set()
         # Closing during an export could make it write to a reused descriptor.
         if self._busy.acquire(timeout=timeout_millis / 1000):
@@ -201,7 +202,7 @@ class FileExporter(ProfileExporter):
             )
 
     def _prepare(self, more: int) -> None:
-        """Recreate a removed or moved file; rotate a file that is due."""
+        """Recreate the file if it was removed or moved, and rotate it if rotation is due."""
         file = self._file
         if file is None:
             return

@@ -1,6 +1,6 @@
-"""OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
+"""Sends OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
 
-Uses one channel and blocking unary calls: grpcio runs these without an extra thread, and
+Uses one channel and blocking unary calls: grpcio makes such calls without an extra thread, and
 closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decides.
 """
 
@@ -45,7 +45,7 @@ RETRYABLE: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""Retryable codes of the OTLP specification; RESOURCE_EXHAUSTED only with RetryInfo."""
+"""The codes that the OTLP specification calls retryable; RESOURCE_EXHAUSTED only with RetryInfo."""
 _TOO_LARGE: Final = re.compile(
     r"message[ \w]*? larger than max|message exceeds (the )?(configured )?max|larger than max size"
     r"|message length too large|status: 413|(payload|entity) too large",
@@ -53,8 +53,8 @@ _TOO_LARGE: Final = re.compile(
 )
 """Matches error messages for requests that are too large.
 
-In order: gRPC for Go and the core of C++, Python and Ruby (in either direction, before or after
-decompression); Java and .NET; tonic; and proxies that speak HTTP.
+The alternatives are, in order, for gRPC for Go and the core of C++, Python and Ruby (in either
+direction, before or after decompression); Java and .NET; tonic; and HTTP proxies.
 """
 _TOO_LARGE_CODES: Final = frozenset(
     {
@@ -66,9 +66,9 @@ _TOO_LARGE_CODES: Final = frozenset(
     }
 )
 _MIN_LIMIT_BYTES: Final = 1024
-"""Smaller numbers in an error message are not taken for a limit."""
+"""Smaller numbers in an error message are not interpreted as a limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
-"""gRPC core's message for a response above our limit; the server has accepted the request."""
+"""gRPC core's message for a response above our limit. The server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -86,7 +86,7 @@ class OtlpGrpcExporter(OtlpSender):
     """Sends protobuf batches over gRPC.
 
     Args:
-        endpoint: receiver, or all settings.
+        endpoint: address of the receiver, or all settings.
         name: id of the component in the configuration.
         signal: kind of data that is sent.
         options: other settings; see :class:`ClientSettings`.
@@ -191,7 +191,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def _proxy_options(proxy_url: str) -> Options:
-    """Returns the options of a channel through this proxy, or through no proxy if it is empty.
+    """Returns the channel options for this proxy, or for no proxy if ``proxy_url`` is empty.
 
     By default, gRPC uses the environment's proxy, which then sees the metadata of plain-text
     requests.
@@ -242,7 +242,7 @@ def parse_limit(text: str) -> int:
 def parse_retry_delay(details: bytes) -> float | None:
     """Returns the ``RetryInfo`` delay in a serialized ``google.rpc.Status`` in seconds, or None.
 
-    A ``RetryInfo`` without a delay, or with a negative one, is a delay of 0: its presence allows
+    A ``RetryInfo`` with a negative delay or none counts as a delay of 0, since its presence allows
     a retry.
     """
     from google.protobuf.message import DecodeError  # noqa: PLC0415

@@ -1,7 +1,7 @@
-"""OTLP over HTTP: one POST per attempt, in protobuf or JSON.
+"""Sends OTLP over HTTP, with one POST per attempt, in protobuf or JSON.
 
-Receivers are not trusted: redirects are not followed, cookies not stored, responses not
-decompressed and read only up to 4 MiB, and an exchange that exceeds the attempt's time limit is
+Receivers are not trusted. Redirects are not followed, cookies are not stored, responses are not
+decompressed and are read only up to 4 MiB, and an exchange that exceeds the attempt's time limit is
 aborted even if data still trickles in.
 """
 
@@ -48,20 +48,20 @@ _BROKEN: Final = (
     requests.exceptions.ChunkedEncodingError,
     urllib3.exceptions.HTTPError,
 )
-"""Errors of a connection, before or during a response."""
+"""Connection errors, before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Timeouts of a single read or write; reading a body raises urllib3's exception."""
+"""Timeouts of a single read or write. Reading a body raises urllib3's exception."""
 
 
 class OtlpHttpExporter(OtlpSender):
     """Sends protobuf or JSON batches over HTTP.
 
     Args:
-        endpoint: receiver, or all settings.
+        endpoint: address of the receiver, or all settings.
         form: encoding of the requests; by default protobuf, or as set in the settings.
         name: id of the component in the configuration.
         signal: kind of data that is sent.
-        exact: use ``endpoint`` unchanged, without the signal's path.
+        exact: whether to use ``endpoint`` unchanged, without the signal's path.
         options: other settings; see :class:`ClientSettings`.
 
     Raises:
@@ -188,7 +188,7 @@ class OtlpHttpExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | None]:
-    """Returns address without credentials, with ``path`` appended, and credentials.
+    """Returns the address with ``path`` appended and without credentials, and the credentials.
 
     Raises:
         ExportError: the endpoint is not an http or https address with a host.

@@ -1,7 +1,8 @@
-"""Interprets responses of OTLP/HTTP receivers: status and body.
+"""Interprets status and body of responses from OTLP/HTTP receivers.
 
-The status decides. A success may lack a body, its type or its encoding. If the body cannot be read,
-a partial success in it is missed, but the delivery still counts.
+The status decides whether the request was accepted. The response to an accepted request may lack a
+body, its type or its encoding. If the body cannot be read, a partial success in it is missed, but
+the delivery still counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from otel_kprofiler.export.sender import MAX_RESPONSE_BYTES
 from otel_kprofiler.model import Form
 
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
-"""Retryable statuses of the OTLP specification, besides failures to connect."""
+"""The statuses that the OTLP specification calls retryable, besides failures to connect."""
 CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
 """Content types of requests."""
 _FORMS: Final = {
@@ -31,11 +32,11 @@ _FORMS: Final = {
     "application/json": Form.JSON,
     "text/json": Form.JSON,
 }
-"""Content types of responses: OTLP's, and other names of the same formats."""
+"""Content types of responses: OTLP's, and other names for the same formats."""
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
-"""Matches messages of receivers that reject a request's size with a status other than 413.
+"""Matches messages from receivers that reject a request's size with a status other than 413.
 
 A Collector answers with 400 and the error of Go's ``http.MaxBytesReader``.
 """
@@ -85,7 +86,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """Returns the decoded body; some servers use a content encoding that was not requested."""
+    """Returns the decoded body. Some servers use a content encoding that was not requested."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body

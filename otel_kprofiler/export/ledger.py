@@ -1,4 +1,4 @@
-"""Ledgers of a sending queue: counts of its samples by kind and outcome."""
+"""Keeps the ledgers of a sending queue, which count its samples by kind and outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.export.base import ExportResult
 from otel_kprofiler.model import LossCause, Losses, sum_losses
 
 LossesByKind = Mapping[str, Losses]
-"""Losses by name of the kind."""
+"""Losses by the name of the sample kind."""
 
 
 def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
@@ -35,14 +35,14 @@ class QueueCounts(NamedTuple):
     """Totals since the start, in samples unless stated otherwise.
 
     Attributes:
-        accepted: put into the queue.
-        exported: arrived, according to the exporter.
-        lost: not delivered, or dropped by the queue, by cause.
-        queued: waiting or being exported.
+        accepted: samples put into the queue.
+        exported: samples that arrived, according to the exporter.
+        lost: samples not delivered, or dropped by the queue, by cause.
+        queued: samples waiting or being exported.
         batches: number of batches waiting or being exported; 0 inside a kind, because a batch holds
             samples of several kinds.
-        queued_bytes: size of the batches waiting or being exported; 0 inside a kind.
-        carried: left in the spool by earlier runs.
+        queued_bytes: size of these batches; 0 inside a kind.
+        carried: samples left in the spool by earlier runs.
         carried_lost: the part of ``lost`` from earlier runs.
         kinds: counts of each kind, by name; empty inside a kind.
         earlier: samples that all earlier runs put in the spool, by kind; None inside a kind, or if
@@ -85,7 +85,7 @@ class Ledgers:
         self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
 
     def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
-        """Start with the samples that earlier runs stored in the spool and lost, by kind."""
+        """Start with the samples that earlier runs stored in the spool and lost ones, by kind."""
         self._earlier = {
             kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
         }
@@ -101,12 +101,12 @@ class Ledgers:
             self._kinds[kind].carried += count
 
     def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
-        """Count samples, by kind, as lost; ``carried`` if earlier runs left them."""
+        """Count samples, by kind, as lost; ``carried`` is True if earlier runs left them."""
         for kind, count in samples.items():
             self._kinds[kind].lose({cause: count}, carried=carried)
 
     def conclude(self, result: ExportResult, *, carried: bool = False) -> None:
-        """Count the outcome of an export; ``carried`` if earlier runs left the batch."""
+        """Count the outcome of an export; ``carried`` is True if earlier runs left the batch."""
         for kind, part in result.kinds.items():
             self._kinds[kind].exported += part.exported
             self._kinds[kind].lose(part.lost, carried=carried)

@@ -1,4 +1,4 @@
-"""The environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
+"""Reads the environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
 
 Each variable is looked up as ``OTEL_EXPORTER_OTLP_PROFILES_X``, then as ``OTEL_EXPORTER_OTLP_X``;
 an empty value counts as unset. Variables have the same meaning as for Python's other OTLP
@@ -38,7 +38,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
-        """Returns name and value of the variable that takes precedence."""
+        """Returns the name and value of the variable that takes precedence."""
         for name in (_SIGNAL + option, _GENERAL + option):
             if value := environ.get(name, "").strip():
                 return name, value
@@ -105,13 +105,13 @@ def exporter_from_environment(
     """Create an OTLP exporter from the environment.
 
     Args:
-        address: receiver, overriding the environment's: ``grpc://host:port`` (plain text),
-            ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over HTTP; the
-            signal's path is appended unless the address has it.
+        address: address of the receiver, which overrides the environment's: ``grpc://host:port``
+            (plain text), ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over
+            HTTP. For HTTP, the signal's path is appended unless the address ends with it.
         environ: environment variables by name.
 
     Raises:
-        ConfigError: unusable variables, or an unsupported address.
+        ConfigError: a variable is unusable, or the address is unsupported.
         ExportError: the endpoint, a header or a file is unusable.
     """
     settings = read_settings(environ)

@@ -1,4 +1,4 @@
-"""Partial success: rejections that an OTLP receiver reports in an accepted request."""
+"""Parses partial success: rejections that an OTLP receiver reports for an accepted request."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The sending queue: one per exporter, bounded in batches and bytes, with its own worker thread.
+"""The sending queue of an exporter, bounded in batches and bytes, with a worker thread.
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
-process. Producers never wait for a receiver. A full queue drops its oldest batches and counts
-their samples. The account is exact at every instant, for each kind of samples:
+process. Producers never wait for a receiver. A full queue drops its oldest batches and counts their
+samples. The account is exact at every instant, for each kind of sample:
 
     accepted + carried = exported + all lost + queued
 
-With a spool, a batch whose receiver is unreachable stays queued until it is too old or its space
-is needed; every other outcome settles it.
+With a spool, a batch whose receiver is unreachable stays queued until it is too old or its space is
+needed. Every other outcome settles the batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 OnLost = Callable[[Batch, LossCause], None]
-"""Called with a lost batch and the cause."""
+"""Function called with a lost batch and the cause."""
 
 
 class _Held(NamedTuple):
@@ -51,10 +51,10 @@ class _Held(NamedTuple):
     Attributes:
         number: position in the order of the queue.
         samples: samples neither exported nor lost yet, by kind.
-        size: bytes of the encoded batch.
-        batches: the batch, if it is in memory, or its undelivered parts.
-        stored: its location in the spool.
-        lost: its losses so far.
+        size: size of the encoded batch, in bytes.
+        batches: the batch if it is in memory, or its undelivered parts.
+        stored: location of the batch in the spool.
+        lost: losses of the batch so far.
         carried: whether it was left by an earlier run.
     """
 
@@ -71,15 +71,15 @@ class ExportQueue:
     """Passes batches to one exporter, in order, on its own thread. Thread-safe.
 
     Args:
-        exporter: destination; shut down together with the queue.
+        exporter: exports the batches; shut down together with the queue.
         size: maximum number of batches in memory, >= 1.
         max_bytes: maximum payload in memory, in bytes; one batch is always accepted.
-        on_export: called on the worker thread after each export with the result and the duration
-            in seconds, retries included; not called for a batch abandoned at shutdown.
-        spool: keeps batches on disk; memory then holds only batches that cannot be written. Closed
-            together with the queue.
-        on_lost: called when a batch in memory is counted as lost without having arrived in
-            part; on any thread, one call at a time. It must not raise.
+        on_export: called on the worker thread after each export, with the result and the duration
+            in seconds, retries included. It is not called for a batch abandoned at shutdown.
+        spool: keeps batches on disk, so that memory holds only batches that cannot be written.
+            Closed together with the queue.
+        on_lost: called when a batch in memory is counted as lost, unless parts of it arrived. It is
+            called on any thread, one call at a time, and must not raise.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class ExportQueue:
     def put(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
         """Add a batch; returns False if it was counted as lost because of shutdown.
 
-        Waits for the disk if there is a spool, never for the exporter. Call it from one thread.
-        ``rest`` counts samples of its window, by kind, in the batches that follow.
+        Waits for the disk if there is a spool, but never for the exporter. Only one thread may call
+        this method. ``rest`` counts the samples, by kind, in later batches of the same window.
         """
         with self._changed:
             if self._closing:
@@ -169,14 +169,15 @@ class ExportQueue:
         """Export queued batches until the timeout, then end the worker.
 
         Remaining batches stay in the spool, or are counted as ``shutdown`` if they are in memory.
-        With a spool, an unreachable receiver is not waited for. Aborting the exporter may take a
-        second longer than the timeout. Idempotent; a later ``put`` counts as ``shutdown``.
+        If there is a spool, the shutdown does not wait for an unreachable receiver. Aborting the
+        exporter may take a second longer than the timeout. Idempotent. Batches put later count as
+        lost by ``shutdown``.
 
         Args:
             timeout_millis: time limit for the whole shutdown.
-            final_request: builds a request without samples that reports losses, or None if the
-                receiver knows them. Called after the running export, and with a spool once more
-                at the very end.
+            final_request: builds a request without samples that reports losses, or returns None if
+                the receiver knows them. It is called after the running export, and if there is a
+                spool, once more at the very end.
         """
         timeout_s = timeout_millis / 1000
         deadline = time.monotonic() + timeout_s
@@ -213,7 +214,7 @@ class ExportQueue:
             self._spool.close()
 
     def _keep_parts(self) -> None:
-        """Replace a partially delivered batch by its undelivered parts, for the next run."""
+        """Replace a partially delivered batch with its undelivered parts, for the next run."""
         with self._changed:
             first = self._waiting[0] if self._waiting else None
             if first is None or first.stored is None or not first.batches:
@@ -230,7 +231,7 @@ class ExportQueue:
         return self._storage_error
 
     def _adopt_carried(self) -> None:
-        """Queue the batches of earlier runs once the spool is open."""
+        """Queue the batches left by earlier runs once the spool is open."""
         spool = self._spool
         if spool is None or not (spool.waiting or spool.earlier or spool.unknown_since_unix_ns):
             return
@@ -284,7 +285,7 @@ class ExportQueue:
         return stored
 
     def _note_storage(self, error: str, consequence: str = "") -> None:
-        """Log failure and recovery of writes to the spool, once each."""
+        """Log a failure of writes to the spool, and the recovery, once each."""
         last_error, self._storage_error = self._storage_error, error
         if error and error != last_error:
             _log.warning(
@@ -295,7 +296,7 @@ class ExportQueue:
             _log.info("%s: the spool can be written again", self.exporter.name)
 
     def _free_disk_space(self, more: int) -> None:
-        """Drop spooled batches that are too old, or whose segment is needed for space."""
+        """Drop spooled batches that are too old, or whose segment must be deleted to free space."""
         while self._spool:
             with self._changed:
                 waiting = [held.stored for held in self._waiting if held.stored]
@@ -338,12 +339,11 @@ class ExportQueue:
                 self._on_lost(batch, cause)
 
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
-        """Record in the spool that these batches, its oldest, are settled.
+        """Record in the spool that its oldest batches, given here, are settled.
 
-        ``left`` counts those of their samples that the spool holds in other batches.
-
-        The caller increments ``_settling`` when it removes them from the queue, so that the spool
-        is not closed in between.
+        ``left`` counts those of their samples that the spool holds in other batches. The caller
+        increments ``_settling`` when it removes the batches from the queue, so that the spool is
+        not closed in between.
         """
         try:
             stored = [held.stored for held in settled if held.stored]
@@ -398,7 +398,7 @@ class ExportQueue:
                 self._settle(held)
 
     def _load(self, held: _Held) -> tuple[Batch, ...]:
-        """Returns the batch, or its undelivered parts; empty if it cannot be read."""
+        """Returns the batch, or its undelivered parts; empty if the batch cannot be read."""
         if held.batches or held.stored is None or self._spool is None:
             return held.batches
         try:
@@ -408,7 +408,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome and requeue its remainder; returns whether it is settled."""
+        """Count a batch's outcome, requeue its remainder, and return whether it is settled."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

@@ -1,4 +1,4 @@
-"""Recovery of a spool: the intact batches of earlier runs, and the count of damaged samples."""
+"""Recovers a spool: the intact batches of earlier runs, and the count of damaged samples."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ from otel_kprofiler.model import LossCause, SampleCounts
 
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
-"""Unit in which a failing disk is read."""
+"""Number of bytes read at a time from a failing disk."""
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
-"""Size above which a spool starts a new segment."""
+"""Size above which a spool starts a new segment, in bytes."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
-"""Maximum segment that a spool writes: one byte short of full, plus the longest record."""
+"""Maximum size of a segment that a spool writes: one byte less than full, plus the longest
+record.
+"""
 _EARLIEST_S: Final = 1_600_000_000
-"""A wall clock before this time (2020) was not set, so the age of a batch is unknown."""
+"""Unix time in 2020. If the wall clock is earlier, it has not been set, so the age of batches is
+unknown.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ def name_segment(segment: int) -> str:
 
 
 def has_segments(directory: PrivateDirectory) -> bool:
-    """Returns whether the directory has files named like segments."""
+    """Returns whether the directory contains files named like segments."""
     return any(map(_NAME.fullmatch, os.listdir(directory.fd)))
 
 
@@ -87,10 +91,11 @@ class Recovery:
     Attributes:
         totals: the latest totals of all records.
         waiting: undelivered batches, oldest first.
-        last: the highest batch number in use; new batches get higher ones.
-        sizes: bytes of each segment, by number.
-        damaged: samples that are neither settled nor readable, by kind: samples of damaged batches,
-            and samples of the last window that were not appended before a kill.
+        last: the highest batch number in use; new batches get higher numbers.
+        sizes: size of each segment in bytes, by its number.
+        damaged: samples that are neither settled nor readable, by kind. These are the samples of
+            damaged batches, and the samples of the last window that were not appended before the
+            process was killed.
         earlier: samples of all earlier runs, by kind.
         earlier_lost: samples among ``earlier`` that were lost, by kind.
         unknown_since_unix_ns: when not 0, the end of the log is missing, and the number of samples
@@ -145,18 +150,18 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Record the samples appended before a segment put aside, unless some are damaged."""
+        """Record the samples appended before a segment set aside, unless some are damaged."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Record samples up to the end of segments put aside, from the next segment's totals."""
+        """Record samples up to the end of segments set aside, from the next segment's totals."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Returns the pending samples of segments put aside; samples are settled in order."""
+        """Returns the pending samples in segments set aside. Samples are settled in order."""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)
@@ -241,7 +246,8 @@ class Recovery:
 def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
     """Returns a segment's content, with zeros for unreadable blocks, and the size of its file.
 
-    Leaves out data not written by a spool: holes at the end, and all beyond the longest segment.
+    Omits data that no spool writes: holes at the end, and everything beyond the maximum size of a
+    segment.
     """
     fd = directory.open(name, os.O_RDONLY)
     blocks = []

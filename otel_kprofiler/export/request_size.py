@@ -1,4 +1,4 @@
-"""The maximum request size of a receiver, learned from its rejections."""
+"""Learns the maximum request size of a receiver from its rejections."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from typing import Final
 
 MIN_LEARNED_BYTES: Final = 64 * 1024
-"""Minimum size limit for encoding windows, whatever receivers reject. Batches are divided further
-if necessary."""
+"""Minimum size limit for encoding windows, in bytes, whatever receivers reject. Batches are divided
+further if necessary.
+"""
 TRY_LARGER_S: Final = 60
 """Seconds after which a larger request tests whether the receiver accepts such requests again."""
 
@@ -22,8 +23,8 @@ class RequestSize:
     Attributes:
         encoded: size limit for the requests of later windows.
         aim: size to which batches are divided before sending.
-        takes_nothing: whether the receiver accepted no sample of two consecutive batches, or of the
-            first batch.
+        takes_nothing: whether the receiver accepted no sample from two consecutive batches, or from
+            the first batch.
     """
 
     def __init__(self, configured: int | None) -> None:
@@ -43,7 +44,7 @@ class RequestSize:
             self.forget()
 
     def accept(self, size: int) -> None:
-        """Learn from an accepted request, whether or not it was larger than expected."""
+        """Learn from an accepted request, which may be larger than expected."""
         self.takes_nothing, self._has_accepted = False, True
         if self.aim is not None and size > self.aim:
             self.forget()

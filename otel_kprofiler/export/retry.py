@@ -1,7 +1,7 @@
-"""Retry policy of exporters that send to a receiver: delays between attempts, time limit.
+"""Retries exports to a receiver, with delays between attempts and a time limit.
 
 The OTLP specification defines which responses are retryable ("OTLP/gRPC response", "OTLP/HTTP
-response", "Throttling"). Waits use exponential back-off with jitter, with the names and arithmetic
+response", "Throttling"). Delays use exponential back-off with jitter, with the names and arithmetic
 of the Collector's ``retry_on_failure``, and are never shorter than the receiver requested.
 """
 
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import LossCause
 
 MAX_SERVER_DELAY_S = 300.0
-"""Longest delay that a receiver may impose."""
+"""Longest delay that a receiver may request, in seconds."""
 
 
 class Verdict(enum.Enum):
@@ -29,7 +29,7 @@ class Verdict(enum.Enum):
     RETRY = "retry"
     REFUSED = "refused"
     TOO_LARGE = "too_large"
-    """Rejected for its size: parts of it may be accepted."""
+    """The request was rejected for its size, but parts of it may be accepted."""
 
 
 _UNIMPLEMENTED: Final = frozenset({"UNIMPLEMENTED", "404"})
@@ -39,7 +39,7 @@ _SETTLED: Final = {
     Verdict.REFUSED: LossCause.REJECTED,
     Verdict.TOO_LARGE: LossCause.TOO_LARGE,
 }
-"""Verdicts that end the attempts, with the cause of the loss."""
+"""The verdicts that end the attempts, with the cause of the loss."""
 
 
 class Answer(NamedTuple):
@@ -49,10 +49,11 @@ class Answer(NamedTuple):
         verdict: how to proceed.
         status: a gRPC code, an HTTP status, or an error's name.
         message: the receiver's or the library's explanation.
-        rejected_profiles: profiles that the receiver rejected from an accepted request.
+        rejected_profiles: number of profiles in an accepted request that the receiver rejected.
         delay_s: minimum wait that the receiver requested before the next attempt.
         max_bytes: maximum request size reported by the receiver; 0 if it reports none.
-        unreadable: why the response to an accepted request could not be read; empty if it could.
+        unreadable: why the response to an accepted request could not be read; empty if it could be
+            read.
     """
 
     verdict: Verdict
@@ -74,7 +75,7 @@ class RetryPolicy:
     """How often and how long to retry.
 
     Attributes:
-        enabled: False for a single attempt.
+        enabled: whether to retry; False for a single attempt.
         initial_interval_s: wait before the second attempt, before jitter; > 0.
         multiplier: growth of the wait per attempt; >= 1.
         randomization_factor: jitter, as a share of the wait in either direction; 0…1.
@@ -90,7 +91,7 @@ class RetryPolicy:
     max_elapsed_time_s: float = 300.0
 
     def interval_s(self, failures: int) -> float:
-        """Returns the wait after this many failed attempts (>= 1) in seconds, with jitter."""
+        """Returns the wait in seconds, jitter included, after this many failed attempts (>= 1)."""
         # A float would overflow after about 1,700 failures.
         grown = self.initial_interval_s * self.multiplier ** min(failures - 1, 64)
         spread = self.randomization_factor * random.uniform(-1, 1)  # noqa: S311
@@ -107,7 +108,7 @@ def attempt_until_settled(
     """Attempt until the receiver accepts or rejects, time runs out, or ``stop`` is set.
 
     Args:
-        attempt: sends once, within the given number of seconds.
+        attempt: sends the batch once, within the given number of seconds.
         policy: how often and how long to retry.
         timeout_s: upper bound for one attempt.
         stop: when set, ends a wait immediately.

@@ -1,12 +1,11 @@
-"""Format of spool segments: checksummed records after a magic number.
+"""Reads and writes spool segments: checksummed records after a magic number.
 
-A segment is :data:`MAGIC`, followed by records. A record is a CRC-32 of the rest of the record (4
-bytes), the length of the body (4), the kind (1) and the body; all integers are little-endian. The
-body of a batch is its number (8), the length of its head (4), the head and the payload. Heads and
-other bodies are JSON; see :func:`pack_batch` and :class:`Totals`. They count samples by name of the
-sample kind.
-
-Readers validate everything. Damage costs only the records it touches.
+A segment consists of :data:`MAGIC` and records. A record consists of a CRC-32 of the rest of the
+record (4 bytes), the length of the body (4), the kind (1) and the body. All integers are
+little-endian. The body of a batch consists of its number (8), the length of its head (4), the head
+and the payload. The head of a batch and the bodies of all other records are JSON; see
+:func:`pack_batch` and :class:`Totals`. They count samples by name of the sample kind. Readers
+validate everything. Only the records that are damaged are lost.
 """
 
 from __future__ import annotations
@@ -30,22 +29,25 @@ _BATCH: Final = struct.Struct("<QI")
 MAX_BODY_BYTES: Final = 1 << 28
 """Maximum length of a record's body; ``max_message_bytes`` has the same limit."""
 MAX_NUMBER: Final = 1 << 62
-"""Limit on batch and segment numbers, far below the range of their fields."""
+"""Limit on batch and segment numbers, far below the maximum of their fields."""
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Matches possible headers: the high byte of a length, a kind, the start of the totals' JSON."""
+"""Matches possible headers: the high byte of a length, a kind, and the start of the totals'
+JSON.
+"""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
-"""Limit on bytes checksummed in a damaged segment, as a multiple of its size. Usually the first
-candidate is the next record, unless payloads are full of bytes that look like headers."""
+"""Limit on bytes checksummed in a damaged segment, as a multiple of the segment's size. The first
+candidate is usually the next record, unless payloads contain many bytes that look like headers.
+"""
 
 HEADER_BYTES: Final = _HEADER.size
 
 
 class Kind(enum.IntEnum):
-    """Kind of a record."""
+    """The kind of a record."""
 
     BATCH = 1
     MARK = 2
@@ -61,7 +63,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the size in the file, in bytes."""
+        """Returns the size of the record in the file, in bytes."""
         return HEADER_BYTES + len(self.body)
 
 
@@ -70,10 +72,10 @@ class StoredBatch(NamedTuple):
 
     Attributes:
         number: position of the batch in the spool; ascending, never reused.
-        before: samples appended before it, by kind.
-        put_unix_ns: time of its append.
-        batch: what the exporter sends.
-        rest: samples in later batches of its window, by kind.
+        before: samples appended before the batch, by kind.
+        put_unix_ns: Unix time at which the batch was appended.
+        batch: the batch that the exporter sends.
+        rest: samples in later batches of the same window, by kind.
     """
 
     number: int
@@ -85,7 +87,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Totals over the spool's lifetime, stored in marks; they never decrease.
+    """Totals over the spool's lifetime, which marks contain. They never decrease.
 
     Attributes:
         settled: number of the last batch that needs no further delivery.
@@ -93,7 +95,7 @@ class Totals:
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
         lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
-        aside: the part of ``done`` in segments of another version, by kind.
+        aside: the part of ``done`` that is in segments of another version, by kind.
     """
 
     settled: int = 0
@@ -104,7 +106,7 @@ class Totals:
     aside: SampleCounts = field(default_factory=SampleCounts)
 
     def pack(self) -> bytes:
-        """Encode as the body of a mark."""
+        """Encode the totals as the body of a mark."""
         values = {
             "settled": self.settled,
             "end_unix_ns": self.end_unix_ns,
@@ -116,7 +118,7 @@ class Totals:
         return json.dumps(values).encode()
 
     def include(self, other: Totals) -> None:
-        """Merge other totals, keeping the maximum of each."""
+        """Merge other totals into these, keeping the maximum of each value."""
         self.settled = max(self.settled, other.settled)
         self.end_unix_ns = max(self.end_unix_ns, other.end_unix_ns)
         self.done |= other.done
@@ -126,12 +128,12 @@ class Totals:
 
 
 def name_losses(kind: str, losses: Losses) -> SampleCounts:
-    """Returns the losses of a kind in stored form, by ``KIND/CAUSE``."""
+    """Returns the losses of a kind in stored form, in which the keys are ``KIND/CAUSE``."""
     return SampleCounts({f"{kind}/{cause.value}": count for cause, count in losses.items()})
 
 
 def split_losses(lost: SampleCounts) -> dict[str, dict[LossCause, int]]:
-    """Inverts :func:`name_losses`, for all kinds; unknown causes count as damage."""
+    """Inverts :func:`name_losses` for all kinds. Unknown causes count as damage."""
     kinds: dict[str, dict[LossCause, int]] = {}
     for name, count in lost.items():
         kind, _, value = name.rpartition("/")

@@ -1,4 +1,4 @@
-"""Common base of the OTLP exporters: life cycle, accounting."""
+"""The common base of the OTLP exporters: retries, accounting, life cycle."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from otel_kprofiler.text import describe_count
 from otel_kprofiler.version import __version__
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
-"""Maximum response size (OTLP specification, "Response size limits")."""
+"""Maximum size of a response, in bytes (OTLP specification, "Response size limits")."""
 _NO_TLS = (
     "the receiver does not use TLS on this port: set tls: {insecure: true}"
     " (OTEL_EXPORTER_OTLP_INSECURE=true), or write its address with http://"
 )
 
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
-"""Matches Python's prefix of system error messages."""
+"""Matches the prefix that Python puts before system error messages."""
 
 _log = logging.getLogger(__name__)
 
 
 def user_agent() -> str:
-    """Returns the user agent: the product, then the exporter as the OTLP specification requires."""
+    """Returns the user agent: the product, then the exporter, as the OTLP specification says."""
     from opentelemetry.proto.version import __version__ as otlp_version  # noqa: PLC0415
 
     return f"otel-kprofiler/{__version__} OTel-OTLP-Exporter-Python/{otlp_version}"
@@ -46,8 +46,8 @@ def user_agent() -> str:
 class OtlpSender(ProfileExporter, abc.ABC):
     """Base of exporters that send to an OTLP receiver: retries, accounting, shutdown.
 
-    **Partial success.** A receiver reports how many *profiles* it rejected, not which. For n
-    rejected profiles, the samples of the n largest profiles of each kind are counted as
+    **Partial success.** A receiver reports how many *profiles* it rejected, but not which ones. For
+    n rejected profiles, the samples of the n largest profiles of each kind are counted as
     ``rejected``, so ``exported`` is a lower bound for each kind (exact if none or all are rejected,
     or if the batch has one profile). The rejected part is never resent.
 
@@ -59,10 +59,11 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     Args:
         name: id of the component in the configuration.
-        settings: what both transports share: form, size limit, time limit, retries.
+        settings: the settings that both transports share, such as form, size limit, time limit and
+            retries.
         signal: kind of data that is sent.
-        endpoint: receiver, for messages; without credentials.
-        secrets: removed from all messages of receivers and libraries.
+        endpoint: address of the receiver for messages, without credentials.
+        secrets: texts that are removed from all messages of receivers and libraries.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     @abc.abstractmethod
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
-        """Send once; receiver and network failures are results, not exceptions."""
+        """Send a request once. Receiver and network failures are results, not exceptions."""
 
     @abc.abstractmethod
     def _close(self) -> None:
@@ -189,7 +190,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer, cause
 
     def _log_limit(self, size: int, why: str) -> None:
-        """Log the size limit of later requests, unless the last warning had the same limit."""
+        """Log the size limit for later requests, unless the last warning had the same limit."""
         learned = self._size.encoded
         if learned != self._logged_bytes:
             self._logged_bytes = learned
@@ -204,7 +205,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
         Args:
             request: a request without samples, in this exporter's form.
-            timeout_s: time limit in seconds; capped at an attempt's.
+            timeout_s: time limit in seconds, at most the time limit of an attempt.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))
@@ -238,7 +239,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Returns the message, with a problem of our TLS files or a fix."""
+        """Returns the message, with a problem of our TLS files, or a fix, added."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -276,7 +277,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def _track_outage(self, answer: Answer) -> None:
-        """Track unreachability; a non-retryable response proves that the receiver is reachable."""
+        """Track whether the receiver is reachable. A non-retryable response proves that it is."""
         if answer.verdict is not Verdict.RETRY:
             self._failures, self._outage = 0, ""
             return
@@ -290,7 +291,10 @@ class OtlpSender(ProfileExporter, abc.ABC):
         )
 
     def find_outage(self) -> str:
-        """Returns the last retryable failure, with attempts and duration; empty once reachable."""
+        """Returns the last retryable failure, with attempts and duration.
+
+        Returns an empty value if there is no outage.
+        """
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
@@ -319,7 +323,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
 def speaks_no_tls(message: str) -> bool:
     """Returns whether a TLS handshake failed because the peer answered in plain text.
 
-    OpenSSL and BoringSSL report a wrong version number: the first bytes are not a TLS record.
+    OpenSSL and BoringSSL report a wrong version number, because the first bytes are not a TLS
+    record.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 
@@ -354,8 +359,8 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
 
-    Does nothing unless the OpenTelemetry API is loaded: without the API, nothing creates spans, and
-    loading it would cost the agent memory.
+    Does nothing unless the OpenTelemetry API is loaded. If it is not, nothing creates spans, and
+    loading it would only take memory.
     """
     if "opentelemetry.context" not in sys.modules:
         yield

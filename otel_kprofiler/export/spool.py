@@ -1,21 +1,21 @@
-"""Batches on disk: a segmented append-only log that survives truncation at any byte.
+"""Keeps batches on disk, in a segmented append-only log that survives truncation at any byte.
 
-An embedded database would be worse: sqlite3 in WAL mode could read nothing from a truncated main
-file, its deletes cost as much as writes, and fsyncs took two to four times the CPU time.
+An embedded database would be worse. In WAL mode, sqlite3 cannot read a truncated main file, its
+deletes cost as much as writes, and its fsyncs take two to four times the CPU time.
 
-A segment is ``NUMBER.spool``, named after the first record it may hold; its format is in
-:mod:`otel_kprofiler.export.segments`. A process always starts a new segment, so nothing is ever
-written after a damaged record.
+A segment is a file ``NUMBER.spool``, named after the first record that it may hold.
+:mod:`otel_kprofiler.export.segments` describes its format. A process always starts a new segment,
+so nothing is ever written after a damaged record.
 
-- A *batch* record has its number, the samples appended before it by kind, and the batch.
-- A *mark* has the number of the last settled batch, and the totals at that time. Each segment
+- A *batch* record contains its number, the samples appended before it by kind, and the batch.
+- A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
   starts with a mark, so that older segments can be deleted.
 - A *close* is a mark that ends the log cleanly.
 
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
-Anything removed from an open spool, even its directory, is recreated on the next write. The segment
-being written is restored completely; losses in other segments are detected on reading them.
+Anything removed from an open spool, even its directory, is recreated on the next write. The current
+segment is restored completely. Losses in other segments are detected when they are read.
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
 _SEGMENTS: Final = 8
-"""Number of segments within the size limit; the oldest is dropped as a whole."""
+"""Number of segments within the size limit. The oldest segment is dropped as a whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Errors that may disappear without a configuration change: full or failing disks."""
+"""Errors that may disappear without a change of the configuration, as with full or failing
+disks.
+"""
 _LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)
@@ -79,9 +81,9 @@ class Spool:
         directory: created with mode 0700 if missing.
         max_bytes: maximum size of all segments; beyond it, the oldest segment is dropped.
         max_age_s: age in seconds at which batches are dropped; 0 means never.
-        fsync: sync each record. Without it, records survive the end of the process but not a
-            crash of the machine.
-        now: monotonic clock, seconds.
+        fsync: whether to sync each record. If False, records survive the end of the process, but
+            not a crash of the machine.
+        now: monotonic clock, in seconds.
 
     Raises:
         ExportError: the directory is unusable, writable by other users, or open in another
@@ -92,8 +94,8 @@ class Spool:
         damaged: samples of earlier runs that can no longer be read, by kind.
         earlier: samples of all earlier runs, by kind.
         earlier_lost: samples lost by earlier runs, by kind.
-        unknown_since_unix_ns: when not 0, the end of the log is missing: the previous run was
-            killed, and the number of samples it took after this time is unknown.
+        unknown_since_unix_ns: when not 0, the end of the log is missing because the previous run
+            was killed, and the number of samples that it took after this time is unknown.
     """
 
     def __init__(
@@ -138,12 +140,12 @@ class Spool:
     def append(
         self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False
     ) -> Stored:
-        """Write a batch; on return, the batch survives a crash.
+        """Write a batch, so that it survives a crash.
 
         Args:
             batch: the batch to write.
-            rest: samples of its window, by kind, in batches that are about to follow.
-            is_part: whether it is part of a batch appended earlier.
+            rest: samples, by kind, in later batches of the same window.
+            is_part: whether ``batch`` is part of a batch appended earlier.
 
         Raises:
             OSError: the batch could not be written; the spool is unchanged.
@@ -191,10 +193,10 @@ class Spool:
     def settle(
         self, number: int, samples: SampleCounts, lost: Mapping[str, Losses] | None = None
     ) -> None:
-        """Record that a batch is delivered or lost, and delete segments no longer needed.
+        """Record that a batch is delivered or lost, and delete segments that are no longer needed.
 
         Args:
-            number: number of the batch; all earlier batches are settled, too.
+            number: number of the batch. All earlier batches are settled, too.
             samples: samples exported or lost since the last call, by kind.
             lost: how many of ``samples`` were lost, by kind and cause.
 
@@ -300,7 +302,7 @@ class Spool:
             self._directory.close()
 
     def _make_ready(self) -> None:
-        """Open the spool if that failed at startup; recreate files removed since."""
+        """Open the spool if that failed at startup, and recreate files that were removed since."""
         self._check_open()
         if self._directory is None:
             self._open()
@@ -311,7 +313,7 @@ class Spool:
             self._restore_segment()
 
     def _move(self) -> None:
-        """Switch to the directory now at the path; create it if missing."""
+        """Switch to the directory that is now at the path; create it if it is missing."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -332,7 +334,7 @@ class Spool:
             self._sizes = dict.fromkeys(self._sizes, 0) | written
 
     def _restore_segment(self) -> None:
-        """Restore the removed current segment from its descriptor."""
+        """Restore the current segment, which was removed, from its descriptor."""
         directory, name = self._opened, name_segment(self._segment)
         unfinished = f"{name}.new"
         fd = directory.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)

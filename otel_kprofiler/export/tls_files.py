@@ -1,7 +1,7 @@
-"""TLS files that may be replaced while an exporter uses them, and their problems.
+"""Reads TLS files that may be replaced while an exporter uses them, and finds their problems.
 
-A renewal replaces certificate and key in turn: in between, they do not match, or a file is missing.
-Until they match again, the existing connection stays in use.
+A renewal replaces certificate and key one after the other, so for a moment they do not match, or a
+file is missing. Until they match again, the existing connection stays in use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.client import Tls
 
 Contents = tuple[bytes | None, bytes | None, bytes | None]
-"""Contents of the CA, certificate and key files; None if not set."""
+"""Contents of the CA, certificate and key files; None for files that are not set."""
 
 _FIXES: Final = (
     ("certificate has expired", "renew the receiver's certificate"),
@@ -47,7 +47,7 @@ _FIXES: Final = (
         "the receiver closed TLS; see its log for the reason, such as a revoked tls.cert_file",
     ),
 )
-"""Handshake error messages of OpenSSL and BoringSSL, and their fixes."""
+"""Handshake error messages from OpenSSL and BoringSSL, and their fixes."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _SEQUENCE: Final = 0x30
 _UTC_TIME: Final = 0x17
@@ -61,7 +61,7 @@ class TlsFiles:
         tls: names the files.
 
     Raises:
-        ExportError: a file cannot be read, or only one of certificate and key is given.
+        ExportError: a file cannot be read, or only one of certificate and key is set.
 
     Attributes:
         contents: file contents from the last successful read, used for new connections.
@@ -73,7 +73,7 @@ class TlsFiles:
         self.contents: Contents = tls.read()
 
     def renew(self) -> bool:
-        """Reread changed files; returns whether the new contents are usable."""
+        """Reread changed files, and return whether the new contents are usable."""
         seen = self._look()
         if seen == self._seen or self.find_problem():
             return False
@@ -86,7 +86,7 @@ class TlsFiles:
         return is_new
 
     def find_problem(self, now: datetime | None = None) -> str:
-        """Describes the problem of the files and the fix; empty if there is none."""
+        """Returns the problem of the files and its fix; empty if there is no problem."""
         tls = self._tls
         try:
             tls.read()
@@ -144,7 +144,7 @@ def _find_invalid(path: str, now: datetime) -> str:
 
 
 def parse_validity(der: bytes) -> tuple[datetime, datetime]:
-    """Parses the validity of a certificate: first and last time (RFC 5280, 4.1.2.5).
+    """Parses the validity period of a certificate: notBefore and notAfter (RFC 5280, 4.1.2.5).
 
     Raises:
         ValueError: the data is not a certificate.
@@ -163,7 +163,7 @@ def parse_validity(der: bytes) -> tuple[datetime, datetime]:
 
 
 def _read_value(data: bytes, expected: int | None = None) -> tuple[int, bytes, bytes]:
-    """Returns tag and content of a DER value, and the bytes after it."""
+    """Returns the tag and content of a DER value, and the bytes after the value."""
     if len(data) < 2 or (expected is not None and data[0] != expected):
         raise ValueError("the certificate has an invalid value")
     length, at = data[1], 2

@@ -1,4 +1,4 @@
-"""Access to the host's files.
+"""Opens the host's files.
 
 All files of ``/proc`` and ``/sys`` are opened here, so that tests and recordings can pass a
 different root or an archive instead of patching modules.
@@ -20,7 +20,7 @@ class HostFiles(Protocol):
     """Read access to a host's files by absolute path; every method raises ``OSError``."""
 
     def open_fd(self, path: str) -> int:
-        """Open for reading; the caller closes the descriptor."""
+        """Open a file for reading; the caller closes the descriptor."""
 
     def read_bytes(self, path: str) -> bytes:
         """Returns the whole content of a file."""
@@ -33,13 +33,13 @@ class HostFiles(Protocol):
 
 
 class Access:
-    """Files of this host, or of a captured tree below ``root``. Thread-safe."""
+    """The files of this host, or of a captured tree below ``root``. Thread-safe."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = root.rstrip("/")
 
     def open_fd(self, path: str) -> int:
-        """Open for reading; the caller closes the descriptor."""
+        """Open a file for reading; the caller closes the descriptor."""
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read_bytes(self, path: str) -> bytes:
@@ -56,13 +56,13 @@ class Access:
         return os.readlink(self.root + path)
 
     def open_reference(self, path: str) -> int:
-        """Open as a reference (``O_PATH``), which neither affects nor reads the file."""
+        """Open a file as a reference (``O_PATH``), which neither affects nor reads the file."""
         return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open as a reference, with ``root`` as the root of the path and of its links.
+        """Open a file as a reference, with ``root`` as the root of the path and of its links.
 
-        Links of ``/proc`` to files opened by processes are not followed. Needs kernel 5.6.
+        Links in ``/proc`` to files opened by processes are not followed. Requires kernel 5.6.
         """
         directory = os.open(self.root + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -85,7 +85,7 @@ def _open_in_root(directory: int, path: str, flags: int) -> int:
 
 
 def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
-    """Read a file up to a limit, such as a file of ``/proc`` whose size a process controls.
+    """Read a file up to a limit, such as a file in ``/proc`` whose size a process controls.
 
     Raises:
         OSError: the file cannot be opened or read.

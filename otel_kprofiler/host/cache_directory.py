@@ -1,4 +1,4 @@
-"""A cache directory of bounded size."""
+"""Keeps files in a cache directory of bounded size."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Minimum size counted per file, to bound the number of empty files."""
+"""Minimum size counted per file, in bytes, to bound the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
     """Returns the directory of this program's caches; None if the user has none.
 
     ``CACHE_DIRECTORY`` is set by systemd (systemd.exec(5)), ``XDG_CACHE_HOME`` by the user (XDG
-    Base Directory Specification). Otherwise, the directory is in ``/var/cache`` for root, and in
-    ``~/.cache`` for other users.
+    Base Directory Specification). Otherwise, it is in ``/var/cache`` for root, and in ``~/.cache``
+    for others.
     """
     if given := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
         return given
@@ -39,7 +39,7 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
 
 
 class CacheDirectory:
-    """Keeps files by name; removes the least recently used.
+    """Keeps files by name, and removes the least recently used ones.
 
     Only files of this user in a directory that no other user can write are trusted. Several threads
     and processes may share the directory; a removed file stays readable through open descriptors.
@@ -74,7 +74,9 @@ class CacheDirectory:
         return fd
 
     def create(self, name: str) -> NewFile:
-        """Create a file that, when finished, replaces any file of its name; then call :meth:`trim`.
+        """Create a file that, when finished, replaces any file of the same name.
+
+        Call :meth:`trim` afterwards.
 
         Raises:
             ValueError: the name is not that of a cached file.
@@ -90,7 +92,7 @@ class CacheDirectory:
             os.unlink(name, dir_fd=self._directory.fd)
 
     def age_s(self, name: str, now_s: float) -> float | None:
-        """Returns seconds since a file was created or opened; None if there is none."""
+        """Returns the seconds since a file was created or opened; None if there is no such file."""
         _check(name)
         try:
             return now_s - os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
@@ -98,7 +100,7 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove files until the rest is within the limit; returns the rest's size in bytes."""
+        """Remove files until the total size is within the limit. Returns that size in bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it
@@ -116,7 +118,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory, as garbage collection of this object also does; idempotent."""
+        """Close the directory; idempotent. Garbage collection of this object also closes it."""
         self._directory.close()
 
 

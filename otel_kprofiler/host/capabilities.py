@@ -1,4 +1,4 @@
-"""Capabilities of a process (capabilities(7)), and fixes for missing ones."""
+"""Reads capabilities of a process (capabilities(7)), and suggests fixes for missing ones."""
 
 from __future__ import annotations
 
@@ -33,20 +33,22 @@ SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
 """Capabilities that the sampler needs; kernel symbols also need CAP_SYSLOG."""
 
 CONTEXTS: Final = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
-"""Capabilities for the memory of other users' processes.
-
-Without the second, only the owner may open ``/proc/PID/mem``.
+"""Capabilities needed to read the memory of other users' processes. Without the second one, only
+the owner may open ``/proc/PID/mem``.
 """
 
 
 class Capabilities(NamedTuple):
-    """Capability sets of a process as bit masks (``CapEff``, ``CapBnd`` of /proc/PID/status)."""
+    """A process's capability sets, as bit masks (``CapEff``, ``CapBnd`` in /proc/PID/status)."""
 
     effective: int
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns the ``names`` that are not effective; CAP_SYS_ADMIN implies CAP_BPF etc."""
+        """Returns the ``names`` that are not effective.
+
+        CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
+        """
         covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
         return tuple(
             name for name in names if name not in covered and not _has(self.effective, name)
@@ -78,8 +80,8 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
     """Returns how to start this command with all capabilities for sampling, including ``missing``.
 
-    File capabilities are an option only for a separate python: the one in a virtual environment is
-    usually a symbolic link to the system's.
+    File capabilities are an option only for a separate Python executable, since the one in a
+    virtual environment is usually a symbolic link to the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

@@ -1,6 +1,6 @@
 """Parses container, pod and unit from cgroup paths.
 
-Forms, by runtime:
+The forms of paths, by runtime, are:
 
 - Docker (moby, daemon/cgroup): ``/docker/ID``, ``PARENT/ID``, ``docker-ID.scope``
 - containerd (internal/cri): ``cri-containerd-ID.scope``, ``/kubepods/…/podUID/ID``, and
@@ -30,7 +30,7 @@ CONTAINER_ID: Final = re.compile(
     r"(?:(?:docker|cri-containerd|containerd|nerdctl|crio|libpod|libpod-payload)-)?"
     r"([0-9a-f]{64})(?:\.scope)?"
 )
-"""Matches a container's directory."""
+"""Matches the name of a container's cgroup directory."""
 _BY_COLONS: Final = re.compile(
     r"(?:[^:]*:)?(?:docker|cri-containerd|nerdctl|crio|libpod):([0-9a-f]{64})"
 )
@@ -46,12 +46,12 @@ _USER_MANAGER: Final = re.compile(r"user@\d+\.service")
 _POD_PARENT: Final = "libpod_parent"
 _DELETED: Final = " (deleted)"
 _LINES: Final = ("", "name=systemd", "cpu", "cpuacct", "memory", "pids")
-"""Hierarchies by precedence: version 2, systemd's, then controllers."""
+"""The hierarchies by precedence: version 2, then systemd's, then those of controllers."""
 _LONGEST_ID: Final = 64
 
 
 class CgroupNames(NamedTuple):
-    """Names in a cgroup's path; empty if absent.
+    """The names in a cgroup's path; empty if absent.
 
     Attributes:
         container: id of the innermost container.
@@ -67,7 +67,7 @@ class CgroupNames(NamedTuple):
 
 
 class CgroupLine(NamedTuple):
-    """A line of ``/proc/PID/cgroup``: controllers (none in version 2), and the path."""
+    """A line of ``/proc/PID/cgroup``, with its controllers (none in version 2) and path."""
 
     controllers: tuple[str, ...]
     path: str
@@ -77,7 +77,7 @@ NO_NAMES: Final = CgroupNames()
 
 
 def parse_cgroup_lines(text: bytes) -> list[CgroupLine]:
-    """Parse the lines of ``/proc/PID/cgroup`` (cgroups(7)); malformed lines are skipped."""
+    """Parses the lines of ``/proc/PID/cgroup`` (cgroups(7)); skips malformed lines."""
     lines = []
     for line in text.decode("utf-8", "surrogateescape").split("\n"):
         parts = line.split(":", 2)
@@ -94,7 +94,10 @@ def parse_unified_path(text: bytes) -> str:
 
 @lru_cache(256)
 def parse_cgroup(text: bytes) -> CgroupNames:
-    """Parse ``/proc/PID/cgroup`` by its most specific hierarchy; never raises."""
+    """Parses ``/proc/PID/cgroup``, preferring names from the most specific hierarchy.
+
+    Never raises.
+    """
     if text == b"0::/\n":
         return NO_NAMES  # most processes of hosts without systemd, and all kernel threads
     lines = sorted(parse_cgroup_lines(text), key=_rank)
@@ -106,7 +109,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """Parse a path; never raises.
+    """Parses a path; never raises.
 
     A path relative to a cgroup namespace (``/../…``) does not show to which manager a unit belongs.
     """
@@ -152,7 +155,7 @@ def _find_pod(part: str) -> str:
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Returns units of the system and of a user manager, outside of containers."""
+    """Returns the units of the system manager and of a user manager, outside containers."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):

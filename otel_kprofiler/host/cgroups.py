@@ -1,4 +1,4 @@
-"""Cgroups of version 2 (cgroups(7)): mounts, ids and depths."""
+"""Finds version 2 cgroups (cgroups(7)) with their mounts, ids and depths."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Cgroup(NamedTuple):
 
 
 class MountPoint(NamedTuple):
-    """A mount of part of a hierarchy.
+    """A mount of a hierarchy, or of a part of it.
 
     Attributes:
         path: where the hierarchy is mounted.
-        root: the mounted cgroup, relative to our cgroup namespace: ``/`` is its root, ``/..`` the
-            root's parent.
+        root: the mounted cgroup, relative to our cgroup namespace. ``/`` is the namespace's root,
+            and ``/..`` is the parent of that root.
     """
 
     path: str
@@ -47,7 +47,7 @@ class MountPoint(NamedTuple):
 
 
 def parse_mount_points(mountinfo: bytes, kind: str) -> list[MountPoint]:
-    """Parse mounts of a file system type from ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    """Parses mounts of a file system type in ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
     mounts = []
     for line in mountinfo.decode("utf-8", "surrogateescape").splitlines():
         fields, _, rest = line.partition(" - ")
@@ -72,7 +72,7 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
     """Find the mounted version 2 cgroup nearest to the root of the hierarchy.
 
-    None if none is mounted, or if a cgroup namespace hides its depth.
+    Returns None if none is mounted, or if a cgroup namespace hides its depth.
 
     Raises:
         OSError: the mounts cannot be read.
@@ -108,7 +108,7 @@ def _find_own_level(files: HostFiles) -> int | None:
 def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
     """Find a cgroup by the path of its directory, or by its path below the root of the hierarchy.
 
-    None if it or a hierarchy of version 2 does not exist.
+    Returns None if the cgroup or a version 2 hierarchy does not exist.
 
     Raises:
         OSError: the cgroup cannot be read.

@@ -12,7 +12,7 @@ _ROOT: Final = os.path.abspath(__file__ + "/../../..")
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command line of a new interpreter that runs ``main`` of a module.
+    """Returns the command line of a new interpreter that runs the ``main`` function of a module.
 
     The interpreter is isolated (-I) and imports only from this process's paths, not from the
     working directory, which other users may be able to write to.
@@ -23,7 +23,7 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 
 def limit_resources(limits: Mapping[int, int]) -> None:
-    """Lower resource limits of this process, by ``RLIMIT_…``, and disable core files."""
+    """Lower the resource limits of this process, given by ``RLIMIT_…``, and disable core files."""
     for kind, most in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)

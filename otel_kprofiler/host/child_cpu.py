@@ -1,4 +1,4 @@
-"""Limits the CPU time of child processes by the size of their input, and measures it."""
+"""Measures the CPU time of child processes, and limits it by the size of their input."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 _MIB: Final = 1 << 20
 _PROCESS_CLOCK: Final = 2
-"""Kind of a process's CPU clock, as returned by clock_getcpuclockid(3) (``CPUCLOCK_SCHED`` in
-include/linux/posix-timers.h)."""
+"""The kind of a process's CPU clock, as returned by clock_getcpuclockid(3) (``CPUCLOCK_SCHED`` in
+include/linux/posix-timers.h).
+"""
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
 """First and longest pause between two checks of a child, as in ``Popen.wait``."""
@@ -25,7 +26,7 @@ class CpuGrant(NamedTuple):
     """CPU time granted to a child process.
 
     Attributes:
-        seconds: limit, at least 1.
+        seconds: limit in seconds, at least 1.
         input_bytes: size of the input that the limit was computed from.
     """
 
@@ -33,18 +34,18 @@ class CpuGrant(NamedTuple):
     input_bytes: int
 
     def describe(self) -> str:
-        """Describe how a child exceeded the limit."""
+        """Returns a description of how a child exceeded the limit."""
         size = -(-self.input_bytes // _MIB)
         return f"took more than {self.seconds} s of CPU for {size} MiB"
 
 
 class CpuRate(NamedTuple):
-    """CPU time limits by input size.
+    """A CPU time limit that depends on the size of the input.
 
     Attributes:
         least_s: seconds for empty input.
         per_mib_s: additional seconds per MiB of input.
-        most_s: limit for input of any size, since a file may lie about its size.
+        most_s: limit in seconds for input of any size, since a file may declare a wrong size.
     """
 
     least_s: float
@@ -58,7 +59,7 @@ class CpuRate(NamedTuple):
 
 
 def limit_cpu(pid: int, grant: CpuGrant) -> None:
-    """Limit a child to its grant; beyond it, SIGXCPU kills the child, without a core file.
+    """Limit a child to its grant. When it is used up, SIGXCPU kills the child, without a core file.
 
     Args:
         pid: a child that was just started as the same user.
@@ -73,7 +74,7 @@ def limit_cpu(pid: int, grant: CpuGrant) -> None:
 
 
 def has_exceeded_cpu(status: int) -> bool:
-    """Returns whether a child with this return code ended at its limit on CPU time."""
+    """Returns whether a child with this return code was ended by its CPU time limit."""
     return status == -signal.SIGXCPU
 
 
@@ -91,7 +92,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     has_status = False
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end as ``Popen.wait`` does; ``communicate`` calls this method."""
+        """Wait for the child to end, as ``Popen.wait`` does; ``communicate`` calls this method."""
         if self.returncode is None:
             try:
                 if not self._has_ended(timeout):
@@ -114,7 +115,10 @@ class MeteredChild(subprocess.Popen[bytes]):
         return time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
 
     def _has_ended(self, timeout: float | None) -> bool:
-        """Wait for the end without reaping; Python may be built without ``os.pidfd_open``."""
+        """Wait for the child to end, without reaping it.
+
+        Python may be built without ``os.pidfd_open``.
+        """
         flags = os.WEXITED | os.WNOWAIT
         if timeout is None:
             return os.waitid(os.P_PID, self.pid, flags) is not None
@@ -142,5 +146,5 @@ def charge_child(child: MeteredChild) -> None:
 
 
 def children_time_ns() -> int:
-    """Returns the CPU time of children the calling thread has waited for, in nanoseconds."""
+    """Returns the CPU time of children that the calling thread has waited for, in nanoseconds."""
     return _waited.cpu_ns

@@ -1,7 +1,8 @@
 """Limits the memory of child processes, to stay below the cgroup's limit.
 
-The kernel kills processes of a cgroup at its limit, and throttles all of them above ``memory.high``
-(Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's sources).
+The kernel kills processes of a cgroup that reaches its limit, and throttles all of its processes
+above ``memory.high`` (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the
+kernel's sources).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from otel_kprofiler.host.cgroup_names import parse_cgroup_lines
 from otel_kprofiler.host.cgroups import parse_mount_points
 
 _UNLIMITED: Final = 1 << 60
-"""Values from here on mean no limit: version 1 uses LONG_MAX, rounded to pages."""
+"""Lowest value that means no limit. Version 1 uses LONG_MAX, rounded to pages."""
 _SHARE: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIB: Final = 1 << 20
 
 
 class _Files(NamedTuple):
-    """File names of a cgroup version."""
+    """The names of memory control files in a cgroup version."""
 
     limits: tuple[str, ...]
     usage: str
@@ -42,7 +43,7 @@ _V2: Final = _Files(
 
 
 class MemoryLeft(NamedTuple):
-    """Memory that a cgroup has left for its processes.
+    """The memory that a cgroup has left for its processes.
 
     Attributes:
         count_bytes: bytes until the nearest limit, without page cache.
@@ -68,7 +69,7 @@ class MemoryGrant(NamedTuple):
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """Describe the limit and how to raise it.
+        """Returns a description of the limit, and how to raise it.
 
         Args:
             fix: how to raise the requested size.
@@ -83,16 +84,16 @@ class MemoryGrant(NamedTuple):
 
 
 _running: dict[int, int] = {}
-"""Bytes granted to each running child, by process id; dict operations are atomic."""
+"""Bytes granted to each running child, by process id. Operations on a dict are atomic."""
 
 
 def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:
-    """Grant memory to a child about to start: at most half of what the cgroup leaves.
+    """Grant a child that is about to start at most half of the memory that the cgroup has left.
 
     Memory granted to running children counts as used.
 
     Args:
-        most_bytes: maximum that the child requests.
+        most_bytes: maximum amount that the child requests.
         files: reads files of the host.
     """
     left = find_memory_left(files or Access())
@@ -105,11 +106,11 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
 @contextmanager
 def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
-    """Limit a child to its grant, and make the kernel kill it before other processes.
+    """Limit a child to its grant, and make the kernel kill the child before other processes.
 
     Args:
         pid: a child that was just started as the same user.
-        grant: memory granted to the child; it counts as used until the context ends.
+        grant: memory granted to the child. It counts as used until the context ends.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
@@ -127,7 +128,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
     """Returns the minimum memory left by this process's cgroup and its ancestors.
 
-    None if no cgroup has a readable limit.
+    Returns None if no cgroup has a readable limit.
     """
     try:
         lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))

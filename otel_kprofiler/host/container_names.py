@@ -1,4 +1,4 @@
-"""Reads names of containers and pods from files of runtimes and the kubelet."""
+"""Reads the names of containers and pods from files written by runtimes and the kubelet."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _OWN_PODMAN: Final = re.compile(
 
 
 class ContainerNames(NamedTuple):
-    """Names of a container; empty if no readable file contains them.
+    """The names of a container; empty if no readable file contains them.
 
     Attributes:
-        name: what Docker or podman calls it.
-        pod_container: its name in its Kubernetes pod.
+        name: name of the container in Docker or podman.
+        pod_container: name of the container in its Kubernetes pod.
         pod: name of the pod.
         namespace: Kubernetes namespace of the pod.
     """
@@ -46,14 +46,14 @@ class ContainerNames(NamedTuple):
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Returns all names that command lines accept."""
+        """Returns all names by which commands can select the container."""
         named = (self.name, self.pod_container, self.pod)
         both = f"{self.pod}/{self.pod_container}" if self.pod else ""
         return tuple(dict.fromkeys(filter(None, (*named, both))))
 
 
 class OwnContainer(NamedTuple):
-    """The container of a process, as seen from inside; empty if its mounts do not reveal it."""
+    """The container of a process, as seen from inside it; empty if its mounts do not reveal it."""
 
     id: str = ""
     pod: str = ""
@@ -61,8 +61,10 @@ class OwnContainer(NamedTuple):
 
 
 def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
-    """Read containers of pods by id from names of the kubelet's logs: ``POD_NAMESPACE_NAME-ID.log``
-    (pkg/kubelet/kuberuntime/legacy.go)."""  # noqa: D205, D209 - one sentence
+    """Reads the containers of pods, by id, from the names of the kubelet's logs.
+
+    The names are ``POD_NAMESPACE_NAME-ID.log`` (pkg/kubelet/kuberuntime/legacy.go).
+    """
     try:
         logs = files.list_dir(_KUBERNETES)
     except OSError:
@@ -82,8 +84,10 @@ class PodName(NamedTuple):
 
 
 def read_pods(files: HostFiles) -> dict[str, PodName]:
-    """Read pods of this host by UID from the kubelet's log directories
-    (``BuildPodLogsDirectory`` in pkg/kubelet/kuberuntime): ``NAMESPACE_NAME_UID``."""  # noqa: D205, D209 - one sentence
+    """Reads the pods of this host, by UID, from the names of the kubelet's log directories.
+
+    The names are ``NAMESPACE_NAME_UID`` (``BuildPodLogsDirectory`` in pkg/kubelet/kuberuntime).
+    """
     try:
         entries = files.list_dir(_PODS)
     except OSError:
@@ -93,7 +97,7 @@ def read_pods(files: HostFiles) -> dict[str, PodName]:
 
 
 class _Asked(NamedTuple):
-    """Names of a container, and when to look them up again."""
+    """The names of a container, and the time of the next lookup."""
 
     names: ContainerNames
     again_at: float
@@ -103,7 +107,7 @@ class _Asked(NamedTuple):
 class KnownContainers:
     """Caches the names of containers; not thread-safe.
 
-    Runtimes and the kubelet write them while a container starts, so missing names are looked up
+    Runtimes and the kubelet write names while a container starts, so missing names are looked up
     again after 1, 2, 4 and up to 60 seconds.
 
     Args:
@@ -117,7 +121,7 @@ class KnownContainers:
         self._asked: dict[str, _Asked] = {}
 
     def find(self, container: str) -> ContainerNames:
-        """Returns the names of a container that have been found so far."""
+        """Returns the names that are known so far for a container."""
         asked, now = self._asked.get(container), self._monotonic()
         if asked and now < asked.again_at:
             return asked.names
@@ -133,7 +137,10 @@ class KnownContainers:
 
 
 def read_runtime_name(files: HostFiles, container: str) -> str:
-    """Returns the name of a container in Docker or podman; empty if their files do not have it."""
+    """Returns the name of a container in Docker or podman.
+
+    Returns an empty value if their files do not contain it.
+    """
     return _read_docker(files, container) or _read_podman(files, container)
 
 
@@ -156,10 +163,10 @@ def _read_podman(files: HostFiles, container: str) -> str:
 
 
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
-    """Parse the mounts of a process in a container for the container's names.
+    """Parses the mounts of a process in a container for the container's names.
 
-    Mounts come from the runtime, but a process may add others: trust them only for this process's
-    container, or to confirm the cgroup.
+    The runtime makes the mounts, but a process may add others. So trust them only for the container
+    of this process, or to confirm the cgroup.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

@@ -15,10 +15,10 @@ class Container(NamedTuple):
     """A running container.
 
     Attributes:
-        id: what the runtime calls it.
+        id: id of the container in its runtime.
         names: its names; empty if the runtime's files cannot be read.
-        cgroup: path in the hierarchy of version 2; empty if there is none.
-        pids: its processes.
+        cgroup: path in the version 2 hierarchy; empty if there is none.
+        pids: ids of its processes.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Container(NamedTuple):
     pids: tuple[int, ...]
 
     def is_called(self, text: str) -> bool:
-        """Returns whether ``text`` is a name or a prefix of the id."""
+        """Returns whether ``text`` is a name of the container, or a prefix of its id."""
         return text in self.names or (len(text) >= _SHORTEST_ID and self.id.startswith(text))
 
 
@@ -65,9 +65,9 @@ def find_containers(files: HostFiles) -> list[Container]:
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:
-    """Returns the path of a container's cgroup of version 2, without subgroups.
+    """Returns the path of a container's version 2 cgroup, without subgroups.
 
-    Empty if a cgroup namespace hides its start.
+    The path is empty if a cgroup namespace hides its beginning.
     """
     path = parse_unified_path(text)
     if path.startswith("/.."):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 BURST_NS: Final = 1_000_000_000
-"""Default for the largest burst of CPU time after a quiet period."""
+"""Default limit on a burst of CPU time after a quiet period, in nanoseconds."""
 
 
 class CpuShare:
     """A token bucket of CPU time; not thread-safe.
 
     Args:
-        share: CPU seconds earned per second.
-        burst_ns: maximum CPU time that can be saved up; also the initial amount.
+        share: share of one CPU, in CPU seconds per second.
+        burst_ns: maximum CPU time that accumulates while unused, in nanoseconds; also the initial
+            amount.
     """
 
     def __init__(self, share: float, burst_ns: int = BURST_NS) -> None:
@@ -29,5 +30,5 @@ class CpuShare:
         return 0 if self._earned_ns > 0 else 1 + int(-self._earned_ns / self._share)
 
     def spend(self, cpu_ns: int) -> None:
-        """Account for CPU time used; overdraft is repaid by waiting."""
+        """Account for CPU time that was used. Time beyond the share delays later work."""
         self._earned_ns -= cpu_ns

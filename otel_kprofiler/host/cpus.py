@@ -1,4 +1,4 @@
-"""CPU lists such as ``0-3,8``, and the CPUs of this host."""
+"""Parses CPU lists such as ``0-3,8``, and reads the CPUs of this host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MAX_CPU = 8191  # NR_CPUS is at most 8192, arch/x86/Kconfig
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Parse a list such as ``0-3,8`` to sorted CPU numbers; empty for an empty text.
+    """Parses a list such as ``0-3,8`` to sorted CPU numbers; none for an empty text.
 
     Raises:
         ValueError: ``text`` is not a CPU list.
@@ -31,6 +31,6 @@ def read_online_cpus(files: HostFiles) -> frozenset[int]:
 
 
 def read_possible_cpus(files: HostFiles) -> int:
-    """Returns the exclusive upper bound of CPU numbers in this boot. Raises ``OSError``."""
+    """Returns the number above the highest possible CPU number in this boot. Raises ``OSError``."""
     text = files.read_bytes("/sys/devices/system/cpu/possible").decode()
     return parse_cpu_list(text)[-1] + 1

@@ -1,4 +1,4 @@
-"""System calls for which Python has no function if it was built for an old glibc."""
+"""Makes system calls for which Python lacks functions if it was built for an old glibc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_pidfd(pid: int) -> int:
     """Open a process, as ``os.pidfd_open`` does; the caller closes the descriptor.
 
     Raises:
-        OSError: there is no such process, or no descriptor is left. Needs kernel 5.3.
+        OSError: there is no such process, or no descriptor is left. Requires kernel 5.3.
     """
     in_python = getattr(os, "pidfd_open", None)
     if in_python is not None:
@@ -45,8 +45,8 @@ def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
     """Create a file in memory, as ``os.memfd_create`` does; the caller closes the descriptor.
 
     Args:
-        name: shown in ``/proc/PID/maps`` and ``/proc/PID/fd``, after ``memfd:``.
-        flags: as for memfd_create(2).
+        name: name shown after ``memfd:`` in ``/proc/PID/maps`` and ``/proc/PID/fd``.
+        flags: flags of memfd_create(2).
 
     Raises:
         OSError: the kernel refused, or the C library is older than glibc 2.27.

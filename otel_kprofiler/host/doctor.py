@@ -36,7 +36,9 @@ _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
 _OPEN_FILES: Final = 256
 _OPEN_FILES_PER_CPU: Final = 4
 MAX_PARANOID: Final = 2
-"""Highest level of mainline kernels (Documentation/admin-guide/sysctl/kernel.rst)."""
+"""Highest ``perf_event_paranoid`` of mainline kernels
+(Documentation/admin-guide/sysctl/kernel.rst).
+"""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 
 
@@ -50,14 +52,14 @@ def doctor(
 
     Args:
         files: reads files of the host.
-        loaders: whether each library that loads BPF programs is installed, best first; one is
-            enough. None skips the check.
+        loaders: for each library that can load BPF programs, whether it is installed, best first.
+            One is enough. None skips the check.
         try_sampler: runs the real sampler briefly and describes the result; raises
             ``KProfilerError`` or ``OSError`` on failure. None skips the check.
 
     Returns:
-        Findings in the order in which to fix them. Without a ``FAIL``, sampling works; with a
-        ``WARN``, the profile lacks something.
+        Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If
+        there is a ``WARN``, the profile lacks something.
     """
     capabilities = read_capabilities(files)
     tried = list(_sampler(try_sampler))
@@ -107,7 +109,10 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
 
 
 def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
-    """Check perf_event_paranoid: above 2, on Debian's kernels, CAP_PERFMON is not enough."""
+    """Check perf_event_paranoid.
+
+    If it is above 2 on Debian's kernels, CAP_PERFMON is not enough.
+    """
     name = "kernel.perf_event_paranoid"
     level = find_sysctl(files, name)
     required = f"{MAX_PARANOID} or less, unless CAP_SYS_ADMIN is held"
@@ -265,7 +270,7 @@ def _sample_rate(files: HostFiles) -> Finding:
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
-    """Check the descriptor limit: for events, maps, and files whose tables and symbols are read."""
+    """Check the limit on descriptors, which events, maps and files being read need."""
     check = "open files"
     wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
     soft, hard = _read_limit(files, "Max open files")
@@ -283,7 +288,7 @@ def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
 
 
 def _read_limit(files: HostFiles, name: str) -> tuple[str, str]:
-    """Returns soft and hard limit of this process, as numbers or ``unlimited``."""
+    """Returns the soft and the hard limit of this process, as numbers or ``unlimited``."""
     limits = files.read_bytes("/proc/self/limits").decode()
     match = re.search(rf"^{name}\s+(\S+)\s+(\S+)", limits, re.MULTILINE)
     return (match[1], match[2]) if match else ("unlimited", "unlimited")

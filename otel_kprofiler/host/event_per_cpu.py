@@ -19,7 +19,8 @@ class CpuChanges(NamedTuple):
     Attributes:
         opened: CPUs with a new event.
         closed: CPUs that are offline or no longer selected.
-        refused: why a CPU's event cannot be opened; reported once until opening succeeds.
+        refused: why a CPU's event cannot be opened, by CPU. It is reported once until opening
+            succeeds.
     """
 
     opened: list[int]
@@ -28,13 +29,14 @@ class CpuChanges(NamedTuple):
 
 
 class EventPerCpu(abc.ABC, Generic[EventT]):
-    """An event on each selected online CPU. Belongs to one thread.
+    """An event on each selected online CPU.
 
-    The event of a CPU that goes offline stays dead, even when the CPU comes back.
+    Only one thread may use it. If a CPU goes offline, its event stays dead even after the CPU comes
+    back.
 
     Args:
         files: reads files of the host.
-        cpus: restrict to these CPUs; empty means all.
+        cpus: the CPUs on which to open events; empty means all.
     """
 
     def __init__(self, files: HostFiles, cpus: Iterable[int] = ()) -> None:
@@ -44,9 +46,9 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
         self._refused: set[int] = set()
 
     def update(self) -> CpuChanges:
-        """Open events on new CPUs, close events on offline CPUs, replace dead events.
+        """Open events on new CPUs, close events on offline CPUs, and replace dead events.
 
-        Raises ``OSError`` if the list of CPUs cannot be read; then nothing changes.
+        Raises ``OSError``, and changes nothing, if the list of CPUs cannot be read.
         """
         online = read_online_cpus(self._files)
         online = online & self._wanted if self._wanted else online

@@ -1,4 +1,4 @@
-"""Events by name: which exist, and why one cannot be opened.
+"""Looks up events by name, lists them, and explains why one cannot be opened.
 
 Names of perf events are those of ``perf list``; numbers are those of ``enum perf_sw_ids`` and
 ``enum perf_hw_id`` in include/uapi/linux/perf_event.h.
@@ -30,7 +30,7 @@ from otel_kprofiler.host.tracepoint_specs import MAX_PERIOD, TracepointSpec, par
 from otel_kprofiler.model import ProfileKind
 
 CPU_CLOCK: Final = "cpu-clock"
-"""The event of on-CPU samples."""
+"""Name of the event for on-CPU samples."""
 MAX_EVENTS: Final = 16
 _MAX_RATE: Final = 10_000
 
@@ -68,8 +68,8 @@ class EventSpec(NamedTuple):
     """An event to sample on each CPU.
 
     Attributes:
-        name: what ``perf list`` calls it.
-        period: events from one sample to the next; 0 if ``rate`` is set.
+        name: name of the event in ``perf list``.
+        period: number of events from one sample to the next; 0 if ``rate`` is set.
         rate: target samples per second, from which the kernel derives the period; 0 if ``period``
             is set.
     """
@@ -80,7 +80,7 @@ class EventSpec(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the kind of its samples; each value is a number of events."""
+        """Returns the kind of the event's samples, whose values are numbers of events."""
         name = self.name.replace("-", "_")
         return ProfileKind(name, name, "count")
 
@@ -97,12 +97,12 @@ class EventSpec(NamedTuple):
 
 
 class EventState(NamedTuple):
-    """An event of this host.
+    """The state of an event on this host.
 
     Attributes:
-        name: what ``perf list`` calls it.
+        name: name of the event in ``perf list``.
         meaning: what it counts.
-        problem: why it cannot be opened; None if it can.
+        problem: why it cannot be opened; None if it can be opened.
     """
 
     name: str
@@ -124,12 +124,12 @@ def parse_event(
     Args:
         text: the event.
         rate: default target of samples per second on each CPU.
-        period: default number of events per sample; 0 applies ``rate`` instead.
+        period: default number of events per sample; 0 means that ``rate`` applies instead.
         clock_rate: ``rate`` of cpu-clock; None means the same as the other events.
 
     Raises:
-        ValueError: no event has this name, or a setting is wrong; the message says what is
-            possible.
+        ValueError: no event has this name, or a setting is wrong. The message lists the possible
+            values.
     """
     name, _, setting = text.strip().partition(":")
     name = _ALIASES.get(name, name)
@@ -165,7 +165,7 @@ def suggest_events(name: str) -> list[str]:
 
 
 def list_events(files: HostFiles) -> Iterator[EventState]:
-    """Yields all events, and whether this process can open them on this host."""
+    """Yields all events, with whether this process can open them on this host."""
     cpu = min(read_online_cpus(files))
     for name, (_, _, meaning) in _EVENTS.items():
         spec = EventSpec(name, period=1 << 40)
@@ -180,10 +180,10 @@ def list_events(files: HostFiles) -> Iterator[EventState]:
 def find_event_error(
     error: OSError, name: str, attributes: PerfAttributes, files: HostFiles
 ) -> HostError | None:
-    """Returns why an event cannot be opened, with a fix; None for causes that all events share.
+    """Returns why an event cannot be opened, with a fix; None if all events share the cause.
 
     Args:
-        error: error of perf_event_open(2).
+        error: error from perf_event_open(2).
         name: the event.
         attributes: attributes of the event.
         files: reads files of the host.
@@ -199,7 +199,7 @@ def find_event_error(
 
 
 def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostError | None:
-    """Returns why an event of the processor's counters cannot be opened."""
+    """Returns why an event that uses the processor's counters cannot be opened."""
     if error.errno == errno.EBUSY:
         return HostError(
             f"all counters of the processor that can count {name} are in use",
@@ -222,8 +222,8 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
 def _has_counters(files: HostFiles) -> bool:
     """Returns whether a driver for the processor's counters has registered.
 
-    Its name is ``cpu`` on x86, ``cpu_core`` and ``cpu_atom`` on hybrid x86 processors, ``armv8_…``
-    on arm64.
+    The driver's name is ``cpu`` on x86, ``cpu_core`` and ``cpu_atom`` on hybrid x86 processors, and
+    ``armv8_…`` on arm64.
     """
     try:
         names = files.list_dir("/sys/bus/event_source/devices")

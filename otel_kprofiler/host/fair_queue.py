@@ -11,13 +11,15 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.process_stat import read_owner
 
 TURN_NS: Final = 100_000
-"""Fixed cost of a turn besides its CPU time, so that turns without CPU time also rotate."""
+"""Fixed cost of a turn in addition to its CPU time, so that owners whose turns take no CPU time
+also alternate.
+"""
 RECENT_NS: Final = 60_000_000_000
 """Time after a turn during which its owner may not use the reserve."""
 RESERVE: Final = 0.2
 """Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
-"""Maximum number of owners and groups with a remembered cost; forgotten ones start over."""
+"""Maximum number of owners and groups whose cost is kept. Others start over."""
 
 _FILES: Final = Access()
 
@@ -25,10 +27,10 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple, Generic[T]):
-    """Work taken from the queue.
+    """A piece of work taken from the queue.
 
     Attributes:
-        owner: the process that caused it.
+        owner: the process that caused the work.
         item: the work.
         share: CPU budget that pays for it.
     """
@@ -47,20 +49,23 @@ def find_user(owner: Hashable) -> Hashable:
 
 
 class FairQueue(Generic[T]):
-    """Work by owner: the owner with the lowest cost has the next turn. Not thread-safe.
+    """A queue of work by owner, in which the owner with the lowest cost has the next turn.
 
-    The group of owners with the lowest cost is served first, so that a group with many owners takes
-    no turns of other groups.
+    Not thread-safe.
 
-    This is start-time fair queueing: an owner with new work starts at the cost of the owner of its
-    group's last turn, so that idle time earns no credit. Among owners of equal cost, the one that
-    has waited longest is next.
+    The group of owners with the lowest cost is served first, so that a group with many owners does
+    not take turns from other groups.
 
-    All owners together have a share of one CPU. A fifth of it is a reserve for owners that had no
-    turn in the last minute: they do not wait for another owner's expensive work to be paid for.
+    This is start-time fair queueing. An owner with new work starts at the cost of the owner that
+    had its group's last turn, so that idle time earns no credit. Of owners with equal cost, the one
+    that has waited longest is next.
+
+    All owners together have a share of one CPU. A fifth of the share is a reserve for owners that
+    had no turn in the last minute. They do not wait until another owner's expensive work is paid
+    for.
 
     Args:
-        share: CPU seconds earned per second.
+        share: share of one CPU, in CPU seconds per second.
         now_ns: any steady clock, in nanoseconds.
         find_group: returns the group of an owner when its work is queued.
     """
@@ -99,7 +104,10 @@ class FairQueue(Generic[T]):
         self._sizes[self._groups[owner]] += 1
 
     def wait_ns(self) -> int | None:
-        """Returns the time until CPU time for a turn is available, 0 if now; None if idle."""
+        """Returns the time until CPU time for a turn is available, possibly 0.
+
+        Returns None if the queue is empty.
+        """
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
@@ -141,8 +149,8 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if the queue is empty.
 
-        The owner is in the group with the most work. Among owners with equally much work, the one
-        that has waited for the shortest time loses it.
+        The owner is in the group with the most work. If several owners have equally much work, the
+        one that has waited for the shortest time loses its newest work.
         """
         if not self._waiting:
             return None
@@ -215,7 +223,7 @@ class FairQueue(Generic[T]):
 
 
 class _Costs(dict[Hashable, int]):
-    """Costs by key; a key with new work starts at the cost that the last turn's key had."""
+    """Costs by key. A key with new work starts at the cost of the key that had the last turn."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Finds files of ended processes by inode number, in the directories of other mapped files.
+"""Finds files of ended processes by inode number, in directories of other mapped files.
 
 Programs that run for a millisecond end before their mapped files can be opened. Most such files are
 next to other mapped files, in directories of commands or libraries.
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 MAX_DIRECTORIES: Final = 16
 MAX_ENTRIES: Final = 8192
-"""Limit on listed entries per directory; listing them takes about 5 ms and 1 MB."""
+"""Limit on listed entries per directory. Listing this many takes about 5 ms and 1 MB."""
 
 
 class _Listing(NamedTuple):
@@ -24,7 +24,7 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """Directories, ordered by the latest find; thread-safe.
+    """A list of directories, ordered by the time of the last find; thread-safe.
 
     Args:
         first: initial directories.
@@ -46,8 +46,8 @@ class FilePlaces:
     def find(self, inode: int) -> Iterator[str]:
         """Find files by inode number, on any file system; the caller must verify them.
 
-        Changed directories are read again. Unreadable directories are skipped, as is one that
-        another thread is reading, whose file system may hang.
+        Changed directories are read again. Unreadable directories are skipped. A directory that
+        another thread is reading is also skipped, because its file system may hang.
         """
         with self._lock:
             directories = list(reversed(self._listings))
@@ -72,7 +72,7 @@ class FilePlaces:
 
 
 def _read(directory: str, previous: _Listing) -> _Listing:
-    """List a directory. Raises ``OSError``."""
+    """Lists a directory. Raises ``OSError``."""
     modified_ns = os.stat(directory).st_mtime_ns
     if modified_ns == previous.modified_ns:
         return previous

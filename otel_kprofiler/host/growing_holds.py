@@ -1,4 +1,4 @@
-"""Delays retries after repeated failures, by growing intervals."""
+"""Delays retries after repeated failures by growing intervals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ FIRST_HOLD_S: Final = 30.0
 LAST_HOLD_S: Final = 3600.0
 """Maximum time between retries, in seconds."""
 MAX_HELD: Final = 1024
-"""Maximum number of remembered keys; the one that failed least recently is forgotten first."""
+"""Maximum number of keys. The key that failed least recently is forgotten first."""
 
 
 class GrowingHolds:
-    """Time until the next retry, by key: 30 s at first, doubled after each failure, up to an hour.
+    """Keeps the time until the next retry, by key.
+
+    It is 30 s at first, then doubles after each failure, up to an hour.
 
     A key is retried after about as long as it has been failing. Not thread-safe.
     """
@@ -31,5 +33,5 @@ class GrowingHolds:
         return hold_s
 
     def end(self, key: Hashable) -> None:
-        """Record a success: the next failure counts as the first."""
+        """Record a success, so that the next failure counts as the first."""
         self._holds_s.pop(key, None)

@@ -1,4 +1,4 @@
-"""The running kernel: release, settings, lockdown, visibility of symbols."""
+"""Reads release, settings, lockdown mode and symbol visibility of the running kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCAN_BYTES: Final = 64 * 1024  # about 1,500 lines of kallsyms
 
 
 class KernelRelease(NamedTuple):
-    """Version of a kernel; compares like a tuple."""
+    """The version of a kernel; compares like a tuple."""
 
     major: int
     minor: int
@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """Visibility of addresses in ``/proc/kallsyms`` for this process, and why they are hidden."""
+    """The visibility of addresses in ``/proc/kallsyms`` for this process, and its cause."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"
@@ -37,7 +37,7 @@ class SymbolsVisibility(enum.Enum):
 
 
 def parse_release(text: str) -> KernelRelease:
-    """Parse the text of ``uname -r``, such as ``6.1.0-13-amd64``. Raises ``ValueError``."""
+    """Parses the text of ``uname -r``, such as ``6.1.0-13-amd64``. Raises ``ValueError``."""
     match = _RELEASE.match(text)
     if match is None:
         raise ValueError(f"not a kernel release: {text!r}")
@@ -73,9 +73,9 @@ def find_lockdown(files: HostFiles) -> str | None:
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
-    The rule is ``kallsyms_show_value`` of kernel/ksyms_common.c: with ``kptr_restrict`` 2, nobody
-    sees addresses; with 1, only holders of CAP_SYSLOG in the initial user namespace do; with 0,
-    everybody does if ``perf_event_paranoid`` is below 2, otherwise only these holders.
+    The rule is ``kallsyms_show_value`` in kernel/ksyms_common.c. With ``kptr_restrict`` 2, nobody
+    sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see them. With
+    0, everybody sees them if ``perf_event_paranoid`` is below 2, else only those holders.
     """
     try:
         if _shows_addresses(files):
@@ -92,7 +92,10 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether any of the first symbols has an address; per-CPU symbols may have 0."""
+    """Returns whether any of the first symbols has an address.
+
+    Per-CPU symbols may have address 0.
+    """
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_SCAN_BYTES)
     if not text:

@@ -16,19 +16,21 @@ from otel_kprofiler.host.child_memory import MemoryGrant, grant_memory, limit_me
 from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 
 DONE: Final = b"\x04"
-"""Last byte that a child writes to standard error if it succeeds (EOT).
-
-Scripts that do not import this package write it, too."""
+"""Last byte that a child writes to standard error if it succeeds (EOT). Scripts that do not import
+this package also write it.
+"""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""Exit signals of a process whose allocation failed, or that the kernel killed for memory."""
+"""Signals that end a process if an allocation fails, or if the kernel kills it for lack of
+memory.
+"""
 _NO_STATUS: Final = (
     "ended early; its status is unknown, since this process ignores SIGCHLD or reaps all children"
 )
 
 
 class ChildProblem(enum.Enum):
-    """Reasons why a child produced no result."""
+    """The reason why a child produced no result."""
 
     UNANSWERED = "unanswered"  # the file's file system does not respond
     STOPPED = "stopped"
@@ -40,7 +42,7 @@ class ChildProblem(enum.Enum):
 
 
 class ChildFailed(Exception):  # noqa: N818 - an outcome
-    """A child process produced no result.
+    """Raised if a child process produced no result.
 
     Args:
         problem: why the child failed.
@@ -69,9 +71,9 @@ class ChildLimits(NamedTuple):
     Attributes:
         memory_bytes: limit on the data segment; capped at half of the memory that the cgroup
             leaves.
-        cpu: CPU time that it may use.
-        wall_s: time after which it is killed, in seconds.
-        least_bytes: minimum data size; the child is not started with less.
+        cpu: CPU time that the child may use.
+        wall_s: time after which the child is killed, in seconds.
+        least_bytes: minimum memory for data. The child is not started if it would get less.
     """
 
     memory_bytes: int
@@ -95,11 +97,11 @@ class LimitedChildren:
         """Run a command with a file as its input; blocks until it has ended.
 
         Args:
-            command: the program and its arguments. It reports the cause of a failure on standard
-                error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel
-                does not keep its status, ``DONE`` on standard error means success.
+            command: the program and its arguments. The program reports the cause of a failure on
+                standard error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary. If the
+                kernel does not keep the exit status, ``DONE`` on standard error means success.
             fd: descriptor of the file.
-            limits: limits of the command.
+            limits: limits for the child.
             output: descriptor for the output.
 
         Returns:

@@ -1,7 +1,7 @@
-"""Decides which symbolic links to follow when writing a file: none created by other users.
+"""Decides which symbolic links to follow when writing a file.
 
-Root follows only links that root can have created, in any directory of a path. Other users follow
-all links that the kernel allows: they gain no rights.
+In any directory of a path, root follows only links that no other user can have created. Other users
+follow all links that the kernel allows, as they gain no rights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
-    If ``is_root``, only links that root or this user can have created are trusted; otherwise, those
-    that the kernel follows with ``fs.protected_symlinks``.
+    If ``is_root``, only links that nobody but root or this user can have created are followed.
+    Otherwise, links are followed as by a kernel with ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
         try:
@@ -39,7 +39,9 @@ def follow_links(path: str, *, is_root: bool = True) -> str:
 
 
 def open_directory(path: str) -> int:
-    """Open a directory with ``O_PATH``; for root, only by links that root can have created.
+    """Open a directory with ``O_PATH``.
+
+    Root follows only links that no other user can have created.
 
     Raises:
         OSError: it cannot be opened, is not a directory, or another user's link leads to it.
@@ -76,7 +78,7 @@ def _open_next(here: int, rest: list[str]) -> int:
 
 
 def is_magic(path: str) -> bool:
-    """Returns whether a path is a magic link of /proc, whose target is not a path."""
+    """Returns whether a path is a magic link in /proc, whose target is not a path."""
     try:
         link = os.lstat(path)
         return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev

@@ -12,10 +12,10 @@ path                    nothing                                         the same
 ======================  ==============================================  ======================
 
 Reading the file itself needs its own permission, or CAP_DAC_READ_SEARCH. The path comes from the
-symbolic link in map_files, or from /proc/PID/maps. It is relative to this process's root if
-reachable from there, else to the root of the other process's mounts; so both are tried. Nothing is
-opened for reading before its identity is proven: mapped files may be devices, and the path may lead
-to another file by now.
+symbolic link in map_files, or from /proc/PID/maps. It is relative to this process's root if the
+file is reachable from there, else to the root of the other process's mounts, so both are tried.
+Nothing is opened for reading before its identity is proven, because mapped files may be devices,
+and the path may have come to lead to another file.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class FileProblem(enum.Enum):
 
 
 class MappedFileError(KProfilerError):
-    """A mapped file could not be opened.
+    """Raised if a mapped file could not be opened.
 
     Args:
         problem: why it could not be opened.
-        detail: specifics, for logs.
+        detail: details for logs.
     """
 
     def __init__(self, problem: FileProblem, detail: str = "") -> None:
@@ -72,10 +72,11 @@ class FileRequest(NamedTuple):
         start: first runtime address of the mapping.
         end: runtime address after the last byte of the mapping.
         file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
-        tgid: a process that has it mapped.
-        tid: the thread that was interrupted.
+        tgid: id of a process that has mapped the file.
+        tid: id of the interrupted thread.
         size: size of the file in bytes; 0 if unknown.
-        modified: time of the last write: seconds (modulo 2^32) << 32 | nanoseconds; 0 if unknown.
+        modified: time of the last write, as seconds (modulo 2^32) << 32 | nanoseconds; 0 if
+            unknown.
     """
 
     key: FileKey
@@ -92,16 +93,16 @@ class ReferableFiles(HostFiles, Protocol):
     """Files of this host that can be examined before they are opened."""
 
     def open_reference(self, path: str) -> int:
-        """Open as a reference (``O_PATH``), which has no effect on the file."""
+        """Open a file as a reference (``O_PATH``), which has no effect on the file."""
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open as a reference, with ``root`` as the root of the path and of its links."""
+        """Open a file as a reference, with ``root`` as the root of the path and of its links."""
 
 
 def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
-    Other files are not opened for reading, which might block or have effects.
+    Other files are not opened for reading, because that might block or have effects.
 
     Args:
         files: reads files of the host.
@@ -131,9 +132,9 @@ class OpenedFile(NamedTuple):
     Attributes:
         fd: descriptor, owned by the receiver of this object.
         status: status of the file when it was opened.
-        path: as the kernel shows it for the process, without `` (deleted)``.
-        route: how it was reached: ``map_files``, ``exe``, ``root``, ``path``.
-        reached_at: the path by which it was reached.
+        path: path that the kernel shows for the process, without `` (deleted)``.
+        route: way by which the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
+        reached_at: path by which the file was reached.
     """
 
     fd: int
@@ -144,7 +145,7 @@ class OpenedFile(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        """Returns whether it was deleted, or never had a directory entry (memfd_create(2))."""
+        """Returns whether the file was deleted, or never had a name (memfd_create(2))."""
         return self.status.st_nlink == 0
 
     @property
@@ -158,7 +159,7 @@ class OpenedFile(NamedTuple):
 
 
 class _OtherInodeError(MappedFileError):
-    """The opened file is certainly not the mapped one: its inode differs."""
+    """Raised if the opened file is certainly not the mapped file, because its inode differs."""
 
 
 class _Way(NamedTuple):
@@ -176,11 +177,11 @@ def open_mapped(
     """Open the file of a request.
 
     Args:
-        request: names the file and a process that has it mapped.
+        request: identifies the file, and a process that has mapped it.
         files: reads files of the host.
         known_path: path by which the file was opened before; used if the process has ended.
-        find_places: finds files by inode number; also used if the process has ended, but only if
-            size and modification time are known and match.
+        find_places: finds files by inode number. It is also used if the process has ended, but only
+            if size and modification time are known and match.
 
     Raises:
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
@@ -226,7 +227,7 @@ def _problem_of(error: OSError) -> FileProblem:
 
 
 def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
-    """Open the file at a path. Raises ``OSError``; ``MappedFileError`` if the file differs."""
+    """Open the file at a path. Raises ``OSError``, or ``MappedFileError`` if the file differs."""
     reference = files.open_reference(way.opened)
     try:
         status = os.fstat(reference)
@@ -242,7 +243,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 
 
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
-    """Yields ways to open the file, most reliable first."""
+    """Yields the ways to open the file, most reliable first."""
     paths = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the main thread may have exited
         process = f"/proc/{pid}"
@@ -259,10 +260,10 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 
 
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
-    """Yields names in map_files for mappings of the file, with its path.
+    """Yields the names in map_files of mappings of the file, with its path.
 
-    The request's mapping comes first, then others if it no longer exists. The path comes from the
-    links in map_files, or from the maps if the links are not readable.
+    The mapping in the request comes first. If it no longer exists, others follow. The path comes
+    from the links in map_files, or from the maps if the links are not readable.
     """
     wanted = f"{request.start:x}-{request.end:x}"
     try:
@@ -288,9 +289,9 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
     mapping.
 
     Args:
-        request: names the file.
-        status: what fstat(2) returns for the candidate.
-        mapped: whether it was opened by the mapping's address range in the process.
+        request: identifies the file.
+        status: status of the candidate, from fstat(2).
+        mapped: whether the candidate was opened by the mapping's address range in the process.
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
         return False
@@ -305,6 +306,6 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
 
 def modification_time(unix_ns: int) -> int:
-    """Returns ``FileRequest.modified`` for a file last written at a Unix time."""
+    """Converts the Unix time of a file's last write to the form of ``FileRequest.modified``."""
     seconds, ns = divmod(unix_ns, 1_000_000_000)
     return (seconds & 0xFFFFFFFF) << 32 | ns

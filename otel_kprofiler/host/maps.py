@@ -22,9 +22,8 @@ from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""Limit on the text of a process's maps: about 150,000 mappings.
-
-That is more than the kernel's default limit, vm.max_map_count.
+"""Limit on the text of a process's maps, in bytes. The text has about 150,000 mappings, more than
+the kernel's default limit (vm.max_map_count).
 """
 _READ_BYTES: Final = 64 * 1024
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
@@ -55,11 +54,13 @@ class MemoryMapping(NamedTuple):
     Attributes:
         start: first runtime address.
         end: runtime address after the last byte of the mapping.
-        permissions: as in ``r-xp``.
+        permissions: permissions in the form ``r-xp``.
         file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
-        device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 without a file.
-        inode: inode of the file; 0 without a file.
-        path: as the kernel shows it, without `` (deleted)``; a name such as ``[heap]``, or empty.
+        device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 if there is no
+            file.
+        inode: inode number of the file; 0 if there is no file.
+        path: path that the kernel shows, without `` (deleted)``; or a name such as ``[heap]``, or
+            empty.
         deleted: whether no directory has an entry for the file.
     """
 
@@ -74,23 +75,25 @@ class MemoryMapping(NamedTuple):
 
     @property
     def is_executable(self) -> bool:
-        """Returns whether its bytes may be executed."""
+        """Returns whether the mapping is executable."""
         return "x" in self.permissions
 
 
 class FoundMapping(NamedTuple):
-    """The mapping at an address, and its file's GNU build id if the kernel has it."""
+    """The mapping at an address, and its file's GNU build id if the kernel provides it."""
 
     mapping: MemoryMapping
     build_id: BuildId | None
 
 
 def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
-    """Parse the mappings in a text of maps, by address; other and incomplete lines are skipped.
+    """Parses the mappings in a text of maps, in address order.
+
+    Skips incomplete and other lines.
 
     Args:
         maps: the text.
-        only_code: skip mappings that are not executable.
+        only_code: whether to skip mappings that are not executable.
     """
     for match in _LINES[only_code].finditer(maps):
         start, end, permissions, offset, major, minor, inode, path = match.groups()

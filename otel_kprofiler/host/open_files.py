@@ -1,4 +1,4 @@
-"""Error messages for exhausted file descriptors."""
+"""Explains errors caused by exhausted file descriptors."""
 
 from __future__ import annotations
 

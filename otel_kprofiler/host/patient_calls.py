@@ -1,9 +1,9 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
-A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted. Lest
-one such file block all others, callers wait only while a read makes progress: a thread that is in
-the same storage wait at two checks :data:`PATIENCE_S` apart is abandoned, and its device gets no
-other thread.
+A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted. So
+that one such file does not block all others, callers wait only while a read makes progress. A
+thread that is in the same storage wait at two checks :data:`PATIENCE_S` apart is abandoned, and its
+device gets no other thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""Limit on a single storage wait of a read; beyond it, callers continue without the read."""
+"""Limit on a single storage wait in a read, in seconds. After that, callers continue without the
+read.
+"""
 MAX_LEFT: Final = 32
-"""Limit on concurrently abandoned threads; beyond it, callers wait."""
+"""Limit on the number of abandoned threads at a time. Once it is reached, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
 
 _log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class PatientCalls:
     """Calls functions that read files; thread-safe.
 
     Args:
-        name: name of the threads, which callers start and which inherit their capabilities.
+        name: name of the threads. Callers start them, and they inherit the callers' capabilities.
         patience_s: see :data:`PATIENCE_S`.
         on_left: called with the identifier of an abandoned thread.
     """
@@ -54,17 +56,18 @@ class PatientCalls:
     def call(
         self, device: Hashable, job: Job, find_hanging: Callable[[], Hashable] | None = None
     ) -> bool:
-        """Call a function in a different thread (after :meth:`stop`, in this one) and wait for it.
+        """Call a function in another thread (after :meth:`stop`, in this thread), and wait for it.
 
         Args:
             device: device of the file that ``job`` reads.
-            job: the function; it handles its own errors.
-            find_hanging: returns what hangs if ``job`` does not return, as any hashable value; by
-                default the device. Needed if ``job`` also reads files of other devices.
+            job: the function, which handles its own errors.
+            find_hanging: called if ``job`` does not return, to identify the device that hangs, as
+                any hashable value. By default, it is ``device``. It is needed if ``job`` also reads
+                files on other devices.
 
         Returns:
-            Whether the call has returned. Otherwise the device hangs, and the call ends or starts
-            once the device responds.
+            Whether the call has returned. If it has not, the device hangs, and the call ends or
+            starts once the device responds.
         """
         with self._lock:
             if device in self._left:
@@ -89,11 +92,14 @@ class PatientCalls:
         return True
 
     def has_left(self, device: Hashable) -> bool:
-        """Returns whether a device, or the value that ``find_hanging`` returned, hangs."""
+        """Returns whether a device hangs. It may be given as ``find_hanging`` returned it."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Let all threads end and all calls return; returns the threads, to be joined."""
+        """Let all threads end and all calls return.
+
+        Returns the threads, so that the caller can join them.
+        """
         with self._lock:
             self._closed = True
             readers = list(self._readers)
@@ -139,7 +145,7 @@ class PatientCalls:
 
 
 class _Reader(threading.Thread):
-    """Calls one function after another."""
+    """A thread that calls one function after another."""
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)

@@ -15,7 +15,7 @@ DEVICE_RETRY_S: Final = 30.0
 
 
 class DeviceHangs(Exception):  # noqa: N818 - an outcome
-    """A file system does not respond to a child process, which is abandoned."""
+    """Raised if a file system does not respond to a child process, which is then abandoned."""
 
     def __init__(self) -> None:
         super().__init__("its file system does not respond")
@@ -24,9 +24,9 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 class PatientChildren:
     """Waits for children that read files; thread-safe.
 
-    A child found twice in the same storage wait is killed, and abandoned if it does not exit. Until
-    it has ended, and for some time afterwards, no other child may read a file of the device. A
-    child that merely takes too long to exit is abandoned without blocking its device.
+    A child that is in the same storage wait at two checks is killed, and abandoned if it does not
+    exit. Until the child has ended, and for some time afterwards, no other child may read a file on
+    the device. A child that merely takes too long to exit is abandoned without blocking its device.
 
     Args:
         patience_s: time between two checks, in seconds.
@@ -55,12 +55,12 @@ class PatientChildren:
                 raise DeviceHangs
 
     def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
-        """Wait for a child to end; kill it if it does not end in time.
+        """Wait for a child to end, and kill it if it does not end in time.
 
-        The child's CPU time is charged to the calling thread: see :func:`children_time_ns`.
+        The child's CPU time is charged to the calling thread; see :func:`children_time_ns`.
 
         Args:
-            child: a child just started.
+            child: a child that was just started.
             device: device of the file that the child reads.
             timeout_s: time limit in seconds.
 
@@ -91,7 +91,7 @@ class PatientChildren:
             charge_child(child)
 
     def _end(self, child: MeteredChild) -> bool:
-        """Kill a child that still runs; returns whether it has ended."""
+        """Kill a child that is still running; returns whether it has ended."""
         if child.returncode is None:
             child.kill()
             try:

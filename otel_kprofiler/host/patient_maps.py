@@ -1,4 +1,4 @@
-"""Reads the memory maps of processes that may hold their lock forever.
+"""Reads the memory maps of processes that may hold their mmap_lock forever.
 
 ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the ``mmap_lock`` of the process. A
 thread that waits for a dead file server in mmap(2) holds the lock, and readers wait, too.
@@ -21,7 +21,7 @@ ValueT = TypeVar("ValueT")
 
 
 class PatientMaps:
-    """Files of a host, in which memory maps that cannot be read in time are absent. Thread-safe.
+    """The files of a host. Memory maps that cannot be read in time are absent. Thread-safe.
 
     Args:
         files: reads files of the host.
@@ -31,10 +31,10 @@ class PatientMaps:
         self._files = files
         self._calls = PatientCalls("kprofiler-maps", _PATIENCE_S)
         self.locked: set[int] = set()
-        """Processes whose maps could not be read."""
+        """Ids of the processes whose maps could not be read."""
 
     def open_fd(self, path: str) -> int:
-        """Open for reading; the caller closes the descriptor."""
+        """Open a file for reading; the caller closes the descriptor."""
         return self._call(path, lambda: self._files.open_fd(path))
 
     def read_bytes(self, path: str) -> bytes:
@@ -50,11 +50,11 @@ class PatientMaps:
         return self._call(path, lambda: self._files.read_link(path))
 
     def open_reference(self, path: str) -> int:
-        """Open as a reference (``O_PATH``), which has no effect on the file."""
+        """Open a file as a reference (``O_PATH``), which has no effect on the file."""
         return self._call(path, lambda: self._files.open_reference(path))
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open as a reference, with ``root`` as the root of the path and of its links."""
+        """Open a file as a reference, with ``root`` as the root of the path and of its links."""
         return self._files.open_reference_in(root, path)
 
     def stop(self) -> None:

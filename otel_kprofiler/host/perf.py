@@ -1,6 +1,7 @@
-"""perf_event_open(2).
+"""Opens and controls perf events (perf_event_open(2)).
 
-Layout of ``struct perf_event_attr``: include/uapi/linux/perf_event.h (PERF_ATTR_SIZE_VER5).
+The layout of ``struct perf_event_attr`` is in include/uapi/linux/perf_event.h
+(PERF_ATTR_SIZE_VER5).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FREQUENCY: Final = 1 << 10
 ENABLE_ON_EXEC: Final = 1 << 12
 
 TIME_ENABLED: Final = 1 << 0
-"""``read_format`` bit: the time that the event was enabled follows its count."""
+"""Bit of ``read_format``: the time for which the event was enabled follows its count."""
 
 _ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 _FLAG_FD_CLOEXEC: Final = 8
@@ -37,7 +38,7 @@ _IOC_SET_BPF: Final = 0x40042408
 
 
 class PerfAttributes(NamedTuple):
-    """The used fields of ``struct perf_event_attr``; ``flags`` are its bit fields.
+    """The fields of ``struct perf_event_attr`` that are used; ``flags`` contains the bit fields.
 
     With ``FREQUENCY``, ``sample_period`` is a rate, in samples per second.
     """
@@ -63,12 +64,12 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
     """Open an event; the caller closes the descriptor (close-on-exec).
 
     Args:
-        attributes: what to count.
-        pid: the thread whose events are counted, -1 for all.
-        cpu: the CPU whose events are counted, -1 for all (which needs ``pid``).
+        attributes: the event to count.
+        pid: the thread whose events are counted; -1 for all.
+        cpu: the CPU whose events are counted; -1 for all (which requires ``pid``).
 
     Raises:
-        OSError: as in perf_event_open(2); ``ENODEV`` if the CPU is offline.
+        OSError: an error of perf_event_open(2), such as ``ENODEV`` if the CPU is offline.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None:
@@ -96,10 +97,10 @@ def enable_event(event_fd: int) -> None:
 
 
 def disable_event(event_fd: int) -> None:
-    """Stop counting; after it returns, the program no longer runs for this event."""
+    """Stop counting. Once this function has returned, the program no longer runs for this event."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
 
 
 def set_period(event_fd: int, period_ns: int) -> None:
-    """Change the sampling period; the first new period starts now."""
+    """Change the sampling period. The first new period starts now."""
     fcntl.ioctl(event_fd, _IOC_PERIOD, struct.pack("=Q", period_ns))

@@ -63,7 +63,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 def counts_locked_memory(files: HostFiles) -> bool:
     """Returns whether BPF maps count as locked memory, as before Linux 5.11 (commit 97306be45fbe).
 
-    False if the release cannot be read.
+    Returns False if the release cannot be read.
     """
     try:
         return read_release(files)[:2] < (5, 11)
@@ -72,9 +72,10 @@ def counts_locked_memory(files: HostFiles) -> bool:
 
 
 def _paranoid_fix(files: HostFiles) -> str:
-    """Returns the fix for levels above 2; otherwise an empty text.
+    """Returns the fix for perf_event_paranoid levels above 2; otherwise an empty text.
 
-    Above 2, kernels of Debian and Ubuntu require CAP_SYS_ADMIN; other kernels accept CAP_PERFMON.
+    At such levels, kernels of Debian and Ubuntu require CAP_SYS_ADMIN. Other kernels accept
+    CAP_PERFMON.
     """
     level = find_sysctl(files, "kernel.perf_event_paranoid") or 0
     return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""

@@ -1,8 +1,9 @@
 """Drops the capabilities that a running agent no longer needs, and prevents exec from granting any.
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
-capabilities that its job, identified by the thread's name, does not need; the thread that attaches
-the sampler drops them once the sampler is attached. Descriptors opened earlier stay usable.
+capabilities that its job, identified by the thread's name, does not need. The thread that attaches
+the sampler drops its capabilities once the sampler is attached. Descriptors opened earlier stay
+usable.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ PURPOSES: Final = {
     " unwind tables of files that others may not read",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
-"""Capabilities that threads keep, and the features lost without each."""
+"""Capabilities that threads keep, and the features that are lost without each."""
 
 SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
-"""Capabilities of the sampling thread."""
+"""Capabilities that the sampling thread keeps."""
 
 JOBS: Final[Mapping[str, tuple[str, ...]]] = {
     "kprofiler-ksymbols": ("CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"),
@@ -54,7 +55,9 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities of other threads by prefix of their names; other threads keep none."""
+"""Capabilities that other threads keep, by the prefix of their names. All remaining threads keep
+none.
+"""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -66,7 +69,9 @@ _T = TypeVar("_T")
 
 
 class Privileges:
-    """Limits every thread of this process to the capabilities it needs; create before threads.
+    """Limits every thread of this process to the capabilities it needs.
+
+    Create it before any thread.
 
     Args:
         drop_all: whether threads keep no capabilities at all.
@@ -85,7 +90,7 @@ class Privileges:
         """Keep only the sampling thread's capabilities; returns the features lost as a result.
 
         Raises:
-            OSError: the kernel refused, which is not expected of any kernel.
+            OSError: the kernel refused, which no kernel is expected to do.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)
@@ -101,9 +106,10 @@ class Privileges:
 
 
 def run_unprivileged(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread without capabilities; threads that it starts have none, either.
+    """Call a function in a thread without capabilities.
 
-    This includes threads that C libraries start, which Python hooks do not see.
+    Threads that the function starts have no capabilities either, including threads that C libraries
+    start, which Python hooks do not see.
     """
     result: list[_T] = []
     failure: list[BaseException] = []
@@ -124,13 +130,13 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
 
 
 def check_imports_without_capabilities() -> None:
-    """Check that threads without capabilities can import from the loaded modules' directories.
+    """Check that threads without capabilities can import from the directories of loaded modules.
 
     Without CAP_DAC_READ_SEARCH or CAP_DAC_OVERRIDE (capabilities(7)), root cannot enter a user's
     home directory.
 
     Raises:
-        HostError: they cannot read a directory.
+        HostError: such threads cannot read a directory.
     """
     modules = {name: module for name, module in sys.modules.items() if "." not in name}
     files = [
@@ -160,7 +166,7 @@ def _find_closed(file: str) -> str | None:
 
 
 def give_up_capabilities(*kept: str) -> None:
-    """Drop all other capabilities of a single-threaded process before it reads hostile input.
+    """Drop all but these capabilities of a single-threaded process, before it reads hostile input.
 
     Raises:
         OSError: the kernel rejected the call.
@@ -170,7 +176,7 @@ def give_up_capabilities(*kept: str) -> None:
 
 
 def keep_only(names: Iterable[str]) -> None:
-    """Drop all capabilities of this thread except these.
+    """Drop all capabilities of this thread except those named.
 
     Raises:
         OSError: the kernel rejected the call.
@@ -189,9 +195,9 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Parse names of the effective capabilities in a ``/proc/PID/task/TID/status``.
+    """Returns the names of the effective capabilities in a ``/proc/PID/task/TID/status``.
 
-    An unknown capability is named ``CAP_`` and its number.
+    An unknown capability is named ``CAP_``, followed by its number.
     """
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}
@@ -203,7 +209,7 @@ def held_capabilities(status: bytes) -> frozenset[str]:
 
 
 def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozenset[str]]:
-    """Read effective capabilities of each thread of a process, by ``TID name``.
+    """Read the effective capabilities of each thread of a process, by ``TID name``.
 
     Raises:
         OSError: there is no such process.

@@ -1,4 +1,4 @@
-"""Parses ``/proc/PID/stat``; the start time distinguishes processes with the same pid."""
+"""Parses ``/proc/PID/stat``, whose start time distinguishes processes with the same pid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h
 
 
 class ProcessStat(NamedTuple):
-    """A process, from ``/proc/PID/stat``.
+    """A process as described by ``/proc/PID/stat``.
 
     Attributes:
         parent: pid of the parent.
@@ -23,7 +23,7 @@ class ProcessStat(NamedTuple):
         name: name of its main thread (``comm``).
         stack_start: start address of the main thread's stack, which differs between programs that a
             process executes; 0 if this process may not ptrace it.
-        cpu_ticks: CPU time of its threads in clock ticks, in user and kernel mode.
+        cpu_ticks: CPU time of its threads in user and kernel mode, in clock ticks.
     """
 
     parent: int
@@ -36,7 +36,7 @@ class ProcessStat(NamedTuple):
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
-    """Parse fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
+    """Parses fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
 
     The name may contain blanks and parentheses. Raises ``ValueError`` on malformed input.
     """

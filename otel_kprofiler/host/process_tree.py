@@ -20,13 +20,13 @@ def read_process(files: HostFiles, pid: int) -> ProcessStat | None:
 
 
 def read_processes(files: HostFiles) -> dict[int, ProcessStat]:
-    """Read all visible running processes; processes may start or end during the scan."""
+    """Read all visible running processes. Processes may start or end during the scan."""
     pids = [int(name) for name in files.list_dir("/proc") if name.isdecimal()]
     return {pid: process for pid in pids if (process := read_process(files, pid))}
 
 
 def find_descendants(processes: Mapping[int, ProcessStat], roots: Iterable[int]) -> set[int]:
-    """Returns all descendants of ``roots``, without the roots."""
+    """Returns all descendants of ``roots``, excluding the roots themselves."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)

@@ -13,13 +13,15 @@ from otel_kprofiler.host.growing_holds import GrowingHolds
 REFUSAL_S: Final = 3600.0
 """Time until an unchanged refused file is read again, in seconds."""
 MAX_REFUSED: Final = 1024
-"""Maximum number of remembered files; the oldest are forgotten first."""
+"""Maximum number of remembered files. The oldest are forgotten first."""
 
 T = TypeVar("T")
 
 
 class RefusedFiles(Generic[T]):
-    """Keeps reasons by file: a file uses up its CPU time limit at most once an hour. Thread-safe.
+    """Keeps refusals by file, so that a file uses up its CPU time limit at most once an hour.
+
+    Thread-safe.
 
     After a temporary failure, the file is reread after 30 s, then at doubling intervals of up to an
     hour.
@@ -39,7 +41,7 @@ class RefusedFiles(Generic[T]):
 
         Args:
             file: identity of the file, which differs once the file has changed.
-            reason: returned by :meth:`find`.
+            reason: the reason that :meth:`find` returns.
             may_pass: whether a retry with the unchanged file may succeed.
         """
         with self._lock:

@@ -1,6 +1,7 @@
-"""Numbers of system calls.
+"""Maps names of system calls to numbers.
 
-Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux 6.18.
+The sources are arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h in
+Linux 6.18.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The sample rate above which the kernel suspends perf events until its next tick.
+"""Finds the sample rate above which the kernel suspends perf events until its next tick.
 
-``__perf_event_account_interrupt`` of kernel/events/core.c counts the samples of an event in a tick.
-At ``perf_event_max_sample_rate`` divided by the ticks of a second, rounded up, it stops the event,
-and the next tick starts it again, with a full period. At a limit of one sample per tick, some
-kernels, such as 6.18, stop it after each sample: all samples then come a period after a tick.
+``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
+At ``perf_event_max_sample_rate`` divided by the number of ticks per second, rounded up, it stops
+the event, and the next tick starts the event again, with a full period. If the limit is one sample
+per tick, some kernels, such as 6.18, stop the event after each sample, so that all samples are
+taken one period after a tick.
 """
 
 from __future__ import annotations
@@ -17,28 +18,30 @@ from otel_kprofiler.host.kernel import find_sysctl
 MAX_SAMPLE_RATE: Final = "kernel.perf_event_max_sample_rate"
 _DEFAULT: Final = 100_000
 _CLOCK_MONOTONIC_COARSE: Final = 6
-"""This clock advances at each tick (clock_gettime(2)): its resolution is the length of a tick."""
+"""A clock that advances at each tick (clock_gettime(2)), so its resolution is the length of a
+tick.
+"""
 
 THROTTLING_FIX: Final = f"as root: sysctl -w {MAX_SAMPLE_RATE}={_DEFAULT}"
 
 
 def get_tick_rate() -> int:
-    """Returns this kernel's ticks per second on a busy CPU: ``CONFIG_HZ``."""
+    """Returns the number of ticks per second on a busy CPU, which is ``CONFIG_HZ``."""
     return round(1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE))
 
 
 def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
-    """Returns the lowest limit at which an event of this rate is never suspended."""
+    """Returns the lowest limit at which an event with this rate is never suspended."""
     samples_per_tick = -(-samples_per_second // tick_rate)
     return int(samples_per_tick) * tick_rate + 1
 
 
 def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
-    """Returns a warning if the kernel may suspend events of this rate; otherwise the empty text.
+    """Returns a warning if the kernel may suspend events with this rate; otherwise an empty text.
 
     Args:
         files: reads files of the host.
-        samples_per_second: rate of one CPU, above 0.
+        samples_per_second: sample rate of one CPU, above 0.
         tick_rate: see :func:`get_tick_rate`.
     """
     limit = find_sysctl(files, MAX_SAMPLE_RATE)

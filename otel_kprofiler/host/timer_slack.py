@@ -1,4 +1,4 @@
-"""Coarse timers for polling threads that libraries start."""
+"""Gives coarse timers to polling threads that libraries start."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def coarse_timers() -> Iterator[None]:
     """Give threads that this thread starts in the context, and their threads, coarse timers.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
-    (PR_SET_TIMERSLACK(2const)). I/O and signals of other threads wake them as before. The slack of
-    this thread is restored at the end. A larger slack is kept; real-time threads have none.
+    (PR_SET_TIMERSLACK(2const)). I/O and signals from other threads wake them as before. The slack
+    of this thread is restored at the end. A larger slack is kept. Real-time threads have no slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

@@ -1,4 +1,4 @@
-"""Tracepoints as events: their names and settings, and which have values.
+"""Defines tracepoints as events: their names, settings and values.
 
 Names are those of ``perf list``, with or without the subsystem.
 """
@@ -22,10 +22,10 @@ class ValueSource(NamedTuple):
     """Location of an event's value, which is a number of bytes.
 
     Attributes:
-        type: type of the argument: a struct to which it points, a typedef or an integer.
-        place: number of this argument among those of the type, from 0.
-        member: path of a member of the struct, of 32 bits; empty if the argument is the value.
-        is_order: whether the value is 1 << argument pages.
+        type: type of the argument: the struct to which it points, a typedef, or an integer.
+        place: index of the argument among the arguments of this type, from 0.
+        member: path of a 32-bit member of the struct; empty if the argument is the value.
+        is_order: whether the argument is an order, so that the value is 1 << argument pages.
     """
 
     type: str
@@ -51,8 +51,9 @@ VALUES: Final[Mapping[str, ValueSource]] = {
     "mm_page_alloc": _PAGES,
     "mm_page_free": _PAGES,
 }
-"""Tracepoints whose events have values; each event of other tracepoints counts 1. Prototypes:
-include/trace/events of Linux 5.10 to 6.18."""
+"""Tracepoints whose events have values. Each event of other tracepoints counts 1. The prototypes
+are in include/trace/events of Linux 5.10 to 6.18.
+"""
 
 
 class TracepointSpec(NamedTuple):
@@ -60,7 +61,7 @@ class TracepointSpec(NamedTuple):
 
     Attributes:
         name: identifies the event.
-        period: events from one sample to the next on each CPU.
+        period: number of events from one sample to the next on each CPU.
         tracepoint: name of the kernel's tracepoint.
         call: number of the only system call that counts; None for all.
     """
@@ -72,7 +73,7 @@ class TracepointSpec(NamedTuple):
 
     @property
     def rate(self) -> int:
-        """Returns 0: the number of samples per second has no target."""
+        """Returns 0, because there is no target for the number of samples per second."""
         return 0
 
     @property
@@ -82,7 +83,7 @@ class TracepointSpec(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the kind of its samples."""
+        """Returns the kind of the event's samples."""
         return ProfileKind(self.name, self.name, "bytes" if self.value else "count")
 
     def __str__(self) -> str:
@@ -99,8 +100,8 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
         period: default number of events per sample; 0 means 1.
 
     Raises:
-        ValueError: a setting is wrong, or there is no such system call; the message says what is
-            possible.
+        ValueError: a setting is wrong, or there is no such system call. The message lists the
+            possible values.
     """
     *parts, last = text.strip().split(":")
     setting = last if "=" in last else ""

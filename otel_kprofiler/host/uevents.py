@@ -1,7 +1,7 @@
 """Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c).
 
-pyroute2 opens the socket. Its reader is not used: it drops the sender's address and the datagram,
-which recordings keep, and stops reading after ``ENOBUFS``.
+pyroute2 opens the socket. Its reader is not used, because it drops the sender's address and the
+datagram, which recordings keep, and stops reading after ``ENOBUFS``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from otel_kprofiler.host.lean_import import import_module_alone
 
 RECEIVE_BYTES: Final = 1 << 20
-"""Size of the socket's buffer; up to ``net.core.rmem_max`` needs no privilege."""
+"""Size of the socket's buffer, in bytes. A size up to ``net.core.rmem_max`` needs no privilege."""
 _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
 _NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 class Uevents:
     """A socket for the kernel's uevents, not udev's; needs no privileges.
 
-    ``wait`` belongs to one thread; the other methods are thread-safe, except that only one thread
-    at a time may call :meth:`receive`.
+    Only one thread may call ``wait``. The other methods are thread-safe, except that only one
+    thread at a time may call :meth:`receive`.
 
     Args:
-        receive_bytes: size of the socket's buffer.
+        receive_bytes: size of the socket's buffer, in bytes.
 
     Raises:
         OSError: the kernel refuses the socket.
@@ -71,7 +71,7 @@ class Uevents:
         """Returns all pending datagrams; never blocks.
 
         Raises:
-            OSError: ``ENOBUFS`` once after datagrams were lost; the next call returns the remaining
+            OSError: datagrams were lost (``ENOBUFS``, once). The next call returns the remaining
                 datagrams.
         """
         datagrams: list[bytes] = []

@@ -1,8 +1,8 @@
 """Writes files safely in directories that other users can write.
 
-Anyone who can write a directory can replace any name in it, at any time, by a symbolic link or by a
-hard link to root's file. So a directory is opened once, and names are resolved relative to it
-without following links; content is written to a single descriptor.
+Anyone who can write to a directory can replace any name in it, at any time, with a symbolic link,
+or with a hard link to root's file. So a directory is opened once, names are resolved relative to it
+without following links, and content is written to a single descriptor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from otel_kprofiler.host.links import (
 )
 
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-"""Errors of file systems without ``O_TMPFILE`` (open(2)); EISDIR before kernel 3.11."""
+"""Errors from file systems without ``O_TMPFILE`` (open(2)). The error is EISDIR before kernel
+3.11.
+"""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""Errors of file systems without hard links, such as vfat."""
+"""Errors from file systems without hard links, such as vfat."""
 _NO_FILE: Final = "it is not a regular file"
 _PLAIN: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -36,11 +38,11 @@ class NewFile:
 
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. An existing file with that name is replaced, never written to. Symbolic links are
-    followed as this user's rights allow; root follows only links that no other user can have
+    followed as this user's rights allow. Root follows only links that no other user can have
     created.
 
     Args:
-        path: where the finished file appears.
+        path: path at which the finished file appears.
         mode: permissions, less the umask.
         replace: whether to replace an existing file.
 
@@ -48,7 +50,7 @@ class NewFile:
         OSError: the directory cannot be written, or the name is taken.
 
     Attributes:
-        path: path of the finished file, links followed.
+        path: path of the finished file, after following links.
         fd: descriptor for reading and writing; closed by :meth:`finish` and :meth:`abandon`.
     """
 
@@ -68,10 +70,10 @@ class NewFile:
             raise
 
     def finish(self, other_names: Iterable[str] = ()) -> None:
-        """Give the file its name and close it.
+        """Give the file its name, close it, and update :attr:`path`.
 
         Args:
-            other_names: names to try if this name is taken by now; sets :attr:`path`.
+            other_names: fallback names, tried in order if the file's name is already taken.
 
         Raises:
             OSError: finishing failed, and the file was removed.
@@ -141,7 +143,7 @@ class NewFile:
         return f".{self._name[:200]}.{secrets.token_hex(8)}"
 
     def _link(self, name: str) -> None:
-        """Link the file to an unused name; unlike a rename, a link never replaces."""
+        """Link the file to an unused name. Unlike a rename, a link never replaces a file."""
         # Linking through /proc needs no capability, unlike AT_EMPTY_PATH.
         source = self._temporary or f"/proc/self/fd/{self.fd}"
         try:
@@ -165,7 +167,7 @@ class AppendedFile:
     """A file to append to, which can be renamed and replaced by a new one.
 
     Args:
-        path: the file, created if missing; may be a pipe or a device.
+        path: path of the file, which is created if missing. It may be a pipe or a device.
         mode: permissions of a created file, less the umask.
 
     Raises:
@@ -193,7 +195,7 @@ class AppendedFile:
         self.movable = self.regular and not self._magic
 
     def is_in_place(self) -> bool:
-        """Returns whether the path, if it has one, still leads to this file."""
+        """Returns whether the path still leads to this file, if the file has a path."""
         try:
             return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
         except OSError:
@@ -256,7 +258,7 @@ class AppendedFile:
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
         """Returns why the opened file must not be written to; empty if it may be.
 
-        A file in a directory that other users can write may be a link set up as a trap.
+        A file in a directory that other users can write to may be a link set up as a trap.
         """
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
@@ -268,14 +270,15 @@ class AppendedFile:
 
 
 class PrivateDirectory:
-    """A directory that only its owner can write, held open; created if missing.
+    """A directory to which only its owner can write, held open; created if missing.
 
     Args:
-        path: the directory; created parts are accessible only to their owner.
+        path: the directory. Created parts are accessible only to their owner.
 
     Raises:
-        OSError: it cannot be created or opened.
-        PermissionError: it belongs to another user, or others can write it; see ``strerror``.
+        OSError: the directory cannot be created or opened.
+        PermissionError: the directory belongs to another user, or others can write to it; see
+            ``strerror``.
 
     Attributes:
         fd: descriptor for opening files below the directory.
@@ -296,10 +299,12 @@ class PrivateDirectory:
             raise PermissionError(errno.EPERM, reason)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file of this user; a new one is accessible only to its owner.
+        """Open a regular file of this user.
+
+        A new file is accessible only to its owner.
 
         Raises:
-            OSError: it cannot be opened, is not a regular file, or belongs to another user.
+            OSError: the file cannot be opened, is not a regular file, or belongs to another user.
         """
         fd = os.open(name, flags | os.O_NONBLOCK | _PLAIN, 0o600, dir_fd=self.fd)
         opened = os.fstat(fd)
@@ -335,7 +340,7 @@ class PrivateDirectory:
 
 
 def _make_directories(path: str) -> None:
-    """Like ``os.makedirs``, but created directories are accessible only to their owner."""
+    """Create directories like ``os.makedirs``, but accessible only to their owner."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)

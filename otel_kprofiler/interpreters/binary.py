@@ -1,7 +1,7 @@
-"""Finds CPython in an ELF file: an executable, or libpython.
+"""Finds CPython in an ELF file, which is an executable or libpython.
 
-``_PyRuntime`` has its own section, ``.PyRuntime``, from 3.10 on. All other addresses come from
-dynamic symbols, which stripping leaves.
+From 3.10 on, ``_PyRuntime`` has its own section, ``.PyRuntime``. All other addresses come from
+dynamic symbols, which strip(1) keeps.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ class Interpreter(NamedTuple):
 
     Attributes:
         version: CPython version.
-        layout: offsets in its objects.
+        layout: offsets of members in its structs.
         runtime: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.
-        eval_loop: ``_PyEval_EvalFrameDefault``, and its cold part if the compiler has split it.
-        entry_bytes: upper bound of the length of the loop's prologue, which runs before its frame
-            is the current frame; 0 if the frame is current from the first instruction on.
+        eval_loop: address ranges of ``_PyEval_EvalFrameDefault``, and of its cold part if the
+            compiler split the function.
+        entry_bytes: upper bound for the length of the loop's prologue, which runs before the loop's
+            frame becomes the current frame; 0 if the frame is current from the first instruction
+            on.
         texts: executable segments of the file.
         build_id: build id of the file; None if it has none.
     """
@@ -67,9 +69,9 @@ class Interpreter(NamedTuple):
     build_id: BuildId | None
 
     def find_load_bias(self, start: int, file_offset: int) -> int | None:
-        """Returns the load bias of a mapping: the runtime address of SVMA 0.
+        """Returns the load bias of a mapping, which is the runtime address of SVMA 0.
 
-        None if the mapping does not begin in code.
+        Returns None if the mapping does not begin in code.
         """
         for text in self.texts:
             first = text.offset - text.offset % mmap.PAGESIZE
@@ -94,7 +96,7 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
-    """Finds CPython in a file; None if it has none, or is not an ELF file for this machine.
+    """Finds CPython in a file; None if there is none, or the file is not ELF for this machine.
 
     Args:
         source: bytes of the file.
@@ -143,7 +145,7 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
 
 
 def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
-    """Returns the bytes of the evaluation loop before the first bytecode instruction.
+    """Returns the number of bytes in the evaluation loop before its first bytecode instruction.
 
     CPython 3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """

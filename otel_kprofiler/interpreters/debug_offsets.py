@@ -1,4 +1,4 @@
-"""Parses ``_Py_DebugOffsets``, CPython's offsets for debuggers, from 3.13 on.
+"""Parses ``_Py_DebugOffsets``, which holds offsets for debuggers in CPython 3.13 and later.
 
 The struct is at the start of ``_PyRuntime``, so the file contains it. It is declared in
 Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Minor versions
@@ -53,7 +53,7 @@ def _parse_members(minor: int) -> Iterator[str]:
 
 
 def parse_debug_offsets(data: bytes, minor: int) -> Mapping[str, int]:
-    """Parses offsets and sizes by name, such as ``frame.previous``; ``free_threaded`` is 0 or 1.
+    """Returns offsets and sizes by name, such as ``frame.previous``; ``free_threaded`` is 0 or 1.
 
     Args:
         data: the beginning of ``_PyRuntime``.

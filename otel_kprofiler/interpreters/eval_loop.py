@@ -1,8 +1,9 @@
 """Finds the code of CPython's evaluation loop in an ELF file.
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
-loop), and stripping removes the split part's symbol. The loop jumps to the cold part, whose bounds
-are in the unwind information (Linux Standard Base, "Exception Frames").
+loop), and stripping removes the split part's symbol. The cold part is therefore found by the loop's
+jumps into it, and its bounds are taken from the unwind information (Linux Standard Base, "Exception
+Frames").
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from otel_kprofiler.elf import MACHINES, ElfError, ElfFile, ElfSymbol, Source, f
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Size limit of the search table; Debian's Python has a table of 100 KB."""
+"""Size limit of the search table, in bytes. Debian's Python has a table of 100 KB."""
 _X86_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _X86_JUMP_BYTES: Final = 6
 # Arm Architecture Reference Manual for A-profile, C4.1: instructions by bits; places of the offset
@@ -30,7 +31,7 @@ _A64_JUMPS: Final = (
 )
 _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
-"""Minimum number of jumps; fewer may be data that looks like jumps."""
+"""Minimum number of jumps into a cold part. Fewer may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # used by linkers: pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
@@ -59,7 +60,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
 
 
 def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
-    """Returns the targets of jumps out of the loop, in code of the file."""
+    """Returns the targets of jumps from the loop to other code of the file."""
     size = min(len(loop), MAX_LOOP_BYTES)
     code = source.read(find_offset(elf.loads, loop.start, size), size)
     find_jumps = _find_a64_jumps if elf.machine == MACHINES["aarch64"] else _find_x86_jumps
@@ -80,7 +81,10 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, from the start of the code; b.cond's range may be too short."""
+    """Yields the targets of jumps, from the start of the code.
+
+    The range of b.cond may be too short for jumps to a cold part.
+    """
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:

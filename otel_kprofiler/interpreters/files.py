@@ -1,4 +1,4 @@
-"""Finds interpreters in mapped files; each file is read once."""
+"""Finds interpreters in mapped files, each of which is read once."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _Key = BuildId | tuple[int, int, str]
 
 
 class InterpreterFiles:
-    """Looks up the interpreter of a file. Not thread-safe.
+    """Looks up the interpreter in a file. Not thread-safe.
 
     Args:
         files: reads files of the host.
         on_found: called with each new interpreter, before a process is registered with it.
-        calls: reads the files; a file on a device that does not respond counts as having no
-            interpreter.
+        calls: calls the functions that read files. A file on a device that does not respond counts
+            as having no interpreter.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class InterpreterFiles:
         """Returns the interpreter in a file, or why it is refused; None if there is none.
 
         Args:
-            pid: a process that has the file mapped.
+            pid: id of a process that has mapped the file.
             mapping: mapping of the file; device and inode are 0 if unknown.
-            build_id: build id of the file; None if unknown, or the file has none.
+            build_id: build id of the file; None if it is unknown, or if the file has none.
         """
         key = build_id or (mapping.device, mapping.inode, mapping.path)
         if key in self._found:
@@ -143,7 +143,10 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open the file by its path: needs no capability, but works only in our mount namespace."""
+        """Open the file by its path.
+
+        This needs no capability, but works only in our mount namespace.
+        """
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

@@ -1,8 +1,8 @@
-"""Layouts of threads, frames, code objects and strings, by CPython version.
+"""Provides the layouts of threads, frames, code objects and strings, by CPython version.
 
-CPython 3.11 and 3.12 publish no offsets; all their releases have the offsets below on 64-bit
-machines. From 3.13 on, ``_Py_DebugOffsets`` has most offsets; the rest follow from adjacent
-members, which are checked.
+CPython 3.11 and 3.12 publish no offsets, and all their releases have the offsets below on 64-bit
+machines. From 3.13 on, ``_Py_DebugOffsets`` contains most offsets. The others are computed from
+adjacent members, which are checked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 FIRST_MINOR, LAST_MINOR = 11, 15
 MAX_OFFSET: Final = 1 << 20
 MAX_THREAD_BYTES, MAX_FRAME_BYTES, MAX_CODE_BYTES = 511, 128, 240
-"""Largest reads of the BPF program; see python_types.bpf.h."""
+"""Sizes of the largest reads by the BPF program, in bytes; see python_types.bpf.h."""
 
 
 class Version(NamedTuple):
-    """A CPython version; ``level`` is 0xF for releases, less for pre-releases."""
+    """A CPython version; ``level`` is 0xF for releases, and less for pre-releases."""
 
     major: int
     minor: int
@@ -130,11 +130,11 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""Members that ``_SINCE_3_12`` depends on: neighbours of members without a published offset."""
+"""Members that ``_SINCE_3_12`` depends on, which are next to members without a published offset."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:
-    """Returns the layout of a build.
+    """Returns the layout of a CPython build.
 
     Args:
         version: CPython version.
@@ -193,7 +193,7 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
 
 
 def _check(layout: PythonLayout) -> None:
-    """Reject a layout that exceeds the reads of the BPF program."""
+    """Reject a layout that exceeds what the BPF program reads."""
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )

@@ -29,8 +29,8 @@ class OwnInterpreter(NamedTuple):
     """The interpreter of this process.
 
     Attributes:
-        interpreter: addresses in its file.
-        process: addresses in this process.
+        interpreter: the interpreter in its file.
+        process: its addresses in this process.
         file: key of its file, without a generation.
     """
 
@@ -66,7 +66,10 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Returns the mapping at an address, with any path: some programs move code to huge pages."""
+    """Returns the mapping at an address.
+
+    Its path may differ, since some programs move code to huge pages.
+    """
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

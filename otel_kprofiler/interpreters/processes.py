@@ -43,7 +43,7 @@ from otel_kprofiler.tracking import (
 INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
-"""Interval between searches for processes while no new process is sampled."""
+"""Interval between searches for processes while no new process is sampled, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PythonRegistry(Protocol):
     """The BPF program's table of processes, such as ``PythonMaps``; thread-safe."""
 
     def fileno(self) -> int:
-        """Returns a descriptor that becomes readable when processes are seen."""
+        """Returns a descriptor that becomes readable when new processes are sampled."""
 
     def take_seen(self) -> list[ProcessSeen]:
         """Returns unregistered processes sampled since the last call."""
@@ -60,13 +60,14 @@ class PythonRegistry(Protocol):
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Start reading frames of a process; False if the table is full.
+        """Start reading frames of a process. Returns False if the table is full.
 
         Args:
             tgid: id of the process.
             layout: offsets of the structs of its interpreter.
             process: runtime addresses in the process.
-            image: the program that it must run; 0 to accept the program of its next sample.
+            image: the program that the process must be running; 0 to accept the program of its next
+                sample.
         """
 
     def pass_over(self, program: Program) -> None:
@@ -85,13 +86,13 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """Counts of processes and refusals at one instant.
+    """The counts of processes and refusals at one instant.
 
     Attributes:
         processes: number of processes currently registered.
-        without_room: processes not registered because the table was full.
-        refused: files with refused interpreters, by reason.
-        refused_processes: processes that ran refused interpreters, by reason.
+        without_room: number of processes not registered because the table was full.
+        refused: number of files with refused interpreters, by reason.
+        refused_processes: number of processes that ran refused interpreters, by reason.
     """
 
     processes: int
@@ -109,7 +110,7 @@ class PythonCounts(NamedTuple):
 
 
 class PythonProcesses:
-    """Registers processes. Belongs to one thread, except for ``counts`` and ``stop``.
+    """Registers processes. Only one thread may use it, except for ``counts`` and ``stop``.
 
     Args:
         registry: the table of registered processes.
@@ -133,10 +134,10 @@ class PythonProcesses:
         self._refused_count: Counter[Refusal] = Counter()
 
     def inspect(self, seen: ProcessSeen) -> None:
-        """Register a sampled process if it runs CPython; otherwise release it.
+        """Register a sampled process if it runs CPython; otherwise release the process.
 
         Raises:
-            PermissionError: its mappings cannot be read.
+            PermissionError: the mappings of the process cannot be read.
             OSError: the kernel rejected the call.
         """
         mappings = self._read_code(seen.tgid)
@@ -157,7 +158,7 @@ class PythonProcesses:
         self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
-        """Handle an event of the stream of all processes, in order.
+        """Handle an event from the stream of events of all processes, in order.
 
         Raises:
             OSError: the kernel rejected the call.
@@ -175,7 +176,10 @@ class PythonProcesses:
                     self._release(event.process.tgid)
 
     def stop(self) -> list[threading.Thread]:
-        """Stop reading files; returns the reading threads, to be joined. Thread-safe."""
+        """Stop reading files.
+
+        Returns the reading threads, so that the caller can join them. Thread-safe.
+        """
         return self._calls.stop()
 
     def counts(self) -> PythonCounts:
@@ -235,10 +239,10 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program, not to an earlier or later one.
+    """Returns whether mappings belong to a program, and not to an earlier or later program.
 
-    The program's own mappings may not match either: on some file systems, maps show a different
-    inode than the program's.
+    The program's own mappings may not match either, because on some file systems, maps show an
+    inode other than the program's.
     """
     code = [
         mapping for mapping in mappings if mapping.permissions.startswith("r-x")
@@ -254,16 +258,17 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
-    The program reports which processes it samples, and their mappings are read. If that is not
+    The BPF program reports which processes it samples, and their mappings are read. If that is not
     permitted, the kernel's mapping records are followed instead. This costs more, because the
-    records cover all processes, sampled or not.
+    records cover all processes, whether they are sampled or not.
 
     Args:
         registry: the table of registered processes.
-        pids: follow records of only these processes; empty for all.
-        children: also follow the descendants of ``pids``.
+        pids: the processes whose records are followed; empty for all.
+        children: whether to follow the descendants of ``pids``, too.
         files: reads files of the host.
-        on_found: called in that thread with each interpreter, before a process is registered.
+        on_found: called in that thread with each interpreter, before a process is registered with
+            it.
     """
 
     def __init__(

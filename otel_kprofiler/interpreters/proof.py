@@ -1,7 +1,7 @@
-"""Verifies a layout in this process: reads memory as the BPF program does, and checks it.
+"""Verifies a layout in this process, by reading memory as the BPF program does.
 
 Nearly all of this memory belongs to the calling thread, so it does not change during a read. The
-links to other threads change whenever a thread starts or exits: they are reread until two reads
+links to other threads change whenever a thread starts or exits, so they are reread until two reads
 agree.
 """
 
@@ -22,22 +22,24 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
-"""Attempts to find the calling thread while others start and exit; each takes about 50 µs."""
+"""Number of attempts to find the calling thread while others start and exit. Each takes about 50
+µs.
+"""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
-"""Bit of the thread status; see python_thread.bpf.h."""
+"""Bit in the thread status; see python_thread.bpf.h."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # offsets in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _NAMES: Final = ("plain", "caf\xe9", "\u043f\u0440\u0438", "\U00020000")
-"""Strings of each character width, plus an ASCII string."""
+"""Names with each character width, and an ASCII name."""
 _MAX_LENGTH: Final = 1000
 _RESUME: Final = opcode.opmap["RESUME"]
 
 
 class _Piece(ctypes.Structure):
-    """``struct iovec`` of readv(2)."""
+    """A ``struct iovec`` as in readv(2)."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
@@ -54,7 +56,9 @@ class OwnMemory:
         self._local.at = ctypes.addressof(self._target)
 
     def read(self, at: int, size: int = 8) -> int:
-        """Reads an unsigned number of at most 8 bytes; calls no Python function unless it fails.
+        """Reads an unsigned number of at most 8 bytes.
+
+        Calls no Python function unless the read fails.
 
         Raises:
             OSError: the address is unmapped, or the kernel refuses.
@@ -76,9 +80,9 @@ class _Frame(NamedTuple):
     Attributes:
         address: runtime address of the frame (``_PyInterpreterFrame``).
         code: runtime address of its code object.
-        offset: distance in bytes of its instruction from the code object.
+        offset: distance in bytes from the code object to the frame's instruction.
         from_c: whether C code entered the frame.
-        in_generator: whether a generator owns it.
+        in_generator: whether a generator owns the frame.
     """
 
     address: int
@@ -89,14 +93,14 @@ class _Frame(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The same frames from memory and from Python, innermost first."""
+    """The same frames, as read from memory and as reported by Python, innermost first."""
 
     found: list[_Frame]
     expected: list[tuple[CodeType, int]]
 
 
 def prove(layout: PythonLayout, process: PythonProcess) -> None:
-    """Verify that the BPF program would read this process correctly; takes a few milliseconds.
+    """Verify that the BPF program would read this process correctly. Takes a few milliseconds.
 
     Raises:
         InterpreterRefused: memory differs from what Python reports, or cannot be read.
@@ -158,7 +162,7 @@ class Proof:
         """Finds the address of the calling thread's state in the interpreter's list.
 
         Threads that start and exit change the list between two reads. So a single mismatch does not
-        prove a wrong layout; repeated mismatches do.
+        prove that the layout is wrong, but repeated mismatches do.
         """
         for _ in range(_TRIES - 1):
             with contextlib.suppress(InterpreterRefused, OSError):
@@ -189,7 +193,7 @@ class Proof:
         return thread
 
     def _walk(self, thread: int) -> list[_Frame]:
-        """Walks the frames of the second caller and its callers."""
+        """Walks the frames, from the second caller of this method outwards."""
         layout, read = self._layout, self._read
         at = read(thread + layout.thread_frame)
         if layout.flags & PYTHON_CFRAME:
@@ -301,7 +305,7 @@ def _resumed(look: Callable[[], _Look]) -> _Look:
 
 
 _SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
-"""Functions, and whether C enters the next inner one."""
+"""Functions, each with whether C code enters the next inner function."""
 
 
 def _make_code(name: str) -> CodeType:

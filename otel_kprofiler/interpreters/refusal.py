@@ -1,4 +1,4 @@
-"""Reasons why frames of an interpreter are not read."""
+"""Defines the reasons why frames of an interpreter are not read."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """Computes missing values; keeps at most ``limit`` of them.
+    """A cache that computes missing values, and keeps at most ``limit`` values.
 
     With ``weigh``, ``max_weight`` also bounds the total weight of the keys.
 
     There are two generations: when the young generation reaches half of the limit, it replaces the
     old one. A hit in the old generation moves the value to the young one. Thread-safe: at worst,
-    two threads compute the same value and one result is kept.
+    two threads compute the same value, and the cache keeps one of them.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")

@@ -98,7 +98,7 @@ class CapturedFiles:
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Returns the local path for a host path in a source; None if the file is in an archive."""
+        """Returns the local path of the copy of a host file; None if the copy is in an archive."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:

@@ -23,13 +23,13 @@ FIRST_KERNEL_ADDRESS: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The result for an address. Nothing is guessed: each missing part has a reason.
+    """The result for an address. Nothing is guessed, and each missing part has a reason.
 
     Attributes:
-        address: the requested address: in the process, in the running kernel, or in a file without
+        address: the requested address, in the process, in the running kernel, or in a file without
             a process.
         frame: module (name, build id), address in the module's file, functions with file and line,
-            distance from the function's start; or the reason why there is no function.
+            and distance from the function's start; or else the reason why there is no function.
         process: pid and start time; None for the kernel, and for a file without a process.
         path: path of the file as seen by the process; empty if there is none, or if unknown.
         file_offset: offset in the file in bytes, as uprobes use it; None if the file has no bytes
@@ -54,9 +54,10 @@ class Resolution:
 
     @property
     def module_address(self) -> int | None:
-        """Returns the address in the file: SVMA (user) or RVA (kernel); None if there is no module.
+        """Returns the address in the file: SVMA (user) or RVA (kernel).
 
-        ELF symbols and debug information use this address; it is not an offset in the file.
+        Returns None if there is no module. ELF symbols and debug information use this address,
+        which is not an offset in the file.
         """
         return self.frame.address if self.frame.module else None
 
@@ -91,17 +92,18 @@ class Resolution:
 class Resolver(Protocol):
     """Resolves addresses to functions, and names to addresses.
 
-    Thread-safe. Unknown addresses and processes are not errors: the result states the reason, and a
-    later resolver in a chain may know more.
+    Thread-safe. Unknown addresses and processes are not errors. The result states the reason, and a
+    later resolver in a chain may have a name.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
         """Resolves addresses.
 
         Args:
-            addresses: addresses of instructions, not return addresses: see
+            addresses: addresses of instructions, not return addresses; see
                 :func:`lookup_addresses`.
-            pid: process of the addresses; None for the kernel, or for a file without a process.
+            pid: process of the addresses; None for the kernel, or for
+                a file without a process.
 
         Returns:
             A result for each address, in the same order.

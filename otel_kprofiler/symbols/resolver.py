@@ -1,4 +1,4 @@
-"""Resolves stacks side by side: the side-resolver protocol, its default, and stack assembly."""
+"""Resolves stacks one side at a time, and assembles the sides."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on cached raw stacks; their resolved stacks take about three times as much in addition."""
+"""Limit on the size of cached raw stacks. Their resolved stacks take about three times as much
+memory in addition.
+"""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
-"""Arranges the sides of a stack, from leaf to root."""
+"""Function that arranges the sides of a stack, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # with the state of its resolver
 _StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of resolvers
 
@@ -39,20 +41,20 @@ class VariableSide(Protocol):
     """A side that may differ between samples, even in the same state of its resolver."""
 
     def of(self, sample: RawSample) -> Side:
-        """Returns a sample's side; equal sides are the same object."""
+        """Returns a sample's side. Equal sides are the same object."""
 
 
 class SideResolver(Protocol[StateT]):
     """Resolves one side of stacks, such as the kernel side.
 
-    A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
+    A lookup has two steps, so that results can be cached. :meth:`state` finds the process's state
     at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
-    happen seconds after the sample, when the process may have changed its mappings, or its pid
-    may have been reused.
+    happen seconds after the sample, when the process may have changed its mappings, or its pid may
+    have been reused.
 
-    The thread that drains samples calls all methods. Except for :meth:`finish`, they must not
-    wait for files or the network: an incomplete result is provisional, and is looked up again when
-    the window closes.
+    The thread that drains samples calls all methods. Except for :meth:`finish`, they must not wait
+    for files or the network. An incomplete result is provisional, and is looked up again when the
+    window closes.
     """
 
     def state(self, sample: RawSample) -> StateT:
@@ -80,7 +82,7 @@ class SideResolver(Protocol[StateT]):
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for pending reads; no more samples will follow.
+        """Wait for pending reads. No more samples may follow.
 
         Provisional samples are then resolved again.
         """
@@ -93,7 +95,7 @@ class Stateless:
     """A resolver whose results depend on neither process nor time."""
 
     def state(self, sample: RawSample) -> None:
-        """Returns the same state for all samples; not called for each sample."""
+        """Returns the same state for all samples. It is not called for each sample."""
 
 
 class RawAddresses(Stateless):
@@ -115,23 +117,21 @@ class RawAddresses(Stateless):
         return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
 
     def advance(self, now_boot_ns: int) -> int:
-        """Does nothing: there is no state."""
+        """Does nothing, because there is no state."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Does nothing: there are no pending reads."""
+        """Does nothing, because there are no pending reads."""
 
     def close(self) -> None:
-        """Does nothing: there are no resources."""
+        """Does nothing, because there are no resources."""
 
 
 class StackResolver:
-    """Resolves samples' stacks, with a resolver for each side.
-
-    Belongs to one thread.
+    """Resolves samples' stacks, with a resolver for each side. Only one thread may use it.
 
     Args:
-        resolvers: resolvers by side, closed with this object; other sides' addresses stay
+        resolvers: resolvers by side, closed with this object. The addresses of other sides stay
             unresolved.
         arrange: arranges a stack's sides in calling order.
     """
@@ -174,7 +174,7 @@ class StackResolver:
         return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
-        """Advance the resolvers; returns the time up to which all are complete."""
+        """Advance the resolvers, and return the time up to which all of them are complete."""
         return min(
             [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
         )
@@ -209,7 +209,7 @@ class StackResolver:
 def _cache_sides(
     kind: SideKind, resolver: SideResolver[Any]
 ) -> BoundedCache[_SideKey, Side | VariableSide]:
-    """Caches the sides of a kind, because many different stacks share a side."""
+    """Caches the resolved sides of one kind, because many different stacks share a side."""
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
@@ -221,7 +221,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that returns all resolvers' states; faster for a single resolver."""
+    """Returns a function that returns all resolvers' states. It is faster for a single resolver."""
     return (
         states[0]
         if len(states) == 1
@@ -240,7 +240,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack; the same object until a side changes."""
+        """Returns a sample's stack. Until a side changes, it is the same object."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

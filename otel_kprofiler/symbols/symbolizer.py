@@ -1,4 +1,4 @@
-"""Combines a kernel and a user resolver, as most tools need."""
+"""Combines a kernel resolver and a user resolver."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Symbolizer:
         """Resolves kernel and user addresses, which may be mixed as in a stack.
 
         Args:
-            addresses: addresses of instructions, not return addresses: see
+            addresses: addresses of instructions, not return addresses; see
                 :func:`lookup_addresses`.
             pid: the process of the user addresses.
         """

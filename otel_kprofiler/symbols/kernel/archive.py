@@ -1,8 +1,9 @@
-"""Module readings as JSON values, for recordings.
+"""Converts module readings to JSON values for recordings, and back.
 
 A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
-new: {number: [main, init, init_until_ns]}}``; ``new`` repeats a module when its data changed.
-``main`` and ``init`` are ``[module, kallsyms lines or null, whether symbols are pending]``.
+new: {number: [main, init, init_until_ns]}}``; ``new`` contains a module again when its data has
+changed. ``main`` and ``init`` are ``[module, kallsyms lines or null, whether symbols are
+pending]``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs readings, in order, as JSON values; each value refers to earlier values."""
+    """Packs readings, in order, as JSON values, each of which refers to earlier ones."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -115,7 +116,7 @@ def _unpack(row: Any) -> ModuleSymbols:
 
 
 def _make_lines(table: SymbolTable, module: str) -> str:
-    """Returns lines of kallsyms that parse to the same table, with one name per address."""
+    """Returns kallsyms lines, one per address, from which the parser builds the same table."""
     lines, pad = [], 0
     for index in range(len(table)):
         name, start, _ = table.symbol(index)

@@ -1,8 +1,8 @@
-"""Finds the BPF function, trampoline, ftrace or kprobe page at an address at a time.
+"""Finds the BPF function, trampoline, ftrace or kprobe page at an address at a given time.
 
 Each symbol is an interval of addresses and of boottime, so a single table covers all times, and
-loading copies nothing. One thread changes the table while other threads look up without a lock:
-each change replaces single values, and never alters the result for an earlier time.
+loading a symbol copies nothing. One thread changes the table while other threads look up without a
+lock: each change replaces single values, and never alters the result for an earlier time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEEP_NS: Final = 15_000_000_000
 MAX_KEPT: Final = 16_384
 """Limit on the number of unloaded symbols kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""Prefix of BPF program functions, followed by the tag; the kernel uses it for nothing else."""
+"""Prefix of the names of BPF program functions. The program's tag follows the prefix."""
 
 _LINGER_NS: Final = 10_000_000  # CPUs may still run code when its removal is announced
 _MAX_BYTES: Final = 32 << 20
@@ -54,7 +54,7 @@ class KsymbolSource(Protocol):
         """Returns changes since the last call; ``now_ns`` is the boottime. Does not block."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns details of a BPF program's function; None if unknown. Thread-safe."""
+        """Returns details of a BPF program's function; None if it is unknown. Thread-safe."""
 
     def count_lost(self) -> Mapping[str, int]:
         """Returns the number of records lost so far, by cause. Thread-safe."""
@@ -67,8 +67,8 @@ class LoadedKsymbol:
     """A symbol while it is loaded; ``until_ns`` is set when it is unloaded.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on: the symbol may
-    have been unloaded and replaced unseen. Once that period has ended, a separate entry with
-    ``is_uncertain`` represents it; its frames have no name.
+    have been unloaded and replaced without a record. Once the uncertain period has ended, a
+    separate entry with ``is_uncertain`` represents it, and frames in that entry have no name.
     """
 
     __slots__ = ("_details", "_frames", "_module", "_source", "_uncertain", "end", "is_uncertain",
@@ -95,7 +95,7 @@ class LoadedKsymbol:
         self._uncertain: LoadedKsymbol | None = None
 
     def covers(self, address: int, time_ns: int) -> bool:
-        """Returns whether this symbol was certainly at an address at a boottime."""
+        """Returns whether this symbol was certainly at an address at the given boottime."""
         inside = self.symbol.start <= address < self.end
         return inside and self.since_ns <= time_ns < min(self.until_ns, self.sure_ns)
 
@@ -120,7 +120,7 @@ class LoadedKsymbol:
         return frame or self._frames.setdefault(address, self._make_frame(address))
 
     def module(self) -> Module:
-        """Returns the module that stands for this symbol.
+        """Returns the module that represents this symbol.
 
         The first call asks the source for details.
         """
@@ -189,7 +189,7 @@ class KsymbolTable:
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
         """Returns the symbol at an address at a boottime, by default now; None if there was none.
 
-        Where records were lost, it may be an entry with ``is_uncertain``.
+        Where records were lost, the result may be an entry with ``is_uncertain``.
         """
         best: LoadedKsymbol | None = None
         below = -1
@@ -212,11 +212,11 @@ class KsymbolTable:
         return uncertain or leaving
 
     def live(self) -> list[LoadedKsymbol]:
-        """Returns the loaded symbols, by address."""
+        """Returns the loaded symbols, sorted by address."""
         return [entry for _, entry in sorted(self._live.items())]
 
     def find(self, name: str, *, prefix: bool = False) -> list[Match]:
-        """Returns loaded symbols with a name or a prefix, by address."""
+        """Returns loaded symbols with a name or a prefix, sorted by address."""
         return [
             Match(entry.symbol.name, entry.symbol.start, entry.end, entry.module(), 0)
             for entry in self.live()
@@ -258,7 +258,7 @@ class KsymbolTable:
             self._end([live], time_ns)
 
     def _mark_uncertain(self, time_ns: int, *, programs_only: bool) -> None:
-        """Mark symbols as uncertain from a time on, until the next reading."""
+        """Mark symbols as uncertain from the given time until the next reading."""
         for programs in (True,) if programs_only else (True, False):
             self._lost_ns[programs] = min(self._lost_ns[programs], time_ns)
         for entry in self._live.values():
@@ -317,7 +317,7 @@ class KsymbolTable:
                 self._keep_ended([missed.make_uncertain(since_ns)])
 
     def _end(self, entries: Sequence[LoadedKsymbol], time_ns: int) -> None:
-        """Mark symbols as unloaded at a time; keep an entry for the uncertain time."""
+        """Mark symbols as unloaded at a time, and keep an entry for each uncertain period."""
         ended = []
         for entry in entries:
             if entry.sure_ns < time_ns:

@@ -1,4 +1,4 @@
-"""Builds a table from sorted symbols: folds padding, ends functions at data, ranks aliases."""
+"""Builds a table from sorted symbols: merges padding, ends functions at data, ranks aliases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Addresses, E
 TEXT_TYPES: Final = b"tTwW"
 """Kallsyms type letters of code: local, global, weak."""
 MAX_PAD_BYTES: Final = 64
-"""Largest plausible function padding (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
+"""Largest plausible function padding, in bytes (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
 END_TYPE: Final = ord("-")
 """Type of an entry that only ends the previous one."""
 
@@ -33,8 +33,8 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Whole lists go through C loops (``compress``, ``map``, ``join``); Python loops only over
-    aliases and ends, which are few.
+    C code iterates over whole lists (``compress``, ``map``, ``join``). Python code iterates only
+    over aliases and ends, which are few.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """If the last symbol is a pad, make it an end: its function may be missing."""
+        """If the last symbol is a pad, make it an end, because its function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -120,7 +120,7 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Returns indices of symbols that end a function or a pad and are neither themselves."""
+        """Returns the indices of symbols that end a function or a pad, but are neither of them."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices
@@ -139,7 +139,10 @@ class TableBuilder:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Name of an end: the marker after the kernel's text, which is data on arm64; else none."""
+    """Returns the name of an end.
+
+    Only the marker after the kernel's text, which is data on arm64, has a name.
+    """
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -149,7 +152,10 @@ def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> byt
 
 
 def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
-    """Groups of symbols at one address; None if the addresses are out of order."""
+    """Returns the groups of symbols that share an address.
+
+    Returns None if the addresses are out of order.
+    """
     ties: list[range] = []
     pairs = map(ge, addresses, islice(addresses, 1, None))
     for index in compress(range(len(addresses)), pairs):
@@ -202,7 +208,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Returns the distance from a pad to its function in bytes; the same for the whole kernel."""
+    """Returns the distance in bytes from a pad to its function, the same in the whole kernel."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

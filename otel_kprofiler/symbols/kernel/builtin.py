@@ -1,4 +1,4 @@
-"""Modules that are built into vmlinux: ``modules.builtin.ranges`` and ``/proc/kallmodsyms``.
+"""Reads which modules are built into vmlinux (``modules.builtin.ranges``, ``/proc/kallmodsyms``).
 
 ``modules.builtin.ranges`` (kernel 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
 ``section start-end module...`` with offsets from the start of a section of vmlinux, and at most
@@ -6,9 +6,9 @@ one anchor per section, ``section offset-offset = symbol``: the section starts a
 the symbol minus the offset. Sections without an anchor cannot be placed.
 
 ``/proc/kallmodsyms`` (out-of-tree; Oracle's kernels) is kallsyms with the modules of built-in
-symbols, ``address [size] type name [module]...``. A type such as ``b`` is also a hexadecimal
-digit, so only the number of fields before the first bracket shows whether there is a size.
-Sizes give the ends of functions, which kallsyms lacks.
+symbols. Its lines are ``address [size] type name [module]...``. A type such as ``b`` is also a
+hexadecimal digit, so only the number of fields before the first bracket shows whether there is a
+size. Sizes give the ends of functions, which kallsyms lacks.
 
 Only code is kept, because sections are placed by code symbols.
 """
@@ -56,7 +56,7 @@ class BuiltinSection(NamedTuple):
 
 
 class BuiltinRanges:
-    """Built-in modules by runtime address: 12 bytes per range; immutable.
+    """The built-in modules, by runtime address. Takes 12 bytes per range; immutable.
 
     Args:
         ranges: runtime addresses, in any order; where two ranges overlap, the range with the later
@@ -89,7 +89,7 @@ class BuiltinRanges:
         return self._sets[self._owners[index]]
 
     def size_bytes(self) -> int:
-        """Returns the memory taken."""
+        """Returns the memory used by the ranges."""
         return sum(map(sys.getsizeof, (self._starts, self._ends, self._owners, self._sets))) + sum(
             sys.getsizeof(modules) + sum(map(sys.getsizeof, modules)) for modules in self._sets
         )
@@ -131,9 +131,10 @@ def place_ranges(
 ) -> tuple[list[BuiltinRange], list[str]]:
     """Returns ranges at runtime addresses, and the sections that do not fit the running kernel.
 
-    The file does not name its build. But ranges start with object files, hence at symbols, so a
-    section is rejected if fewer than three quarters of its ranges do. Sections whose anchor is
-    not code are skipped. An empty range is extended to the symbol at its start.
+    The file does not name its build. But each range starts with an object file, and thus at a
+    symbol, so a section is rejected if fewer than three quarters of its ranges start at a symbol.
+    Sections whose anchor is not code are skipped. An empty range is extended to the symbol at its
+    start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -176,12 +177,12 @@ def _starts_symbol(address: int, core: SymbolTable) -> bool:
 
 
 class KallModSyms(NamedTuple):
-    """Vmlinux code according to kallmodsyms.
+    """The code of vmlinux, according to kallmodsyms.
 
     Attributes:
         ranges: built-in modules. Adjacent code of the same modules is one range, including the
             padding in between; a symbol without a size extends to the symbol on the next line.
-        sizes: address and size of each function with a size, flattened.
+        sizes: address and size, in turn, of each function whose size is listed.
         bad: number of malformed lines.
     """
 
@@ -228,11 +229,11 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 
 
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
-    """Add the ends of functions; None if the sizes belong to a different kernel.
+    """Returns the symbols with the ends of functions; None if the sizes belong to another kernel.
 
     Args:
         core: symbols of vmlinux.
-        sizes: address and size of each function, flattened, by address. Of overlapping functions,
+        sizes: address and size of each function, in turn, sorted by address. If functions overlap,
             only the last end counts.
     """
     if not sizes:
@@ -252,7 +253,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Returns names in ``a] [b]``; an object file's name in braces may follow."""
+    """Returns the names in ``a] [b]``, which the name of an object file in braces may follow."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -282,7 +283,10 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_hex(text: str | bytes) -> bool:
-    """Returns whether a string is a 64-bit hex number; ``int`` accepts signs, too."""
+    """Returns whether a string is a 64-bit hexadecimal number.
+
+    Signs, which ``int`` accepts, are rejected.
+    """
     digits = text.encode("ascii", "replace") if isinstance(text, str) else text
     return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
 
@@ -312,7 +316,7 @@ def read_builtin(
     problems: list[str],
     ranges_of_build: BuiltinRanges | None = None,
 ) -> tuple[BuiltinRanges, SymbolTable]:
-    """Read the built-in modules, and add the known sizes to the symbols.
+    """Read the built-in modules, and add the sizes of functions to the symbols.
 
     The modules come from the first source that lists any; most kernels have neither source.
 

@@ -1,4 +1,4 @@
-"""Functions of an ELF file by RVA, named by the same rules as running code."""
+"""Finds functions in an ELF file by RVA, and names them by the same rules as running code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ElfMatch(NamedTuple):
 
 
 class ElfSymbols:
-    """RVA → function, for vmlinux and modules.
+    """The functions of vmlinux or a module, by RVA.
 
     Args:
         path: the file, or its separate debug file. If it has no symbols, the debug file installed
@@ -110,9 +110,10 @@ class ElfSymbols:
 def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
     """Returns the RVA of each code section, by index.
 
-    In vmlinux: the offset from ``_text``, or from ``_stext`` if there is no ``_text``. In a
-    module: code sections other than ``.init*`` in section-header order, aligned, from 0, as the
-    kernel's loader lays them out (kernel/module/main.c, ``layout_sections``).
+    In vmlinux, it is the offset from ``_text``, or from ``_stext`` if there is no ``_text``. In a
+    module, the code sections other than ``.init*`` follow each other from 0, in section-header
+    order and aligned, as the kernel's loader lays them out (kernel/module/main.c,
+    ``layout_sections``).
     """
     code = {index: s for index, s in enumerate(image.sections) if s.is_code}
     if not image.relocatable:
@@ -174,7 +175,7 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
 def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
     """Returns the symbols, with an end entry before each gap that no function covers.
 
-    A label inside a function names the code from there on, as in kallsyms.
+    A label inside a function names the code that follows it, as in kallsyms.
     """
     rows = []
     for symbol in symbols:

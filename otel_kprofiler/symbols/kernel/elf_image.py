@@ -78,7 +78,7 @@ class ElfImage(NamedTuple):
     def content(self, section: Section) -> bytes:
         """Returns the bytes of a section.
 
-        They are empty if a debug file omits the section, and too few if the file is truncated.
+        Returns none if a debug file omits the section, and too few if the file is truncated.
         """
         if section.type == SHT_NOBITS:
             return b""

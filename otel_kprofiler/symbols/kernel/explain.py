@@ -1,4 +1,4 @@
-"""Explains an address: its names and section, and the reason for its frame."""
+"""Explains an address by its names and section, and states the reason for its frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Explanation(NamedTuple):
         frame: the frame of a leaf at the address.
         section: name of the executable range that contains the address; empty if there is none.
         names: all names of the symbol, the displayed name first.
-        start: runtime address of the symbol, 0 if there is none.
+        start: runtime address of the symbol; 0 if there is none.
         end: upper bound of the symbol's end.
         freed: clones of freed init functions at the symbol or address; never shown in frames.
         reason: the reason for the frame, in one sentence.

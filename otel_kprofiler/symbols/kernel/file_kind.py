@@ -17,7 +17,8 @@ _BEGINNING_BYTES: Final = 18
 def is_kernel_file(path: str) -> bool:
     """Returns whether a file is vmlinux or a module, even compressed, or its debug file.
 
-    Returns True even for files that are not ELF: the reader of kernel files reports the error.
+    Returns True even for files that are not ELF, since the reader of kernel files reports that
+    error.
 
     Raises:
         OSError: the file cannot be opened.

@@ -32,8 +32,8 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
     """Finds why ``/proc/kallsyms`` shows zero addresses.
 
     With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all if
-    ``perf_event_paranoid`` is 1 or less; with 1 only to holders of CAP_SYSLOG; with 2 to nobody
-    (kernel/ksyms_common.c).
+    ``perf_event_paranoid`` is 1 or less; with 1, only to holders of CAP_SYSLOG; and with 2, to
+    nobody (kernel/ksyms_common.c).
     """
     try:
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:

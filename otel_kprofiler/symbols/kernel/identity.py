@@ -1,4 +1,4 @@
-"""File ids: 128 bits from a build id that identify a build of the kernel, a module, a program.
+"""File ids: 128-bit hashes that identify a build of the kernel, of a module, or of a BPF program.
 
 With a build id, the file id is the FNV-1a-128 of its lower-case hexadecimal text, which
 opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code, and which symbol stores use as

@@ -1,8 +1,8 @@
 r"""Parses ``/proc/kallsyms``, System.map and the output of ``nm -n``.
 
-A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for everything outside the
-core (kernel/kallsyms.c, ``s_show``). Core symbols come first, sorted by address. These unsorted
-blocks follow: the live modules, ftrace's clones of the init functions of modules, the
+A line is ``%016x %c %s\n``, with ``\t[module]`` before the line end for symbols outside vmlinux
+(kernel/kallsyms.c, ``s_show``). The symbols of vmlinux come first, sorted by address. These
+unsorted blocks follow: the live modules, ftrace's clones of the init functions of modules, the
 ``[__builtin__ftrace]`` trampolines, ``[bpf]`` programs and ``[__builtin__kprobes]`` pages.
 """
 
@@ -49,7 +49,7 @@ class FreedSymbol(NamedTuple):
 
 
 class Kallsyms(NamedTuple):
-    """Content of a kallsyms file.
+    """The content of a kallsyms file.
 
     Attributes:
         core: symbols of vmlinux, init code included.
@@ -58,8 +58,9 @@ class Kallsyms(NamedTuple):
         lines: number of lines.
         bad_lines: malformed or out-of-order lines that were skipped. Each ends the function
             before it, which might otherwise name the skipped symbol's code.
-        hidden: whether all addresses are zero; there are no symbols then.
-        cut: whether the last line is incomplete. It is skipped, and its module if it has one.
+        hidden: whether all addresses are zero, in which case there are no symbols.
+        cut: whether the last line is incomplete. The parser skips that line, and the module it
+            belongs to, if any.
     """
 
     core: SymbolTable
@@ -92,7 +93,7 @@ class _Fields(NamedTuple):
         )
 
     def without_mapping_symbols(self) -> _Fields:
-        """Returns the code symbols; a data marker ends the function before it."""
+        """Returns the code symbols. A data marker ends the function before it."""
         chosen, types = bytearray(b"\1" * len(self.names)), bytearray(self.types)
         for index, name in enumerate(self.names):
             if is_mapping_symbol(name):
@@ -172,7 +173,10 @@ class KallsymsParser:
         return text
 
     def _skip(self, line: bytes) -> None:
-        """Count a bad line, whose symbol starts at its address or else after the last symbol."""
+        """Count a bad line.
+
+        Its symbol starts at the line's address, or after the last symbol if it has none.
+        """
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
         whole = len(first) == _HEX_DIGITS and (others or line.endswith(b" "))
@@ -219,7 +223,7 @@ class KallsymsParser:
         return self.hidden
 
     def _parse_slowly(self, text: bytes) -> _Fields:
-        """Parse line by line; skip lines that are malformed or out of order.
+        """Parse line by line, and skip lines that are malformed or out of order.
 
         Pads become ends, because their functions may have been skipped.
         """
@@ -286,7 +290,7 @@ class KallsymsParser:
         return good
 
     def _close_block(self, following: str = "") -> None:
-        """Make a table of the open block; ``following`` is the next block's name."""
+        """Make a table from the open block; ``following`` is the next block's name."""
         if self._open is None:
             return
         fields, self._open = self._open, None
@@ -361,7 +365,7 @@ def _columns(tokens: list[bytes], count: int) -> _Fields | None:
 
 
 def _address(token: bytes) -> bytes | None:
-    """Returns an address as 16 lower-case digits; None for other tokens."""
+    """Returns an address as 16 lower-case hexadecimal digits; None for other tokens."""
     if len(token) > _HEX_DIGITS:
         return None
     padded = token.rjust(_HEX_DIGITS, b"0").lower()
@@ -373,9 +377,10 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Sort a module's code symbols by address, with the other symbols that end them.
+    """Sort a module's code symbols by address, together with the other symbols that end them.
 
-    Yields parts, each with all symbols of its addresses, so that little is in memory twice.
+    Yields the symbols in parts, so that little is in memory twice. All symbols of an address are in
+    the same part.
     """
     if not text.addresses:
         return
@@ -403,8 +408,8 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
     """Split the last module's lines into its code and the clones listed after it.
 
-    Clones are global (``T``) and come last. Trailing global symbols count as clones if they are
-    outside the pages of the module's other code.
+    Clones are global (``T``) and come last. Trailing global symbols count as clones if they are not
+    in a page with other code of the module.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
     code_lines = max(1, len(fields.types.rstrip(b"T")))
@@ -418,7 +423,7 @@ def _block_name(brackets: bytes) -> str:
 
 
 def _values(addresses: Iterable[bytes]) -> array[int]:
-    """Returns addresses of 16 digits as numbers."""
+    """Converts addresses of 16 hexadecimal digits to numbers."""
     values = array("Q", unhexlify(b"".join(addresses)))
     if sys.byteorder == "little":
         values.byteswap()

@@ -54,12 +54,12 @@ KERNEL_NOTES: Final = "/sys/kernel/notes"
 PROC_VERSION: Final = "/proc/version"
 
 _ARM64_VECTORS: Final = b"vectors"
-"""A function that all kernels for arm64 list, and none for x86."""
+"""A symbol that kallsyms lists in all arm64 kernels, and in no x86 kernel."""
 _HEAD_BYTES: Final = 64 << 10
 """Bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in ``.text``.
-
-``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S, 5.10 to 6.18: the image's head is shorter. The
-header of an image has it as ``BaseOfCode`` (arch/arm64/kernel/efi-header.S).
+The distance is ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18), since the
+image's head is shorter. It is also ``BaseOfCode`` in an image's header
+(arch/arm64/kernel/efi-header.S).
 """
 
 
@@ -152,7 +152,7 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
-    """Returns the range ``_text`` to ``_etext``, without the freed init text after it."""
+    """Returns the range from ``_text`` to ``_etext``. The freed init text follows it."""
     start = core.find_address(b"_text")
     if start is None and (start := core.find_address(b"_stext")) is not None:
         start -= _HEAD_BYTES if core.find_address(_ARM64_VECTORS) is not None else 0
@@ -210,7 +210,7 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
 def _find_taken(
     listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
 ) -> list[int]:
-    """Start addresses of modules, and the pages that hold none of their code."""
+    """Returns start addresses of modules, and pages of modules that hold no code."""
     taken = [module.address for module in listed if module.address]
     for module_files in folders.values():
         taken += taken_pages(module_files.sections)
@@ -226,7 +226,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Make a loaded module, which ends before the next of the addresses in ``taken``."""
+    """Make a loaded module. It ends before the next address in ``taken``."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)
@@ -245,7 +245,7 @@ def make_module(
 
 
 def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
-    """Returns the earlier object if it is the same module at the same address, else the new one."""
+    """Returns the earlier object if it is the same module at the same address, else ``made``."""
     old = earlier.get(made.name)
     if old is None:
         return made

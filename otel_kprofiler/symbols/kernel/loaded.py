@@ -1,4 +1,4 @@
-"""Symbols of single modules as they are loaded: sections first, then names."""
+"""Reads the symbols of single modules as they are loaded: first the sections, then the names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FoundModule(NamedTuple):
         listed: the module's line in ``/proc/modules``.
         files: build id, sections and other data of the module in sysfs.
         loaded: the module made from both.
-        attempts: how often its names were searched for; None once they are known.
+        attempts: number of searches for its names; None once the names are known.
     """
 
     listed: ProcModule
@@ -138,7 +138,7 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """Collect a module's first block; a later block has freed init functions."""
+        """Collect a module's first block. A later block contains freed init functions."""
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):
@@ -189,7 +189,7 @@ def _name_init(init: ModuleSymbols, table: SymbolTable | None) -> ModuleSymbols:
 
 
 def _init_module(module: Module, start: int, last: int, number: int) -> Module:
-    """Returns a separate module for init code, because the file's RVAs do not cover it."""
+    """Returns a separate module for init code, which the file's RVAs do not cover."""
     return Module(
         module.name,
         ModuleKind.LOADED,

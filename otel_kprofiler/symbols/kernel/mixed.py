@@ -1,4 +1,4 @@
-"""Kernel stacks with frames in BPF programs and other code outside modules."""
+"""Resolves kernel stacks with frames in BPF programs and other code outside modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MixedSide:
 
     Args:
         side: the side as resolved with vmlinux and modules alone.
-        table: symbols of all other addresses.
+        table: symbols for all other addresses.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")
@@ -42,7 +42,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side at a boottime; the same object until the loaded code changes."""
+        """Returns the side at a boottime. Until the loaded code changes, it is the same object."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(
@@ -77,5 +77,5 @@ def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
 
 
 def is_outside(frame: Frame) -> bool:
-    """Returns whether a kernel frame is in no known module, so that its code may come and go."""
+    """Returns whether a kernel frame is outside modules, so that its code may be unloaded."""
     return frame.module is None

@@ -1,9 +1,9 @@
-"""Loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
+"""Reads loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
 
-Since kernel 6.4 text, data and read-only data of a module are separate allocations, so
-``address`` and ``size`` of ``/proc/modules`` give no range: such ranges overlap. Executable
-ranges come from the section addresses. Init sections are excluded: their memory is freed and
-reused after loading, though sysfs still lists them.
+Since kernel 6.4 text, data and read-only data of a module are separate allocations, so the ranges
+given by ``address`` and ``size`` in ``/proc/modules`` would overlap. Executable ranges come from
+the section addresses. Init sections are excluded, because their memory is freed and reused after
+loading, although sysfs still lists them.
 """
 
 from __future__ import annotations
@@ -93,12 +93,13 @@ def ranges_from_sections(
 ) -> tuple[AddressRange, ...]:
     """Returns executable ranges of a module without its init sections, sorted.
 
-    A section is executable by its name, or if it contains a function of the module. It ends at
-    the module's next section, or at ``limit``. The last text section ends with the page in which
-    its last function starts, because other allocations may follow.
+    A section counts as executable if its name is that of a text section, or if it contains a
+    function of the module. It ends at the module's next section, or at ``limit``. The last text
+    section ends with the page in which its last function starts, because other allocations may
+    follow.
 
     Args:
-        sections: addresses by section name; ignored without a ``.text``.
+        sections: addresses by section name; ignored if there is no ``.text``.
         table: the module's symbols, if known.
         limit: upper bound, such as the start of another module.
     """
@@ -128,13 +129,14 @@ def ranges_from_sections(
 def ranges_from_symbols(
     table: SymbolTable | None, base: int, limit: int
 ) -> tuple[AddressRange, ...]:
-    """Returns one range with the functions of a module; empty without functions.
+    """Returns one range with the functions of a module, or no range if it has no functions.
 
-    It ends with the page in which the last function starts: other allocations may follow.
+    The range ends with the page in which the last function starts, because other allocations may
+    follow.
 
     Args:
         table: the module's symbols, if known.
-        base: address of its text, 0 if unknown.
+        base: address of its text; 0 if unknown.
         limit: upper bound, such as the start of another module.
     """
     if table is None:
@@ -147,14 +149,17 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Returns pages of a module without code; init sections do not count, as they are freed."""
+    """Returns the pages of a module that hold no code.
+
+    Init sections do not count, as they are freed.
+    """
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
             yield address & _PAGE_MASK
 
 
 def text_base(table: SymbolTable) -> int:
-    """Returns the page of the first symbol: the best guess at where the text of a module starts."""
+    """Returns the page of the first symbol, the best guess at the start of a module's text."""
     return table.address(0) & _PAGE_MASK
 
 

@@ -1,4 +1,4 @@
-"""Kernel symbol names: compiler suffixes, boundary markers, the choice among aliases."""
+"""Interprets kernel symbol names: compiler suffixes, boundary markers, the choice among aliases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)
 """Prefix, after a space, of the preamble of a function that can be called indirectly (kCFI, 6.1
 and later). Functions of kernel/cfi.c have the same prefix but no preamble."""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
-"""Generic entry points, the same in every module."""
+"""Names of generic entry points, which are the same in every module."""
 
 # Every boundary symbol of code in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
 _MARKER = re.compile(
@@ -34,7 +34,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Converts a preamble's name to the padding's name; returns other names unchanged."""
+    """Converts the name of a preamble to the name of padding; returns other names unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 
@@ -47,10 +47,13 @@ def is_marker(name: bytes) -> bool:
 
 
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
-    """Sort key of symbols at one address; the smallest is displayed.
+    """Returns a sort key for the symbols at one address.
+
+    The symbol with the smallest key is displayed.
 
     The order is: functions before boundary markers, specific names before generic names, then
-    global, weak, local; then the shortest name, then the alphabet.
+    global before weak before local, then shorter names before longer names, then alphabetical
+    order.
 
     Args:
         kind: ASCII code of the kallsyms type letter (as in ``nm``).
@@ -63,7 +66,7 @@ def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
 
 
 def make_line(name: bytes) -> Line:
-    """Returns the line of a symbol: its cleaned name, and the linker's name if that differs."""
+    """Returns a symbol's line: the cleaned name, and the linker's name if that differs."""
     system_name = name.decode("utf-8", "backslashreplace")
     function = strip_clone_suffix(system_name)
     return Line(function, system_name) if function != system_name else Line(system_name)

@@ -1,8 +1,8 @@
-"""Reads ``/proc/kallsyms`` in a thread while it is parsed.
+"""Reads ``/proc/kallsyms`` in a thread while another thread parses it.
 
 The kernel formats the text line by line and returns at most one page per ``read(2)``. Calling
-``fread`` of the C library for 64 KiB releases the GIL for about 16 system calls, so with two CPUs
-parsing adds almost no time.
+``fread`` of the C library for 64 KiB releases the GIL for about 16 system calls, so if there are
+two CPUs, parsing adds almost no time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An immutable view of all kernel symbols at one time."""
+"""Holds all kernel symbols at one time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModuleSymbols(NamedTuple):
     Attributes:
         module: the :class:`Module` to which its frames refer.
         table: its symbols; None if they could not be read.
-        pending: whether its symbols have yet to be read.
+        pending: whether its symbols are still to be read.
     """
 
     module: Module
@@ -67,7 +67,7 @@ class Match(NamedTuple):
 
 
 class Snapshot:
-    """Kernel symbols at one time; immutable, hence thread-safe.
+    """The kernel symbols at one time; immutable, hence thread-safe.
 
     Args:
         modules: modules with their symbols, vmlinux first; where ranges overlap, the later
@@ -167,7 +167,7 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """Returns a copy with other modules, oldest first.
+        """Returns a copy with other modules, given oldest first.
 
         ``gone`` has the ranges of unloaded modules.
         """
@@ -182,9 +182,9 @@ class Snapshot:
         return other
 
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
-        """Returns a copy with other tables, each made for its module's base.
+        """Returns a copy with other tables.
 
-        ``make`` has build ids as keys.
+        ``make`` maps a build id to a function that makes the table for its module's base.
         """
         symbols = []
         for module_symbols in self._by_name.values():
@@ -222,7 +222,9 @@ class Snapshot:
         return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """Finds all symbols with a linker name (with suffixes) or a prefix, by module and address.
+        """Finds all symbols with a linker name (suffixes included) or a prefix.
+
+        They are sorted by module and address.
 
         Includes boundary markers such as ``_etext``.
         """
@@ -244,9 +246,9 @@ class Snapshot:
         return tuple(matches)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Returns the ranges of interrupt and system call entry code, by the linker's markers.
+        """Returns the ranges of interrupt and system call entry code between linker markers.
 
-        These are the ``entry``, ``irqentry`` and ``softirqentry`` texts that the kernel has; they
+        These are the ``entry``, ``irqentry`` and ``softirqentry`` texts that the kernel has. They
         may be nested.
         """
         core = self._by_name.get(VMLINUX)
@@ -259,7 +261,8 @@ class Snapshot:
         """Returns the RVAs in vmlinux of functions marked with ``__sched``.
 
         Threads wait in these functions; the kernel omits them from stacks of blocked threads
-        (``in_sched_functions()``, kernel/sched/core.c). Empty if the markers are unknown.
+        (``in_sched_functions()``, kernel/sched/core.c). The result is empty if the markers are
+        unknown.
         """
         core = self._by_name.get(VMLINUX)
         section = _find_section(core.table, "sched") if core and core.table else None
@@ -351,7 +354,7 @@ class Snapshot:
         return Frame(module, offset, (make_line(name),), offset, KERNEL_SIDE)
 
     def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
-        """Returns the module that stands for a BPF program or trampoline; cached."""
+        """Returns the module that represents a BPF program or trampoline; cached."""
         name, start, end = symbol
         return self._programs.get(start) or self._programs.setdefault(
             start,
@@ -370,8 +373,9 @@ class Snapshot:
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    This is the only function that adjusts addresses. The leaf is exact; a caller is a return
-    address, which may be in the next line or function, so the byte before it is used.
+    This is the only function that adjusts addresses. The leaf is exact. A caller is a return
+    address, which may be in the next line or function, so the address of the byte before it is
+    used.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:
@@ -380,7 +384,10 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
 
 
 def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
-    """Returns a part of the kernel's text, by the linker's markers; None if the kernel has none."""
+    """Returns a part of the kernel's text, according to the linker's markers.
+
+    Returns None if the kernel has no such part.
+    """
     start = table.find_address(f"__{section}_text_start".encode())
     end = table.find_address(f"__{section}_text_end".encode())
     if start is None or end is None or start >= end:
@@ -391,7 +398,7 @@ def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
 def _disjoint(
     parts: Iterable[tuple[AddressRange, ModuleSymbols]],
 ) -> list[tuple[AddressRange, ModuleSymbols]]:
-    """Returns the ranges sorted and disjoint; where parts overlap, the later part wins."""
+    """Returns the ranges, sorted and disjoint. Where parts overlap, the later part wins."""
     claims = list(parts)
     edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
     order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)

@@ -74,8 +74,8 @@ class KernelSymbolizer:
         snapshot: the symbols.
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
-            was read, and closed with the symbolizer. Without it, the snapshot's symbols for such
-            code are used for all times.
+            was read, and closed with the symbolizer. If None, the snapshot's symbols for such code
+            are used for all times.
         modules: tracks modules; started and closed like ``ksymbols``.
         known_ksymbols: ksymbols to start with, in place of the snapshot's.
     """
@@ -326,7 +326,7 @@ class KernelSymbolizer:
         return (*matches, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else matches
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """Returns the ksymbols loaded as of the last :meth:`advance`, by address."""
+        """Returns the ksymbols that were loaded at the last :meth:`advance`, sorted by address."""
         if self._ksymbols is None:
             return self.snapshot.ksymbols()
         return tuple(
@@ -338,7 +338,7 @@ class KernelSymbolizer:
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """Explain a runtime address: its names and section, and why its frame is shown as it is.
+        """Explain a runtime address by its names and section, and state the reason for its frame.
 
         Args:
             address: a program counter, or a return address minus one.
@@ -360,7 +360,7 @@ class KernelSymbolizer:
         return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:
-        """Does nothing: :meth:`advance` returns how far the symbols are complete."""
+        """Does nothing, because :meth:`advance` returns how far the symbols are complete."""
 
     def close(self) -> None:
         """Drop replaced snapshots and caches, and close the sources."""

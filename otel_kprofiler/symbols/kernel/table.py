@@ -1,10 +1,10 @@
-"""A compact, immutable, sorted table of a module's symbols.
+"""Stores a module's symbols in a compact, immutable, sorted table.
 
 A symbol takes four bytes for the offset, one byte for the length of the name, the name itself, and
 less than a third of a byte for checkpoints and padding flags. It is built on ``array`` and
 ``bytes`` of the standard library.
 
-An entry without a name is an *end*: nothing from it to the next entry has a name.
+An entry without a name is an *end*: no address between it and the next entry has a name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONG = 255  # length byte of names of 255 bytes or more, whose lengths are in a
 
 
 class Symbol(NamedTuple):
-    """A symbol: runtime addresses ``[start, end)`` and the linker's name.
+    """A symbol, with its runtime addresses ``[start, end)`` and the linker's name.
 
     ``end`` is an upper bound if no other symbol follows closely.
     """
@@ -43,7 +43,10 @@ class Symbol(NamedTuple):
 
 
 class Addresses:
-    """Collects ascending addresses: their lower halves, and where the upper half changes."""
+    """Collects ascending addresses.
+
+    Stores their lower halves, and the positions where the upper half changes.
+    """
 
     def __init__(self) -> None:
         self._low = array("I")
@@ -79,11 +82,12 @@ class Addresses:
 
 
 class Entries(NamedTuple):
-    """Columns of a table: sorted by address, the preferred alias last.
+    """The columns of a table, sorted by address, with the preferred alias last.
 
     Attributes:
         addresses: start address of each entry, ascending.
-        lengths: length of each name in bytes; 255 if ``long_lengths`` has it, 0 for an end.
+        lengths: length of each name in bytes; 255 if the length is in ``long_lengths``, 0 for an
+            end.
         names: all names, concatenated.
         padded: one byte per entry: 1 if a ``__pfx_`` pad precedes it.
         long_lengths: lengths of names of 255 bytes or more, by index.
@@ -141,20 +145,20 @@ class SymbolTable:
         return len(self._offsets)
 
     def size_bytes(self) -> int:
-        """Returns the memory of the table in bytes."""
+        """Returns the memory used by the table, in bytes."""
         parts = (self._offsets, self._lengths, self._names, self._checkpoints, self._padded)
         return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
-        """Name and start of the function at an address; None in a gap.
+        """Returns name and start of the function at an address; None in a gap.
 
         The padding before a function belongs to the function, though it is below the function's
         start.
 
         Args:
             address: the address to look up.
-            section: addresses of one section ``[start, end)``. A function followed by another
-                function or an end in the section may have any size.
+            section: addresses of one section ``[start, end)``. If another function or an end
+                follows a function in the section, the function may have any size.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -190,7 +194,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next are in one section.
 
-        A linker marker is not proof: it starts a page, so it may follow a hole.
+        A linker marker is no proof, since it starts a page and may follow a hole.
         """
         start, end = section
         following = index + 1
@@ -202,7 +206,7 @@ class SymbolTable:
         )
 
     def name(self, index: int) -> bytes:
-        """Name of an entry; empty for an end."""
+        """Returns the name of an entry; empty for an end."""
         group = index >> _GROUP_BITS
         lengths = self._lengths
         start = self._checkpoints[group] + sum(lengths[index & ~_GROUP_MASK : index])
@@ -222,7 +226,8 @@ class SymbolTable:
     def symbol(self, index: int) -> Symbol:
         """Returns an entry with its end.
 
-        It ends at the next entry's padding or start, after at most ``max_function`` bytes.
+        The entry ends at the next entry's padding or start, or after ``max_function`` bytes if that
+        is less.
         """
         start = self._offsets[index]
         following = bisect_right(self._offsets, start)
@@ -286,7 +291,10 @@ class SymbolTable:
         return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
-        """Returns indices of entries with a name or prefix, by address; all if it is empty."""
+        """Returns the indices of entries with a name or prefix, sorted by address.
+
+        An empty prefix matches all names.
+        """
         if prefix and not name:
             yield from (index for index in range(len(self._lengths)) if self._lengths[index])
             return
@@ -333,11 +341,11 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """Returns a copy without the spare capacity of an array, a sixteenth of its size."""
+    """Returns a copy of an array without its spare capacity, a sixteenth of its size."""
     return array(values.typecode, values)
 
 
 def _bitmap(flags: bytes) -> bytes:
-    """Returns eight flags per byte, the first in the lowest bit."""
+    """Packs eight flags into each byte, the first into the lowest bit."""
     digits = flags[::-1].translate(bytes([0x30, 0x31]) + bytes(254))
     return int(digits or b"0", 2).to_bytes((len(flags) + 7) // 8, "little")

@@ -1,8 +1,9 @@
-"""The history of loaded modules: turns readings of the modules into snapshots over time.
+"""Keeps the history of loaded modules, by turning readings of the modules into snapshots.
 
 A module runs before the kernel announces it. So it is treated as loaded since the previous reading,
-or since the removal of the module that had its memory, whichever is later. A removal is known to be
-between two polls of the announcements; in between, the addresses belong to no module.
+or since the removal of the module that used its memory before, whichever is later. A module is
+removed at some time between two polls of the announcements. Between these polls, its addresses
+belong to no module.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class LoadedModule(NamedTuple):
 
     Attributes:
         main: the module and its symbols.
-        init: its init code while that was in memory; None if unknown.
+        init: its init code; None if unknown.
         init_until_ns: boottime until which the init code was in memory.
     """
 
@@ -34,7 +35,7 @@ class LoadedModule(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """Bounds of the time at which a module was unloaded.
+    """The bounds of the time at which a module was unloaded.
 
     Attributes:
         there_ns: boottime at which the module was last seen loaded.
@@ -81,10 +82,10 @@ class ModuleCounts(NamedTuple):
 
 
 class ModuleSource(Protocol):
-    """Where readings come from: the running kernel, or a recording."""
+    """Source of readings: the running kernel, or a recording."""
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from the modules of a first snapshot; call once."""
+        """Start with the modules of a first snapshot; call once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Returns readings since the last call, and the boottime up to which they are complete."""
@@ -94,7 +95,7 @@ class ModuleSource(Protocol):
 
 
 class _Lifetime:
-    """When a module, or its init code, was in memory: ``[since_ns, until_ns)``."""
+    """The time for which a module, or its init code, was in memory: ``[since_ns, until_ns)``."""
 
     __slots__ = ("free_ns", "since_ns", "symbols", "until_ns")
 
@@ -103,15 +104,17 @@ class _Lifetime:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """When its memory was free for other modules; from ``until_ns`` on the owner is unknown."""
+        """Time from which other modules may use its memory. The owner is unknown between
+        ``until_ns`` and this time.
+        """
 
     def end(self, until_ns: int, free_ns: int) -> None:
-        """Set the end."""
+        """Set the end of the lifetime."""
         self.until_ns = max(self.since_ns, until_ns)
         self.free_ns = max(self.since_ns, free_ns)
 
     def overlaps(self, other: _Lifetime) -> bool:
-        """Returns whether both cover a common address."""
+        """Returns whether both modules cover a common address."""
         return any(
             mine.start < their.end and their.start < mine.end
             for mine in self.symbols.module.ranges
@@ -134,7 +137,7 @@ class Timeline:
             for symbols in first.loaded()
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
-        """Newest first."""
+        """The snapshots, newest first."""
         self._live: dict[int, list[ModuleSymbols]] = {}  # a snapshot's modules, by snapshot start
 
     def apply(self, reading: ModuleReading) -> None:

@@ -1,10 +1,10 @@
-"""Replaces native frames of the interpreter by the Python frames that they run.
+"""Replaces native frames of the interpreter with the Python frames that they run.
 
 Each call from C code into the interpreter is one native frame of the evaluation loop, identified by
-its name, or by its address if the interpreter of the file is known. It runs a chain of Python
-frames: from the leaf of the chain to the frame that C code entered. If the numbers of chains and
-native frames differ, they cannot be matched, and the Python frames stay behind the native frames,
-towards the root.
+its name, or by its address if the interpreter of the file is known. The loop runs a chain of Python
+frames, from the leaf of the chain to the frame that C code entered. If the numbers of chains and
+native frames differ, they cannot be matched, and the Python frames follow all native frames, at the
+root end of the stack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from otel_kprofiler.model import (
 
 _EVALUATION: Final = "_PyEval_EvalFrameDefault"
 _TAIL_CALL: Final = "_TAIL_CALL_"
-"""Prefix of the functions, one per instruction, that form the loop in some builds."""
+"""Name prefix of the functions, one per instruction, that form the loop in some builds."""
 _UNPROVEN: Final = {"frame_pointer", "guess"}
 
 MAX_FRAMES_MARKED: Final = 16_384
@@ -36,8 +36,8 @@ class _Chains(NamedTuple):
     """Chains of Python frames, one for each entry from C code into the interpreter.
 
     Attributes:
-        closed: from leaf to root; each ends with the frame that was entered.
-        rest: frames of a last chain whose outer frames are missing.
+        closed: complete chains, from leaf to root. Each ends with the frame that C code entered.
+        rest: frames of the last chain, if its outer frames are missing.
     """
 
     closed: list[tuple[Frame, ...]]
@@ -54,12 +54,12 @@ class _Mark(enum.IntEnum):
 
 
 class Interleaver:
-    """Interleaves Python and native frames. Belongs to one thread.
+    """Interleaves Python and native frames. Only one thread may use it.
 
     Args:
-        loops: evaluation loops in files, for frames without a name.
-        on_replaced: called with the native frames that may be replaced, with names, so that a
-            replay finds the same number.
+        loops: the evaluation loops in files, which identify frames without a name.
+        on_replaced: called with the native frames that may be replaced, and their names, so that a
+            replay replaces the same frames.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Interleaver:
         """Arranges the sides of a stack, with Python frames replacing evaluation loops.
 
         Args:
-            sides: from leaf to root, each kind once.
+            sides: the sides from leaf to root, each kind once.
         """
         native = python = None
         for side in sides:
@@ -154,7 +154,10 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 
 
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
-    """Merges both sides into alternating runs; the outermost run has the overall outcome."""
+    """Merges both sides into alternating runs.
+
+    The outermost run has the status of the whole stack.
+    """
     frames, left = tuple(native.frames), iter([*chains.closed, chains.rest])
     kinds: list[SideKind] = []
     runs: list[tuple[Frame, ...]] = []

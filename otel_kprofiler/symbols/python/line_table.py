@@ -1,8 +1,8 @@
 """Decodes source lines from the location tables of CPython code objects.
 
-The format is used by CPython 3.11 and later: see ``Objects/locations.md`` (3.11, 3.12) and
-``InternalDocs/code_objects.md`` (3.13 and later) of its source. Tables are untrusted: decoding
-stops at damage.
+CPython 3.11 and later use this format. It is described in CPython's source, in
+``Objects/locations.md`` (3.11, 3.12) and ``InternalDocs/code_objects.md`` (3.13 and later). Tables
+are untrusted. Decoding stops at the first damaged entry.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 NO_LINE: Final = 0
-"""Line of an instruction without a known line."""
+"""Line number of an instruction whose line is unknown."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Kinds of entries: 10 to 12 advance by kind - 10 lines, 13 and 14 by a number; lower kinds keep
-the line."""
+"""Kinds of entries. Kinds 10 to 12 advance by kind - 10 lines, and 13 and 14 by a number that
+follows. Lower kinds keep the line.
+"""
 
 
 def _kind(head: int) -> int:
-    """Returns the kind of an entry by its first byte, which alone has the highest bit."""
+    """Returns the kind of an entry from its first byte, the only byte whose highest bit is set."""
     return head >> 3 & 15 if head & 0x80 else -1
 
 
@@ -47,8 +48,8 @@ class LineTable(NamedTuple):
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: the first line, then the line after each entry with a number. Line
-            changes by entries without a number are left out.
+        lines: the first line, then the line after each entry with a number. Line changes by other
+            entries are not included.
     """
 
     heads: bytes
@@ -74,11 +75,11 @@ class LineTable(NamedTuple):
 
 
 def parse_line_table(table: bytes, first_line: int) -> LineTable:
-    """Decode ``co_linetable``.
+    """Decodes ``co_linetable``.
 
     Args:
-        table: the bytes; entries before a cut or damage are used.
-        first_line: ``co_firstlineno``, of 32 bits.
+        table: the bytes. Only the entries before a cut or damage are used.
+        first_line: ``co_firstlineno``, a 32-bit number.
     """
     if table and not table[0] & 0x80:
         table = b""
@@ -93,13 +94,13 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
 
 
 def _find_damage(table: bytes) -> int:
-    """Returns the offset of the first entry without its number."""
+    """Returns the offset of the first entry whose number is missing."""
     damage = _DAMAGE.search(table)
     return damage.start() if damage else 0
 
 
 class _Values(dict[bytes, int]):
-    """Values of numbers by their bytes; long numbers are rare, and not kept."""
+    """Caches the values of numbers by their bytes. Long numbers are rare, and are not cached."""
 
     def __missing__(self, number: bytes) -> int:
         value = 0

@@ -25,22 +25,28 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Maximum instructions with a cached frame; most share a frame."""
+"""Maximum number of instructions with a cached frame. Most instructions share a frame with
+others.
+"""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
-"""Memory limit for cached frames, counted as if none shared strings."""
+"""Memory limit for cached frames, in bytes, counted as if frames shared no strings."""
 _PLACE_BYTES: Final = 300
-"""Memory of a frame without its strings."""
+"""Memory used by a frame without its strings, in bytes."""
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
-"""Memory limit for cached line tables."""
+"""Memory limit for cached line tables, in bytes."""
 _TABLE_FACTOR: Final = 6
-"""Memory per byte of a table and its parsed form: two bytes may become a run of eight."""
+"""Memory used per byte of a table, in bytes. Two bytes may become a run of eight bytes in the
+parsed form.
+"""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
 
 class PythonResolver(Stateless):
-    """Resolves the Python side of stacks by code-object ids; never waits for descriptions.
+    """Resolves the Python side of stacks by code-object ids.
+
+    Never waits for a code object to be described.
 
     Args:
         codes: filled by the sampler as code objects are first seen.
@@ -70,7 +76,10 @@ class PythonResolver(Stateless):
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
-        """Resolves a Python stack; provisional while a description may still come."""
+        """Resolves a Python stack.
+
+        The result is provisional while a code object may still be described.
+        """
         version = self.version
         side = self.make_side(raw)
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
@@ -90,11 +99,11 @@ class PythonResolver(Stateless):
         return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
     def advance(self, now_boot_ns: int) -> int:
-        """Does not wait: the sampler reads descriptions before the samples that need them."""
+        """Does not wait, as the sampler reads descriptions before the samples that need them."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Does nothing: there are no pending reads."""
+        """Does nothing, because there are no pending reads."""
 
     def close(self) -> None:
         """Forget all frames."""
@@ -126,11 +135,14 @@ class PythonResolver(Stateless):
 
 
 class _NotDescribedError(LookupError):
-    """Keeps a frame without a description out of the cache."""
+    """Raised for a frame without a description, so that the cache does not keep it."""
 
 
 class _PendingSide:
-    """A side with code objects not yet described; improves with each description."""
+    """A side with code objects that are not described yet.
+
+    Each description names more of its frames.
+    """
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 
@@ -138,7 +150,10 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side as described so far; the same object until more is described."""
+        """Returns the side as described so far.
+
+        Until more code is described, it is the same object.
+        """
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

@@ -15,7 +15,8 @@ DEFAULT_CACHE_ENTRIES: Final = 32_768
 class ChainResolver:
     """Queries resolvers in turn, each for the addresses that earlier resolvers could not name.
 
-    If no resolver has a name, the most complete result wins: function bounds, then module.
+    If no resolver has a name, the most complete result is used: one with function bounds, else one
+    with a module.
 
     Args:
         resolvers: closed with the chain.
@@ -66,8 +67,8 @@ class CachedResolver:
         resolver: closed with this object.
         state: returns the state of a process, or the state that applies without a process; cached
             results are used until it changes. See :meth:`Processes.state`. By default, results stay
-            valid, as for files.
-        entries: maximum number of cached results, about 500 bytes each; the oldest are evicted
+            valid, which suits files.
+        entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
             first.
     """
 
@@ -100,7 +101,7 @@ class CachedResolver:
         return [answer for answer in answers if answer is not None]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name with the resolver; the result is not cached."""
+        """Finds a name with the resolver, without caching the result."""
         return self._resolver.find(name, pid)
 
     def close(self) -> None:
@@ -129,7 +130,7 @@ class PidFilter:
         return [make_unknown(address, Unresolved.LEFT_OUT) for address in addresses]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name; finds nothing in excluded processes."""
+        """Finds a name, except in excluded processes."""
         return self._resolver.find(name, pid) if pid is None or pid in self._pids else []
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class ElfResolver:
         return [*map(self._answer, self._code.find(name))]
 
     def close(self) -> None:
-        """Does nothing: the file is not kept open."""
+        """Does nothing, because the file is not kept open."""
 
     def _answer(self, frame: Frame, offset: int | None = None) -> Resolution:
         if offset is None:

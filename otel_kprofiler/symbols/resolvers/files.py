@@ -21,7 +21,7 @@ from otel_kprofiler.symbols.user.file import FileSymbols
 from otel_kprofiler.symbols.user.resolver import make_module
 
 MAX_FRAMES_CACHED: Final = 4_096
-"""Limit of cached frames per file; about 400 bytes each."""
+"""Limit on cached frames per file, of about 400 bytes each."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -70,7 +70,10 @@ class CodeFile:
         return self._frames[svma]
 
     def frame_at(self, offset: int) -> Frame:
-        """Returns the frame at a file offset; an offset that is not loaded replaces the address."""
+        """Returns the frame at a file offset.
+
+        If no segment loads the offset, the frame has it as its address.
+        """
         svma = self.find_address(offset)
         if svma is None:
             reason = self.symbols if isinstance(self.symbols, Unresolved) else Unresolved.NO_SYMBOL
@@ -92,7 +95,10 @@ class CodeFile:
         return None
 
     def find_address(self, offset: int) -> int | None:
-        """Returns the address (SVMA) of a file offset; of several addresses, one in code."""
+        """Returns the address (SVMA) of a file offset.
+
+        If there are several, an address in code is preferred.
+        """
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address
 
@@ -114,13 +120,13 @@ class CodeFile:
 def read_code_file(
     source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
-    """Read a file; without names if its symbols are damaged.
+    """Read a file. If its symbols are damaged, the result has no names.
 
     Args:
-        source: the file, not needed afterwards.
+        source: the file, which is not needed afterwards.
         path: path as seen by its process.
         symbols: reads the file's names.
-        root: directory that is the root of that process; empty for this process's.
+        root: root directory of that process; empty for the root of this process.
         deleted: whether the file has been unlinked from all directories.
 
     Raises:

@@ -52,10 +52,10 @@ class InstalledFiles:
     """Finds a profile's files on this host: by build id, or else by hash.
 
     Candidates are the given files, files with the same name below :data:`DIRECTORIES` or mapped by
-    a process, and debug files with the build id. Each is opened once. Not thread-safe.
+    a process, and debug files with the build id. Each candidate is opened once. Not thread-safe.
 
     Args:
-        sources: where function names are searched, first to last.
+        sources: sources of function names.
         paths: further candidates, regardless of their names.
         directories: directories with further files, at any depth; by default :data:`DIRECTORIES`.
         files: reads files of the host.

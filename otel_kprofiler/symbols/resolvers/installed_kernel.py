@@ -16,7 +16,7 @@ class InstalledKernel:
 
     Args:
         paths: vmlinux, modules or their debug files; other files are ignored.
-        symbolizer: symbols of the running kernel; by default read on first use.
+        symbolizer: symbols of the running kernel; by default, they are read on first use.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class InstalledKernel:
 
         Args:
             module: ``vmlinux`` or the name of a module.
-            build_id: build id of the module; without it, nothing is resolved.
+            build_id: build id of the module. If it is empty, nothing is resolved.
             rva: see ``docs/symbols.md``.
         """
         if not build_id:

@@ -11,7 +11,7 @@ from otel_kprofiler.model import USER_SIDE, Frame, ProcessKey
 from otel_kprofiler.symbols.user.jit_code import ProcessCode, make_named
 
 MAX_PROCESSES: Final = 64
-"""Maximum processes whose code is kept."""
+"""Maximum number of processes whose code is cached."""
 
 
 class MadeCode:
@@ -27,7 +27,10 @@ class MadeCode:
         self._processes: OrderedDict[ProcessKey, ProcessCode] = OrderedDict()
 
     def frame(self, process: ProcessKey, address: int) -> Frame | None:
-        """Returns the frame at an address now; None if the process has not described it."""
+        """Returns the frame of the code that is currently at an address.
+
+        Returns None if the process has not described it.
+        """
         code = self._processes.get(process)
         if code is None:
             code = self._processes[process] = ProcessCode(process, self._files, self._clock)

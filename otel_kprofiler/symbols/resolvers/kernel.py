@@ -12,7 +12,7 @@ from otel_kprofiler.symbols.resolution import FIRST_KERNEL_ADDRESS, Resolution, 
 
 
 class KernelResolver:
-    """Resolves kernel code: vmlinux, modules, BPF programs. Thread-safe.
+    """Resolves addresses in kernel code: vmlinux, modules, BPF programs. Thread-safe.
 
     Args:
         symbolizer: the symbols, closed with the resolver. By default, this host's symbols as of the
@@ -45,7 +45,7 @@ class KernelResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all kernel functions with a linker name; finds none if ``pid`` is set."""
+        """Finds all kernel functions with a linker name, or none if ``pid`` is set."""
         return [] if pid is not None else [*map(_resolution, self.symbolizer.find(name))]
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from otel_kprofiler.symbols.user.loader_files import lacks_lines
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_PLACES: Final = 16_384
-"""Maximum mappings for which the location of the file is cached."""
+"""Maximum number of mappings for which the location of the file is cached."""
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size and modification time of a file."""
@@ -37,10 +37,10 @@ class _Place(NamedTuple):
 
 
 class MappedCode:
-    """Caches the code of mapped files, each read once for all processes. Not thread-safe.
+    """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
     If a file's source lines may become readable later, for example once its file system is less
-    busy, it is reread after 30 s, then at growing intervals.
+    busy, the file is reread after 30 s, then at growing intervals.
 
     Args:
         symbols: reads the symbol names in a file.
@@ -134,7 +134,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether the file still exists: its inode may have been reused."""
+        """Returns whether the file still exists, since its inode may have been reused."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

@@ -47,7 +47,7 @@ class ProcessesResolver:
 
     Args:
         symbols: reads the names in files; by default from files installed here.
-        files: files of the host. Requires permission to trace the process (ptrace(2),
+        files: files of the host. They require permission to trace the process (ptrace(2),
             PTRACE_MODE_READ).
         max_bytes: memory limit for symbols; the least recently used files are evicted.
     """
@@ -65,7 +65,7 @@ class ProcessesResolver:
         self._lock = threading.Lock()
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in a process; without a process, resolves none."""
+        """Resolves addresses in a process. If ``pid`` is None, none is resolved."""
         if pid is None:
             return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
         return self.resolve_in(find_process(pid, self._files), addresses)
@@ -80,13 +80,13 @@ class ProcessesResolver:
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
         """Finds a process's functions by linker name or readable name.
 
-        Reads every file that the process maps executable.
+        Reads every file that the process has mapped as executable.
         """
         process = None if pid is None else find_process(pid, self._files)
         return [] if process is None else self.find_in(process, name)
 
     def find_in(self, process: ProcessKey, name: str) -> list[Resolution]:
-        """Like :meth:`find`, unless the process has ended."""
+        """Finds functions like :meth:`find`, or none if the process has ended."""
         matches = []
         with self._lock:
             for mapping, code in self._all_code(process):
@@ -164,14 +164,15 @@ class ProcessResolver:
 
     Args:
         pid: id of the process.
-        processes: performs the lookups; by default a new resolver, closed with this object.
+        processes: performs the lookups. By default, this is a new resolver, closed with this
+            object.
     """
 
     def __init__(self, pid: int, processes: ProcessesResolver | None = None) -> None:
         self._processes = processes or ProcessesResolver()
         self._is_own = processes is None
         self.process = find_process(pid)
-        """Pid and start time; None if there was no such process."""
+        """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
         """Resolves addresses of the process. Any other pid counts as an ended process."""
@@ -193,7 +194,7 @@ class ProcessResolver:
 
 
 class _Question:
-    """State of a call, so that each mapping is looked up only once."""
+    """The state of one call, which keeps mappings so that each is looked up only once."""
 
     def __init__(
         self, process: ProcessKey, maps: ProcessMaps, code: MappedCode, made: MadeCode

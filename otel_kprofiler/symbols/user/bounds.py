@@ -1,7 +1,8 @@
 """Reads function bounds from unwind information, which even stripped files have.
 
-Each function has an entry (FDE) in ``.eh_frame``: length, distance to its CIE, start, number of
-bytes. ``.eh_frame_hdr`` lists the entries by start (Linux Standard Base, "Exception Frames").
+Each function has an entry (FDE) in ``.eh_frame``, with its length, the distance to its CIE, and the
+start and number of bytes of the function. ``.eh_frame_hdr`` lists the entries by start (Linux
+Standard Base, "Exception Frames").
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Size limit of ``.eh_frame`` without a search table; reading it takes half a second."""
+"""Size limit for ``.eh_frame`` without a search table, in bytes. Reading a section of this size
+takes half a second.
+"""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
 """The encodings that linkers use: pcrel|sdata4, udata4, datarel|sdata4."""
 _PAIR_BYTES: Final = 8
 _PAIR_MEMORY_BYTES: Final = 28
-"""Memory per pair during reading: the pair, both columns together and separately, and its size."""
+"""Memory used per pair while reading, in bytes: the pair, both columns together and separately, and
+the function's size.
+"""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
-"""Memory to index ``.eh_frame``, by its size: for an entry of 16 bytes, two tuples of numbers."""
+"""Memory needed to index ``.eh_frame``, as a multiple of its size. An entry of 16 bytes becomes two
+tuples of numbers.
+"""
 _ENTRY_BYTES: Final = 8  # bytes of an entry before the start address
 _PROBES: Final = 32
 _PART: Final = 4096  # functions at a time
@@ -47,7 +54,9 @@ def read_bounds(
     limit: int,
     budget: ReadingBudget | None = None,
 ) -> Bounds | None:
-    """Reads the bounds of a file's functions; None if there are none, or in unusual encodings.
+    """Reads the bounds of a file's functions.
+
+    Returns None if there are none, or if their encodings are unusual.
 
     Raises:
         ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
@@ -86,10 +95,10 @@ def _read_bounds(
 
 
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
-    """Makes bounds from a search table of pairs and ``.eh_frame`` at an SVMA.
+    """Makes bounds from the pairs of a search table, and from ``.eh_frame``, which is at an SVMA.
 
-    None if the table points outside ``frames``, or if sampled entries have an encoding that no
-    compiler uses for a whole file. An unsorted table yields fewer bounds.
+    Returns None if the table points outside ``frames``, or if sampled entries have an encoding that
+    no compiler uses for a whole file. An unsorted table yields fewer bounds.
     """
     columns = array("i", pairs)
     starts, entries = columns[::2], columns[1::2]
@@ -138,7 +147,10 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Reads the address of ``.eh_frame_hdr`` and its pairs; None if the file has none."""
+    """Reads the address of ``.eh_frame_hdr`` and its pairs.
+
+    Returns None if the file has no such section.
+    """
     if elf.search is None:
         return None
     origin, size = elf.search

@@ -1,4 +1,4 @@
-"""Memory budget for reading symbols from files; loader.py accounts for finished tables."""
+"""Limits the memory held while symbols are read; loader.py accounts for finished tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from otel_kprofiler.elf import (
 
 _UNBOUNDED: Final = 1 << 62
 _WINDOW_BYTES: Final = 8 << 20
-"""Memory of a decompressor without its input or output."""
+"""Memory used by a decompressor, without its input or output."""
 _KEY: Final = "max_user_symbol_megabytes"
 
 
@@ -48,17 +48,20 @@ class ReadingBudget:
 
     @property
     def held_bytes(self) -> int:
-        """Returns the reserved bytes."""
+        """Returns the number of reserved bytes."""
         return self._held
 
     @property
     def left_bytes(self) -> int:
-        """Returns the bytes left."""
+        """Returns the number of bytes left."""
         return self.limit_bytes - self._held
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait until no other file is being read; releases all reservations at the end."""
+        """Wait until no other file is being read.
+
+        Releases all reservations at the end of the context.
+        """
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)
@@ -70,14 +73,17 @@ class ReadingBudget:
             self.pass_turn(thread)
 
     def pass_turn(self, thread: int) -> None:
-        """End a thread's turn: its file has been read, or it is abandoned with its reservations."""
+        """End a thread's turn, after its file was read or the thread was abandoned.
+
+        An abandoned thread keeps its reservations.
+        """
         with self._changed:
             if self._reader == thread:
                 self._reader = None
                 self._changed.notify_all()
 
     def take(self, count_bytes: int, purpose: str) -> None:
-        """Reserve memory until the file is read, or :meth:`give_back`.
+        """Reserve memory until the file has been read or :meth:`give_back` is called.
 
         Args:
             count_bytes: size in bytes.
@@ -133,7 +139,7 @@ class ReadingBudget:
 
 
 class _Mine(threading.local):
-    """Bytes reserved by the calling thread."""
+    """The bytes reserved by the calling thread."""
 
     held = 0
 

@@ -61,10 +61,10 @@ MAX_SECTION_BYTES: Final = 256 << 20
 """Size limit of a symbol table's names, or of ``.eh_frame``, in bytes."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
-"""Memory of a symbol while the table is built, without its columns."""
+"""Memory used by a symbol while the table is built, without its columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
-"""Memory of an alias, and of an address with a list of aliases, in Python collections."""
+"""Memory used by an alias, and by an address with a list of aliases, in Python collections."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """Rank by ``st_info``: global before weak before local; the lowest bit marks symbols without a
 size.
@@ -91,13 +91,13 @@ def read_functions(
         source: bytes of the file.
         elf: headers of the file; from :func:`read_debug_elf` if the file is only a debug file.
         find_debug: opens the file's debug file, which the caller closes; called if ``.symtab`` is
-            missing, or leaves functions without names.
+            missing, or does not name all functions.
         max_bytes: limit for each section.
         budget: memory for reading; None for no limit.
 
     Raises:
         ElfError: a section with function names is damaged or too large, and no earlier source has
-            names; or the budget does not suffice for the rest.
+            names; or the budget does not suffice for the other sections.
     """
     budget = budget or ReadingBudget()
     sections = read_sections(source, elf)
@@ -208,7 +208,7 @@ class _Columns:
     def _set_sizes(
         self, starts: array[int], sizes: array[int], order: array[int], limits: _Limits
     ) -> None:
-        """Give sizes to symbols of size 0 if they name code; others keep 0."""
+        """Give sizes to symbols of size 0 if they name code. All others keep size 0."""
         largest = max(sizes)
         end_before = reach = following = 0
         waiting, followed = array("I"), array("I")
@@ -245,7 +245,7 @@ class _Columns:
 
 
 class _Limits:
-    """Upper bounds of the code of symbols without a size.
+    """Upper bounds for the ends of symbols without a size.
 
     Args:
         first_dynamic: index of the first symbol of ``.dynsym``, which omits local functions.
@@ -287,5 +287,5 @@ def _zeros(sizes: array[int]) -> Iterator[int]:
 
 
 def _find_end(starts: array[int], sizes: array[int], span: slice, end_before: int) -> int:
-    """Returns the highest end of some symbols, at least ``end_before``."""
+    """Returns the highest end of some symbols, or ``end_before`` if that is higher."""
     return max(end_before, max(map(add, starts[span], sizes[span]), default=0))

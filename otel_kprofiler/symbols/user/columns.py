@@ -17,11 +17,11 @@ from typing import IO, Final, NamedTuple
 from otel_kprofiler.errors import describe_error
 
 MIN_MAPPED_BYTES: Final = 128 << 10
-"""Smaller tables stay in memory: a read of a mapped page maps up to 64 KiB around it."""
+"""Smaller tables stay in memory, because a read of a mapped page maps up to 64 KiB around it."""
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Size of a write; the kernel may map as much at the first access to one of the pages."""
+"""Size of a write. The kernel may map this many bytes at the first access to one of their pages."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class NamedCode(NamedTuple):
 
     Attributes:
         starts: distances from the table's base.
-        sizes: in bytes, at least 1.
+        sizes: sizes in bytes, at least 1.
         names_at: start of each name in ``names``.
-        names: names of bytes other than zero, each followed by a zero byte.
+        names: names without zero bytes, each followed by a zero byte.
         ranks: rank of each name; of names with the same start, the lowest rank is preferred.
     """
 
@@ -47,11 +47,11 @@ class NamedCode(NamedTuple):
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
     """Returns copies of columns in an unnamed file of the directory for temporary files.
 
-    The file lives as long as the columns. Without space or a writable directory, returns the
-    columns themselves.
+    The file exists as long as the columns. If there is no space or no writable directory, returns
+    the columns themselves.
 
     Args:
-        named: columns of named code, of at least one name.
+        named: columns of named code, with at least one name.
         others: arrays, or other buffers of integers.
     """
     columns = named.starts, named.sizes, named.names_at, named.ranks, *others
@@ -89,12 +89,12 @@ def sample(starts: Sequence[int]) -> list[int]:
 
 
 def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
-    """Returns the number of items up to an offset, as ``bisect_right``.
+    """Returns the number of items up to an offset, like ``bisect_right``.
 
-    Reads a page of the column; a search of the whole column would map most of it.
+    Reads a single page of the column; a search of the whole column would map most of its pages.
 
     Args:
-        samples: samples of the column; without samples, the whole column is searched.
+        samples: samples of the column. If there are none, the whole column is searched.
         starts: the sorted column.
         offset: the value to search for.
     """

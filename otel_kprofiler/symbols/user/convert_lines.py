@@ -1,8 +1,8 @@
-"""Converts the DWARF of a file to a SymCache; runs in a child process.
+"""Converts the DWARF of a file to a SymCache, in a child process.
 
-The file is standard input, the result goes to standard output, and the cause of a failure, in a few
-words, to standard error. Hostile DWARF can make the library use much time or memory, or abort; the
-parent process limits memory and CPU time.
+The file is read from standard input, the result is written to standard output, and the cause of a
+failure, in a few words, to standard error. Hostile DWARF can make the library use much time or
+memory, or abort; the parent process limits memory and CPU time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from otel_kprofiler.host import DONE, give_up_capabilities, limit_resources
 from otel_kprofiler.symbols.user.symcache import VERSION
 
 HEADER: Final = struct.Struct("<8sQQ")
-"""Header before the SymCache: magic bytes, its base, whether it is partial."""
+"""Header before the SymCache: magic bytes, base address, and whether the SymCache is partial."""
 MAGIC: Final = b"KPLINES1"
 _SHOWN: Final = 200
 _CHUNK_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ _MAX_ABBREVIATIONS_BYTES: Final = 64 << 20
 
 class _Stream(Protocol):
     def read(self, size: int) -> bytes:
-        """Returns at most this many bytes; none at the end."""
+        """Returns at most ``size`` bytes, and none at the end of the file."""
 
 
 def main() -> None:

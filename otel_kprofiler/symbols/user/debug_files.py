@@ -1,6 +1,6 @@
 """Finds a user file's debug file by build id, or by name and checksum.
 
-Each candidate is verified: its build id must match, or for files without build id its checksum.
+Each candidate is verified: its build id must match, or its checksum if the file has no build id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size in bytes of a file to checksum, which takes half a second."""
+"""Maximum size of a file whose checksum is computed, in bytes. This size takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -37,7 +37,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DebugLink(NamedTuple):
-    """``.gnu_debuglink``: name of the debug file, and its CRC-32."""
+    """The content of ``.gnu_debuglink``: name of the debug file, and its CRC-32."""
 
     name: str
     crc: int
@@ -48,9 +48,9 @@ class WantedDebugFile(NamedTuple):
 
     Attributes:
         path: path of the file as seen by its process.
-        root: root of the process's files, such as ``/proc/PID/root``; empty for this process.
+        root: root directory of the process, such as ``/proc/PID/root``; empty for this process.
         build_id: build id of both files; None if the file has none.
-        debug_link: None if the file has none.
+        debug_link: name and checksum of the debug file; None if the file has no debug link.
     """
 
     path: str
@@ -103,7 +103,7 @@ class DebugFileFinder(Protocol):
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
-    """Returns the keys that lead to the debug file of an open file.
+    """Returns the keys for a search for the debug file of an open file.
 
     Raises:
         ElfError: the section headers are damaged.
@@ -115,8 +115,8 @@ def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> 
 def parse_debug_link(content: bytes) -> DebugLink | None:
     """Parses ``.gnu_debuglink``; None if it is damaged, or the name is not a plain file name.
 
-    The section has a name, a zero, zeros up to a multiple of four bytes, and a CRC-32 (GDB manual,
-    "Separate Debug Files").
+    The section contains a name, a zero byte, padding to a multiple of four bytes, and a CRC-32 (GDB
+    manual, "Separate Debug Files").
     """
     name, _, _ = content.partition(b"\0")
     at = (len(name) + _CRC.size) & -_CRC.size
@@ -130,7 +130,8 @@ class BuildIdDirectories:
 
     Args:
         files: reads files of the host.
-        directories: searched below the root of the process, then below the root of this process.
+        directories: directories to search, first below the root of the process, then below the root
+            of this process.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class BuildIdDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open files with the build id in their name and their content."""
+        """Yields open files with the build id in both name and content."""
         build_id = wanted.build_id
         if build_id:
             name = f".build-id/{build_id[:2]}/{build_id[2:]}.debug"
@@ -164,7 +165,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Open files with the name, and the same build id or checksum."""
+        """Yields open files that have this name, and the same build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
@@ -183,7 +184,7 @@ def find_alternate(
     directories: Sequence[str] = DEBUG_DIRECTORIES,
     search: DebugSearch = HOST_SEARCH,
 ) -> DebugFile | None:
-    """Open the file to which dwz(1) moved common parts of debug files; None if there is none.
+    """Opens the file to which dwz(1) moved common parts of debug files; None if there is none.
 
     Raises:
         ElfError: the section headers of ``debug`` are damaged.
@@ -211,7 +212,7 @@ def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
 
 
 def _path_below(files: ReferableFiles, root: str, path: str) -> str:
-    """Returns a path without the directories of chroot(2), as the process sees it."""
+    """Returns a path as the process sees it, without the directories above its chroot(2)."""
     try:
         above = files.read_link(root).rstrip("/") if root else ""
     except OSError:  # the process has exited, or root is not a link

@@ -37,12 +37,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DownloadLimits(NamedTuple):
-    """Limits of a download.
+    """The limits for a download.
 
     Attributes:
-        file_bytes: size of the file.
+        file_bytes: maximum size of the file.
         connect_s: timeout to connect to a server, and between two parts of its response.
-        total_s: time of the whole download.
+        total_s: time limit for the whole download.
         missing_s: time until a missing file is requested again.
     """
 
@@ -56,12 +56,12 @@ DEFAULT_LIMITS: Final = DownloadLimits()
 
 
 class _DownloadError(Exception):
-    """Raised for an invalid response of a server."""
+    """Raised for an invalid response from a server."""
 
 
 @dataclass(slots=True)
 class _Server:
-    """A server, and when to retry it after a failure.
+    """A server, and the time of the next attempt after a failure.
 
     Attributes:
         address: URL of the server, without a slash at the end.
@@ -75,7 +75,7 @@ class _Server:
 
 
 class Debuginfod:
-    """Finds debug files on servers. Thread-safe; one download at a time.
+    """Finds debug files on servers. Thread-safe; downloads one file at a time.
 
     Blocks for up to ``total_s`` per server, so threads that sample must not call it. Failed servers
     are skipped for 5 seconds, doubled with each failure, up to 10 minutes.
@@ -121,10 +121,10 @@ class Debuginfod:
                 yield DebugFile(path, fd, source, elf)
 
     def fetch(self, build_id: str) -> int | None:
-        """Opens a debug file, downloaded on demand; None if no server has it or responds.
+        """Opens a debug file, downloading it if needed; None if no server provides it.
 
         Args:
-            build_id: lower-case hexadecimal.
+            build_id: the build id in lower-case hexadecimal.
         """
         if not _BUILD_ID.fullmatch(build_id):
             return None
@@ -274,7 +274,7 @@ def find_servers(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _redirected(address: str, location: str) -> str:
-    """Returns the address of a redirect; rejects redirects from https to http."""
+    """Returns the target address of a redirect. Rejects redirects from https to http."""
     with contextlib.suppress(ValueError):
         following = urljoin(address, location)
         weaker = address.startswith("https:") and not following.startswith("https:")
@@ -297,7 +297,7 @@ def _name(build_id: str) -> str:
 
 
 def _check(fd: int, build_id: str) -> None:
-    """Raise an error unless a file is an ELF file with the build id."""
+    """Raises an error unless a file is an ELF file with the build id."""
     try:
         received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:

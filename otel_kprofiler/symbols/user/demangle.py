@@ -15,9 +15,13 @@ from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
 MAX_MANGLED_CHARS: Final = 8_192
 """Longer names are not demangled."""
 _MAX_CXX_CHARS: Final = 1024
-"""Deeper names exceed libstdc++'s limit (``DEMANGLE_RECURSION_LIMIT`` of libiberty)."""
+"""Longer names may exceed libstdc++'s recursion limit (``DEMANGLE_RECURSION_LIMIT`` in
+libiberty).
+"""
 _MAX_CXX_GROWTH: Final = 20.0
-"""Limit of a name's growth by repeated parts, in bits; takes about 0.1 s."""
+"""Limit on a name's growth by repeated parts, in bits. Demangling a name at this limit takes about
+0.1 s.
+"""
 _RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
 _REFERENCE: Final = re.compile("[ST][0-9A-Z]*_")
 
@@ -27,8 +31,8 @@ _Demangler = Callable[[bytes], str]
 def demangle(name: str) -> str:
     """Returns the name as written in the source; unmangled names are unchanged.
 
-    Suffixes of clones and parts (``.cold``, ``.isra.0``) are dropped, as in kernel names, and so
-    are hashes. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192
+    Suffixes of clones and parts (``.cold``, ``.isra.0``) and hashes are dropped, as in kernel
+    names. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192
     (Rust), longer than 16,384 when readable, or of C++ while no runtime library for it is installed
     (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
     """
@@ -44,7 +48,7 @@ def demangle(name: str) -> str:
 
 
 def has_cxx_runtime() -> bool:
-    """Returns whether C++ names can be demangled: libstdc++ or libc++abi is installed."""
+    """Returns whether C++ names can be demangled, which needs libstdc++ or libc++abi."""
     return _find_runtime() is not None
 
 
@@ -58,10 +62,10 @@ def _demangle_cxx(name: str) -> str | None:
 def _growth(name: str) -> float:
     """Returns an upper bound, in bits, of how often a part of the name can appear in the result.
 
-    At worst, two references to an earlier part double its number (more exactly, three references
-    triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each element: a
-    name of 230 characters can stand for 27 MB, and a name of 400 for more than any memory.
-    https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling
+    At worst, two references to an earlier part double the number of its copies (more exactly, three
+    references triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each
+    element. A name of 230 characters can expand to 27 MB, and a name of 400 characters to more than
+    any memory holds. https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling
     """
     packs = name.count("Dp") + name.count("sp")
     return len(_REFERENCE.findall(name)) * math.log2(3) / 3 + packs * math.log2(len(name))

@@ -29,13 +29,14 @@ _MAX_FAILURES: Final = 3
 
 
 class WorkerLimits(NamedTuple):
-    """Limits of a worker.
+    """The limits for a worker.
 
     Attributes:
         memory_bytes: size of the data segment, at most half of the memory that the cgroup has left.
         open_s: seconds to open the file.
-        answer_s: seconds for one address.
-        idle_s: seconds without requests after which the worker exits; it is restarted on demand.
+        answer_s: seconds to look up one address.
+        idle_s: seconds without requests after which the worker exits; the worker is restarted on
+            demand.
     """
 
     memory_bytes: int = 4 << 30
@@ -48,7 +49,9 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 
 
 class DrgnLines:
-    """Source lines and inlined functions of one file. Thread-safe; one look-up at a time.
+    """The source lines and inlined functions of one file.
+
+    Thread-safe; performs one look-up at a time.
 
     A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not call it. A
     worker that takes too long or exits is replaced; after three such failures, look-ups return
@@ -57,7 +60,7 @@ class DrgnLines:
 
     Args:
         source: the file, or its debug file.
-        path: the file, for messages.
+        path: path of the file, for messages.
         alternate: the target of the file's ``.gnu_debugaltlink``.
         limits: limits of the worker.
 
@@ -108,7 +111,7 @@ class DrgnLines:
 
     @property
     def nbytes(self) -> int:
-        """Returns 0: the worker process holds the lines."""
+        """Returns 0, because the worker process holds the lines."""
         return 0
 
     def close(self) -> None:
@@ -161,7 +164,7 @@ class _Worker:
             raise LinesError(f"the DWARF cannot be read: {cause}")
 
     def has_ended(self) -> bool:
-        """Returns whether the worker has exited, as it does after a while without requests."""
+        """Returns whether the worker has exited, which it does after a while without requests."""
         return self._child.poll() is not None
 
     def ask(self, svma: int) -> tuple[Line, ...]:
@@ -187,7 +190,7 @@ class _Worker:
             cast("IO[bytes]", pipe).close()
 
     def _read(self, seconds: float) -> str:
-        """Reads a line of the worker's output."""
+        """Reads a line of the worker's output, within the given time."""
         pipe = cast("IO[bytes]", self._child.stdout)
         deadline = time.monotonic() + seconds
         content = b""
@@ -206,7 +209,9 @@ class _Worker:
 
 
 def parse_answer(text: str) -> tuple[Line, ...]:
-    """Parses a worker's response, untrusted because hostile DWARF may have taken over the worker.
+    """Parses a worker's response.
+
+    It is untrusted, because hostile DWARF may have taken over the worker.
 
     Raises:
         ValueError: the response is malformed.

@@ -1,4 +1,4 @@
-"""Looks up source lines with the library drgn; runs in a child process.
+"""Looks up source lines with the library drgn, in a child process.
 
 Each line of standard input is an address (SVMA) in hexadecimal; each response on standard output is
 a line of JSON: ``[[function, file, line], …]``, innermost first. The first line of output contains
@@ -23,7 +23,7 @@ _SHOWN: Final = 200
 
 
 class Task(NamedTuple):
-    """The task of the process.
+    """The task of the worker process.
 
     Attributes:
         idle_s: seconds without requests after which the process exits.

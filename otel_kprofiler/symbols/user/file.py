@@ -1,4 +1,4 @@
-"""Names a file's functions as they appear in frames."""
+"""Looks up a file's functions, with the names shown in frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class NamedAddress(NamedTuple):
         lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the physical function; 0 if there is none.
         unresolved: why there is no name; None if there is one.
-        is_interim: whether lines may still be read, or names once an evicted file is reread.
+        is_interim: whether lines may still be read, or names may be read once an evicted file is
+            reread.
     """
 
     lines: tuple[Line, ...]
@@ -33,7 +34,7 @@ class NamedAddress(NamedTuple):
 
 
 class LineTable(Protocol):
-    """Source lines and inlined functions of one file; thread-safe."""
+    """The source lines and inlined functions of one file; thread-safe."""
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first; empty if unknown."""
@@ -45,7 +46,7 @@ class LineTable(Protocol):
 
 _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
-"""Maximum names demangled by a search, which takes about 50 ms."""
+"""Maximum number of names that a search demangles, which takes about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # arguments of a template
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
@@ -56,7 +57,7 @@ _NO_SYMBOL = NamedAddress((), 0, Unresolved.NO_SYMBOL)
 
 
 class FileSymbols:
-    """Names of a file's functions by address (SVMA); thread-safe.
+    """The names of a file's functions, by address (SVMA); thread-safe.
 
     Args:
         functions: the functions.
@@ -105,8 +106,8 @@ class FileSymbols:
     def find(self, name: str) -> tuple[Function, ...]:
         """Finds functions by linker name, else by readable name, sorted by address.
 
-        A readable name without parameters matches functions with any parameters. It is compared
-        with the names that contain its last identifier, up to ``MAX_CANDIDATES``.
+        A readable name without parameters matches functions with any parameters. A readable name is
+        compared with at most ``MAX_CANDIDATES`` names that contain its last identifier.
         """
         if found := self.functions.find(name):
             return found
@@ -124,7 +125,7 @@ class FileSymbols:
     def _name_by_symbol(
         self, lines: tuple[Line, ...], function: Function | None
     ) -> tuple[Line, ...]:
-        """Returns lines with the physical function named by its symbol, as without lines.
+        """Returns the lines, with the physical function named by its symbol.
 
         DWARF has no name for a part of a function, and a different name for an alias.
         """
@@ -137,7 +138,7 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """Returns a linker name as shown in frames; most frames of a function share the object."""
+        """Returns a linker name as shown in frames. Most frames of a function share the object."""
         line = self._made.get(name)
         if line is None:
             readable = self._demangle(name)

@@ -1,6 +1,7 @@
-"""Functions of a user file by address and name: compact, immutable, independent of the file.
+"""Finds functions of a user file by address or name, in compact and immutable tables.
 
-A name takes its length and thirteen bytes; bounds take eight bytes.
+A function with a name takes thirteen bytes and the name's length; a function without a name takes
+eight bytes.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ from otel_kprofiler.symbols.user.columns import (
 MAX_NAME_BYTES: Final = 1 << 16
 """Longer names are truncated; real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Maximum distance from the first function, and maximum size; other functions are dropped."""
+"""Maximum distance from the first function, and maximum size of a function. Other functions are
+dropped.
+"""
 
 
 MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
-"""Number and depth of nested functions: limits for hostile files."""
+"""Limit on the number and depth of nested functions, for hostile files."""
 MAX_RANKED: Final = 64
-"""Maximum names of a function to compare; further names are ignored."""
+"""Maximum number of names of a function that are compared. Further names are ignored."""
 MAX_KEPT: Final = 1024
-"""Limit on functions with a cached order of names, about 200 bytes each."""
+"""Limit on functions with a cached order of names, of about 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
 
 
 class Function(NamedTuple):
-    """A function; SVMA ``[start, end)``.
+    """A function at the SVMAs ``[start, end)``.
 
     Attributes:
         start: start of the function, even if it contains another function.
@@ -66,8 +69,8 @@ def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) ->
 def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
     """Sorts names with the same start, the best first.
 
-    An exported name comes before the library's internal name with a prefix: ``write`` before
-    ``__write``, ``puts`` before ``_IO_puts``.
+    An exported name comes before the library's internal name with a prefix: ``write`` comes before
+    ``__write``, and ``puts`` before ``_IO_puts``.
     """
     ranked = sorted(aliases)
     best = ranked[0][2] if ranked else b""
@@ -77,7 +80,7 @@ def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
 
 
 class Bounds(NamedTuple):
-    """Columns of functions from unwind information, without names, sorted by start.
+    """The columns of functions from unwind information, without names, sorted by start.
 
     Attributes:
         base: SVMA that the starts are relative to.
@@ -117,13 +120,13 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
-    An address belongs to the innermost of nested functions; with equal starts, to the function with
-    the best name. Bounds without a name count only outside of named functions.
+    An address belongs to the innermost of nested functions, or if their starts are equal, to the
+    function with the best name. Bounds without a name count only outside named functions.
 
     Args:
         base: SVMA that the starts are relative to.
         named: functions with names.
-        bounds: functions by unwind information, named or not.
+        bounds: functions from unwind information, with or without a name in ``named``.
     """
 
     __slots__ = (
@@ -227,7 +230,7 @@ class FunctionTable:
         return tuple(dict.fromkeys(map(self._name, self._rank(start - self._base))))
 
     def _rank(self, start: int) -> list[int]:
-        """Returns the functions with a start, best names first."""
+        """Returns the functions with the given start, best names first."""
         first = bisect_left(self._starts, start)
         last = bisect_right(self._starts, start, first, min(first + MAX_RANKED, len(self)))
         aliases = sort_aliases(
@@ -251,11 +254,11 @@ class FunctionTable:
         return names[at:end].decode("utf-8", "backslashreplace")
 
     def _bound(self, svma: int, last: int) -> Function | None:
-        """Returns the function at an address by its bounds, clipped to exclude named functions.
+        """Returns the function at an address from ``bounds``, clipped to exclude named functions.
 
         Args:
             svma: the address, which is in no named function.
-            last: index of the last named function that starts before it.
+            last: index of the last named function that starts before the address.
         """
         around = self._bounds.around(svma)
         if around is None:

@@ -1,7 +1,8 @@
-"""Functions and lines in Go programs, from the runtime's table (``.gopclntab``).
+"""Reads functions and lines of Go programs from the runtime's table (``.gopclntab``).
 
-Linkers keep it even if all symbols are stripped. Format: ``pclntab`` of Go 1.16, 1.18, and 1.20 up
-(src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go, src/internal/abi/symtab.go)::
+Linkers keep this table even if all symbols are stripped. Its format is the ``pclntab`` of Go 1.16,
+1.18, and 1.20 and later (src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go,
+src/internal/abi/symtab.go)::
 
     0  magic (u32), two zeros, quantum of code, size of a pointer
     8  words: number of functions, of files, start of the code (not in 1.16; unused from 1.26 on);
@@ -41,17 +42,17 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit of the names, or of the functions, in bytes: enough for a million functions."""
+"""Size limit of the names, and of the functions, in bytes. It suffices for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the module data, in bytes."""
 MAX_INLINED: Final = 64
-"""Limit of nested inlined calls."""
+"""Limit on nested inlined calls."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
 """Size limit of a pc table in bytes: about 5,000 entries, read in 2 ms into 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
 """Limit on cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
-"""Memory of an entry, and of a byte of a pc table and a character in it."""
+"""Memory used by an entry, and by a byte of a pc table and a character in an entry."""
 _MAX_NAME_BYTES: Final = 4096
 _MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read first
 
@@ -94,7 +95,10 @@ _FORMATS: Final = {
 
 
 class _Function(NamedTuple):
-    """The needed fields of a struct ``_func``: offsets of pc tables, 0 if there is none."""
+    """The required fields of a struct ``_func``.
+
+    Offsets of pc tables are 0 if there is no such table.
+    """
 
     name_at: int
     files: int
@@ -126,7 +130,7 @@ class GoTable:
         elf: the file's parsed headers.
         sections: the file's sections, one of which is ``section``.
         section: the section with the table.
-        budget: memory for functions and names; None for no limit.
+        budget: memory budget for functions and names; None for no limit.
 
     Raises:
         ElfError: the table is damaged or too large; with ``NO_SECTION`` if its version is
@@ -161,11 +165,11 @@ class GoTable:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory of the table, without the cache shared by all files."""
+        """Returns the memory used by the table, without the cache shared by all files."""
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """Returns the functions, each of which extends to the next."""
+        """Returns the functions, each of which extends to the start of the next."""
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
@@ -223,7 +227,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns the functions' starts and the last function's end, and offsets of structs."""
+        """Returns the functions' starts, then the last function's end; and offsets of structs."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
@@ -328,7 +332,7 @@ class GoTable:
         return self._source.read(self._at + at, size)
 
     def _read_most(self, at: int, size: int) -> bytes:
-        """Reads up to a number of bytes, fewer at the end."""
+        """Reads ``size`` bytes, or fewer at the end of the file."""
         size = min(size, self._size - at)
         if at < 0 or size < 0:
             raise _damaged(f"a part at {at} of {self._size}")
@@ -338,7 +342,7 @@ class GoTable:
         return int.from_bytes(self._read(at, 4), "little")
 
     def _read_path(self, index: int) -> str:
-        """Returns the path of a file of a unit."""
+        """Returns the path of a source file."""
         at = self._word(self._units + 4 * index)
         return self._read_text(self._files + at) if at != _NO_OFFSET else ""
 
@@ -351,9 +355,9 @@ class GoTable:
 
 
 class GoLines(GoTable):
-    """Lines and inlined calls of a Go program: a line table that owns a descriptor.
+    """The lines and inlined calls of a Go program.
 
-    Lines of inlined calls are known from Go 1.20 on. Thread-safe.
+    Owns a descriptor of the file. Lines of inlined calls are known since Go 1.20. Thread-safe.
 
     Raises:
         ElfError: as for :class:`GoTable`.
@@ -403,7 +407,7 @@ class GoLines(GoTable):
 def read_go_symbols(
     source: Source, elf: ElfFile, sections: list[Section], budget: ReadingBudget
 ) -> Symbols | None:
-    """Reads the functions of a Go program; None for other programs and unknown versions.
+    """Reads the functions of a Go program; None for other programs and unknown versions of Go.
 
     Raises:
         ElfError: the program's table is damaged, too large, or exceeds the budget.

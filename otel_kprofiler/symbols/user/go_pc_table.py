@@ -11,11 +11,11 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class PcTable:
-    """Values by position in a function, in units of the smallest instruction.
+    """Values by position in a function. Positions are in units of the smallest instruction.
 
-    The table is a list of pairs of varints: change of the value (zigzag), and number of positions
-    with the new value. A change of 0, except in the first pair, ends the table. Pairs are decoded
-    on demand. Not thread-safe.
+    The table is a list of pairs of varints: the change of the value (zigzag), and the number of
+    positions with the new value. A change of 0, except in the first pair, ends the table. Pairs are
+    decoded on demand. Not thread-safe.
 
     Args:
         data: bytes from the start of the table on.

@@ -1,4 +1,4 @@
-"""Runtime-generated code of a process, as its jitdump or else its perf map describes it."""
+"""Names runtime-generated code of a process, using its jitdump and its perf map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.jitdump import JitDump
 from otel_kprofiler.symbols.user.perf_map import PerfMap
 
 LOOK_AGAIN_NS: Final = 5_000_000_000
-"""Interval until a missing file is searched for again."""
+"""Interval between searches for a missing file."""
 CHECK_NS: Final = 1_000_000_000
 """Interval between comparisons of the memory map."""
 
@@ -23,13 +23,13 @@ CHECK_NS: Final = 1_000_000_000
 class ProcessCode:
     """Runtime-generated code of one process. Thread-safe; ``update`` is for one thread.
 
-    The jitdump takes precedence, since it has times; the perf map covers the rest. A name ends with
-    the memory of its code: when the memory is unmapped, or a file is mapped over it.
+    The jitdump takes precedence, since it has times; the perf map covers the rest. A name is valid
+    until the memory of its code is unmapped, or a file is mapped over it.
 
     Args:
         process: pid and start time.
         files: reads files of the host.
-        clock: compares times of files.
+        clock: converts the process's start time, to compare it with times of files.
     """
 
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:
@@ -43,7 +43,7 @@ class ProcessCode:
         self._checked_ns = -CHECK_NS
 
     def update(self, now_ns: int) -> bool:
-        """Like :meth:`JitFile.update`, for both files; also reads a new file.
+        """Updates both files, and reads a new file; see :meth:`JitFile.update`.
 
         Raises:
             OSError: there is neither a perf map nor a jitdump.
@@ -81,14 +81,14 @@ class ProcessCode:
         self._memory, self._checked_ns = memory, now_ns
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
-        """See :meth:`JitFile.lookup`."""
+        """Returns the function at an address; see :meth:`JitFile.lookup`."""
         if self._dump.has_code_at(address):
             return self._dump.lookup(address, at_ns)
         return self._map.lookup(address, at_ns)
 
     @property
     def read_ns(self) -> int:
-        """See :attr:`JitFile.read_ns`."""
+        """Returns the latest time for which names are known; see :attr:`JitFile.read_ns`."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -96,7 +96,7 @@ class ProcessCode:
         return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
 
     def close(self) -> None:
-        """Close the files; read functions remain."""
+        """Close the files. Functions that have been read remain."""
         for file in self._files:
             file.close()
 

@@ -14,12 +14,13 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""Limit on bytes read: about five million functions of a perf map."""
+"""Limit on bytes read from a file, which is about five million functions of a perf map."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""Limit on an update: about 5,000 perf map lines in 25 ms; 40,000 lines of 6 bytes take 15 MB.
+"""Limit on bytes read by an update: about 5,000 perf map lines, read in 25 ms. As 40,000 lines of 6
+bytes, they take 15 MB of memory.
 """
 MAX_NAME_BYTES: Final = 1024
-"""Longer names are cut."""
+"""Longer names are truncated."""
 ADDRESS_LIMIT: Final = 1 << 64
 
 EventT = TypeVar("EventT")
@@ -48,10 +49,10 @@ class JitCounts(NamedTuple):
 
     Attributes:
         functions: number of functions held in memory.
-        damaged: lines or records that are malformed or too long.
-        dropped: functions that did not fit into memory.
+        damaged: number of lines or records that are malformed or too long.
+        dropped: number of functions dropped to limit memory.
         unread_bytes: unread bytes of the file at the last read.
-        nbytes: memory in use.
+        nbytes: memory in use, in bytes.
     """
 
     functions: int
@@ -66,8 +67,8 @@ class Parsed(NamedTuple, Generic[EventT]):
 
     Attributes:
         events: the records, in order.
-        used: number of bytes parsed; the rest of the piece is parsed again.
-        damaged: malformed lines or records.
+        used: number of bytes parsed. The rest of the piece is parsed again.
+        damaged: number of malformed lines or records.
     """
 
     events: Sequence[EventT]
@@ -96,7 +97,7 @@ class JitFile(ABC, Generic[EventT]):
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
-        """Read new data; call again immediately if it returns True.
+        """Read new data. Call it again immediately if it returns True.
 
         Reads at most :data:`MAX_UPDATE_BYTES`. May block on the file system of the file.
 
@@ -161,7 +162,7 @@ class JitFile(ABC, Generic[EventT]):
             )  # fmt: skip
 
     def close(self) -> None:
-        """Close the file; read functions remain."""
+        """Close the file. Functions that have been read remain."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -180,7 +181,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
-        """Save some of the bytes read, to detect a replaced file."""
+        """Save some of the bytes read, to detect that the file is replaced."""
 
     @property
     def _nbytes(self) -> int:
@@ -203,7 +204,7 @@ class JitFile(ABC, Generic[EventT]):
         self._offset, self._mark = 0, b""
 
     def _open(self) -> None:
-        """Open the current file; after the process has exited, keep the open file."""
+        """Open the current file. After the process has exited, keep the open file."""
         try:
             fd = self._open_file()
         except OSError:
@@ -238,7 +239,7 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:
-    """Returns whether a file is a regular file that only its user or root could have written."""
+    """Returns whether a file is regular and writable only by the writer's user or root."""
     is_private = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWOTH
     return is_private and status.st_uid in (writer.user, 0)
 

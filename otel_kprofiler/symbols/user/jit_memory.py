@@ -1,4 +1,4 @@
-"""Finds memory of a process that may hold runtime-generated code."""
+"""Finds the memory of a process that may hold runtime-generated code."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from otel_kprofiler.host import MemoryMapping
 Range = tuple[int, int]
 """Runtime addresses ``[start, end)``."""
 _MEMORY: Final = ("/memfd:", "/dev/")
-"""Files that compilers map twice, to write and to execute code."""
+"""Prefixes of files that compilers map twice, to write and to execute code."""
 
 
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
-    """Returns ranges without a file on disk; adjacent ranges are merged.
+    """Returns the ranges without a file on disk. Adjacent ranges are merged.
 
-    Permissions are ignored: compilers change them while they write code.
+    Permissions are ignored, because compilers change them while they write code.
 
     Args:
-        mappings: all mappings of a process, by address.
+        mappings: all mappings of a process, sorted by address.
     """
     ranges: list[Range] = []
     for mapping in mappings:
@@ -37,7 +37,7 @@ def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
 
 
 def subtract(ranges: Iterable[Range], others: list[Range]) -> Iterator[Range]:
-    """Subtracts ranges from ranges; both must be sorted and disjoint."""
+    """Subtracts ranges from other ranges. Both must be sorted and disjoint."""
     at = 0
     for start, end in ranges:
         while at < len(others) and others[at][1] <= start:

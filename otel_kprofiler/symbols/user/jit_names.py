@@ -1,4 +1,4 @@
-"""Names runtime-generated code; reads its descriptions in the background."""
+"""Names runtime-generated code, whose descriptions are read in the background."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ class _Process:
 
 
 class JitNames:
-    """Looks up names for the thread that drains samples; another reads the files. Thread-safe.
+    """Looks up names for the thread that drains samples, while another thread reads files.
+
+    Thread-safe.
 
     Args:
-        open_code: returns the code of a process, not read yet.
+        open_code: returns the code of a process, before its files are read.
         boot_ns: returns the current boottime.
     """
 
@@ -76,7 +78,7 @@ class JitNames:
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
-        """Read new data of one process, or a part of it; may wait for a file system."""
+        """Read some or all new data of one process. May wait for a file system."""
         with self._lock:
             if not self._waiting:
                 return

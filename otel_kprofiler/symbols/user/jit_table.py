@@ -1,4 +1,4 @@
-"""Runtime-generated code of a process, by address and time.
+"""Stores runtime-generated code of a process by address and time.
 
 Memory of such code is reused, so a name is valid for an address only during an interval. Functions
 never overlap: a new function replaces all functions that it overlaps.
@@ -12,7 +12,9 @@ from collections import deque
 from typing import Final, NamedTuple
 
 MAX_BYTES: Final = 8 << 20
-"""Limit on a process's table: 60,000 functions with names of 64 bytes."""
+"""Memory limit for a process's table, which suffices for 60,000 functions with names of 64
+bytes.
+"""
 MAX_FORMER: Final = 1024
 """Limit on retained replaced functions."""
 MAX_FORMER_BYTES: Final = 1 << 20
@@ -45,16 +47,17 @@ class _Former(NamedTuple):
 
 
 class JitTable:
-    """The functions of one process. Not thread-safe.
+    """The functions of one process.
 
-    Rows without a name are remains of replaced functions: they show where code used to be.
+    Not thread-safe. Rows without a name are left over from replaced functions, and show where code
+    used to be.
 
     Args:
         max_bytes: memory limit; functions that do not fit are dropped.
 
     Attributes:
-        dropped: functions that did not fit.
-        nbytes: approximate memory of current functions.
+        dropped: number of functions that did not fit.
+        nbytes: approximate memory used by current functions, in bytes.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -83,7 +86,7 @@ class JitTable:
             code: the function.
             since_ns: time from which the function is at its address.
             seen_ns: time at which the function was read.
-            gone_ns: last time at which the overlapped functions are known to have existed.
+            gone_ns: latest time at which the overlapped functions were known to exist.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:
@@ -108,7 +111,7 @@ class JitTable:
         self._end_rows(range(len(self._seen)), gone_ns)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """Like :meth:`end_all`, for the functions that overlap ``[start, end)``."""
+        """End the functions that overlap ``[start, end)``; see :meth:`end_all`."""
         self._end_rows(range(*self._overlapped(JitCode(start, end, b""))), gone_ns)
 
     def _end_rows(self, rows: range, gone_ns: int) -> None:

@@ -1,15 +1,15 @@
 """Reads functions and lines of JIT compilers from ``jit-PID.dump``, written for perf(1).
 
-The format is specified in tools/perf/Documentation/jitdump-specification.txt of Linux. Writers
+The format is specified in Linux's tools/perf/Documentation/jitdump-specification.txt. Writers
 include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listener, .NET, and
 wasmtime. A process maps the file that it writes, and only such files are read.
 
 Records have timestamps, so a name is valid from its record until the record of other code at the
 address, until the code is moved, or until the compiler closes or unmaps the file. Timestamps come
-from ``CLOCK_MONOTONIC``, which stops while the host is suspended: code replaced around a suspension
-keeps its old name no longer than until the suspension, and has its new name from the resumption on.
-Records with timestamps of a different clock are treated like lines of a perf map, by the time they
-were read.
+from ``CLOCK_MONOTONIC``, which stops while the host is suspended. Code replaced around a suspension
+therefore keeps its old name at most until the suspension, and has its new name from the resumption
+on. Records with timestamps of a different clock are treated like lines of a perf map, by the time
+they were read.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
 then, these functions have no name, and the code formerly at their addresses keeps its name.
@@ -69,14 +69,14 @@ _PLACE: Final = struct.Struct("=III")  # offset in the function, line, file
 
 
 class Loaded(NamedTuple):
-    """Code was loaded; ``time_ns`` is the time of the record."""
+    """A record that code was loaded; ``time_ns`` is the time of the record."""
 
     time_ns: int
     code: JitCode
 
 
 class Moved(NamedTuple):
-    """Code was moved; ``end`` is the new end."""
+    """A record that code was moved; ``end`` is the new end."""
 
     time_ns: int
     old: int
@@ -85,7 +85,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The compiler has closed the file: the code will not run any more."""
+    """A record that the compiler has closed the file, so its code will not run any more."""
 
     time_ns: int
 
@@ -94,7 +94,7 @@ Record = Loaded | Moved | Closed
 
 
 class NotADumpError(OSError):
-    """A file that is not a jitdump of the process."""
+    """Raised for a file that is not a jitdump of the process."""
 
 
 class JitDumpParser:
@@ -105,7 +105,7 @@ class JitDumpParser:
         header: header of the file; empty until it is parsed.
         has_other_clock: whether timestamps come from a clock other than ``CLOCK_MONOTONIC``.
         sources: names of source files by number; 0 means none.
-        nbytes: memory of the source file names.
+        nbytes: memory used by the names of source files, in bytes.
     """
 
     def __init__(self, pid: int = 0) -> None:
@@ -124,7 +124,7 @@ class JitDumpParser:
 
     @property
     def waiting_bytes(self) -> int:
-        """Returns the memory of lines whose code is not loaded yet."""
+        """Returns the memory used by lines whose code is not loaded yet."""
         return len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
@@ -244,9 +244,9 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Splits entries if all have the file in the function's name, as ``JS:*f a.js:1:13``.
+    """Splits entries if all have the file in the function's name, such as ``JS:*f a.js:1:13``.
 
-    V8 may write freed file names, whose sizes are still valid.
+    V8 may write file names after they were freed, but their sizes are still valid.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:
@@ -284,7 +284,8 @@ class JitDump(JitFile[Record]):
         process: the process, with its start time: dumps of later processes with the same pid are
             not read.
         files: reads files of ``/proc``.
-        get_suspended_ns: returns the time that the host was suspended since boot.
+        get_suspended_ns: returns for how long the host has been suspended since boot, in
+            nanoseconds.
     """
 
     def __init__(
@@ -303,7 +304,7 @@ class JitDump(JitFile[Record]):
         self._slack_ns = 0  # time suspended, possibly after a record
 
     def update(self, now_ns: int) -> bool:
-        """See :meth:`JitFile.update`."""
+        """Reads new data; see :meth:`JitFile.update`."""
         before_ns, self._suspended_ns = self._suspended_ns, self._get_suspended_ns()
         self._slack_ns = max(0, self._suspended_ns - before_ns)
         last_ns = self._read_ns
@@ -364,7 +365,10 @@ class JitDump(JitFile[Record]):
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """Moves code: returns an unnamed entry for the old address, and a named one for the new."""
+        """Moves code.
+
+        Returns an unnamed entry for the old address, and a named entry for the new one.
+        """
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:
@@ -403,7 +407,7 @@ def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
 
 
 def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
-    """Reads the offset of the process's ``CLOCK_MONOTONIC`` to ours (time_namespaces(7))."""
+    """Reads the offset of another process's ``CLOCK_MONOTONIC`` from ours (time_namespaces(7))."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
     except FileNotFoundError:  # before Linux 5.5 there are none

@@ -1,4 +1,4 @@
-"""Opens the source lines of files with the most suitable library for each."""
+"""Opens the source lines of each file with the most suitable library."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 
 
 class LineTables:
-    """Opens files with symbolic, or with drgn if symbolic reads them only in part. Thread-safe.
+    """Opens files with symbolic, or with drgn if symbolic can read them only in part. Thread-safe.
 
     Args:
         symbolic: converts and caches lines.
-        use_drgn: whether to use drgn if installed; not for threads that must not block.
+        use_drgn: whether to use drgn if installed. Must be False for threads that must not block.
     """
 
     def __init__(self, symbolic: SymbolicLines, *, use_drgn: bool = True) -> None:
@@ -30,7 +30,7 @@ class LineTables:
         """Open the lines of a file, or of its debug file; the caller closes them.
 
         Look-ups take microseconds, but block for longer if the DWARF is split or shared with other
-        files: see :class:`DrgnLines`.
+        files; see :class:`DrgnLines`.
 
         Args:
             source: bytes of the file.

@@ -1,4 +1,4 @@
-"""Source lines and inlined functions in user files, from their DWARF.
+"""Reads source lines and inlined functions of user files from their DWARF.
 
 The library ``symbolic`` converts a file's DWARF once, in a child process, to a format in which a
 look-up reads only a few pages.
@@ -43,10 +43,10 @@ from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
 _LEAST_BYTES: Final = 16 << 20
-"""Memory of the interpreter and the library before a conversion."""
+"""Memory used by the interpreter and the library before a conversion, in bytes."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
-"""Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB", decompressed size."""
+"""Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB" and the decompressed size."""
 _COSTLY: Final = frozenset(
     {LinesProblem.DAMAGED, LinesProblem.MEMORY, LinesProblem.CPU_TIME, LinesProblem.TIME}
 )
@@ -67,12 +67,12 @@ class ConversionLimits(NamedTuple):
 
     Attributes:
         file_bytes: maximum size of the file.
-        memory_bytes: memory of the process; at most half of the memory that the cgroup has left. A
-            debug file of 11 MB takes 60 MB, a debug file of 350 MB about 1 GB.
-        result_bytes: size of the result, which is kept on disk.
-        cpu: CPU time per size of the uncompressed DWARF: five times what the output of C, C++, Rust
-            and Go compilers needs.
-        wall_s: total time, for busy machines.
+        memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
+            left. Converting a debug file of 11 MB takes 60 MB, and of 350 MB about 1 GB.
+        result_bytes: size limit of the result, which is kept on disk.
+        cpu: CPU time by size of the uncompressed DWARF. It is five times what the output of C, C++,
+            Rust and Go compilers needs.
+        wall_s: limit on elapsed time, in seconds, which allows for busy machines.
     """
 
     file_bytes: int = 1 << 30
@@ -88,10 +88,10 @@ DEFAULT_LIMITS: Final = ConversionLimits()
 class SymbolicLines:
     """Opens source lines and inlined functions with the library ``symbolic``; thread-safe.
 
-    Split DWARF is not followed, so its functions have no lines; nor are files of ``dwz -m``, so
-    inlined functions have no names. A cached file is identified by its size, its first and last
-    page, and its change time. The child process has no capabilities. Files are converted one at a
-    time.
+    Split DWARF is not read, so its functions have no lines. The common files of ``dwz -m`` are not
+    read either, so inlined functions have no names. A cached file is identified by its size, its
+    first and last page, and its change time. The child process has no capabilities. Files are
+    converted one at a time.
 
     Args:
         cache: keeps converted lines for later runs; None keeps them only while in use.
@@ -118,9 +118,9 @@ class SymbolicLines:
     def open(
         self, source: FileSource, path: str = "", alternate: FileSource | None = None
     ) -> SymCache:
-        """Open the lines of a file, or of its debug file; converts them if necessary.
+        """Open the lines of a file, or of its debug file, and convert them if necessary.
 
-        The file is not needed afterwards. Converting takes about 0.2 s, or 30 s for a kernel. After
+        The file is not needed afterwards. Conversion takes about 0.2 s, or 30 s for a kernel. After
         a failed conversion, the file is not converted again for an hour, unless it changes, or for
         30 s if the cause is temporary, such as a full disk.
 

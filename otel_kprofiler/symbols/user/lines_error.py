@@ -1,4 +1,4 @@
-"""Reasons why source lines of a file cannot be read."""
+"""Defines the reasons why source lines of a file cannot be read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class LinesProblem(enum.Enum):
-    """Reasons; each value is the key of a counter in ``/status``."""
+    """The reason why lines cannot be read. Each value is the key of a counter in ``/status``."""
 
     DAMAGED = "damaged"  # also: unreadable, or of an unknown kind
     TOO_LARGE = "too_large"
@@ -21,7 +21,9 @@ class LinesProblem(enum.Enum):
 
 
 class LinesError(KProfilerError):
-    """The source lines of a file cannot be read: it is damaged, too large, or too slow to convert.
+    """Raised if the source lines of a file cannot be read.
+
+    The file is damaged, too large, or too slow to convert.
 
     Args:
         message: what went wrong.

@@ -1,4 +1,4 @@
-"""Loads user-file symbols in the background, once their code is first sampled."""
+"""Loads the symbols of user files in the background, once code in a file is first sampled."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from otel_kprofiler.symbols.user.loader_files import (
 from otel_kprofiler.symbols.user.reopening import WantedFile
 
 MAX_WAITING: Final = 256
-"""Limit on queued files; each holds a descriptor."""
+"""Limit on queued files, each of which holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
-"""Long-run share of one CPU for reading, after a burst of up to a second."""
+"""Long-term share of one CPU for reading, after a burst of up to a second."""
 _UNUSED_WEIGHT: Final = 4
 """Factor on the size of unused tables when choosing a table to evict."""
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner of the one turn for all processes' code without files; processes take turns within that
-turn.
+"""Owner id of the single turn for the code without files of all processes. Processes take turns
+within it.
 """
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
@@ -62,11 +62,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
-"""Receives process, address, boottime, and the code at that address at that time."""
+"""Function that receives process, address, boottime, and the code at that address at that time."""
 
 
 class SymbolLoader(ForkAware):
-    """Names user frames by symbols that are loaded in its threads; thread-safe.
+    """Names user frames with symbols, which its threads load; thread-safe.
 
     Files are read once for all processes. Identical files, such as in containers of the same image,
     are also read only once. The threads start with the first file.
@@ -76,10 +76,10 @@ class SymbolLoader(ForkAware):
         code: names code without files; closed with the loader. None leaves such code without names.
         code_sink: receives the names of such code as they are looked up.
         reopen: reopens an evicted file that is needed again; returns None on failure.
-        max_bytes: memory limit for tables and for reading; large and recently unused tables are
-            evicted first. A table larger than half of the limit is refused.
-        budget: memory held by reading; None if it is not counted.
-        cpu_share: CPU time for reading, in seconds per second.
+        max_bytes: memory limit for tables and for reading. Large tables and tables not used
+            recently are evicted first. A table larger than half of the limit is refused.
+        budget: memory held while reading; None if it is not counted.
+        cpu_share: share of one CPU for reading, in CPU seconds per second.
         workers: number of threads.
         now_ns: any steady clock.
         cpu_ns: CPU time of the calling thread.
@@ -260,7 +260,7 @@ class SymbolLoader(ForkAware):
         self._changed.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Resume in the parent."""
+        """Resume loading in the parent."""
         self._changed.release()
         self._gate.after_fork()
 
@@ -375,7 +375,10 @@ class SymbolLoader(ForkAware):
         self._settle(waiting, names, self._thread_ns() - began_ns)
 
     def _give_up(self, waiting: Waiting) -> None:
-        """Postpone a file whose debug file hangs; it is then read without the debug file."""
+        """Postpone a file because the search for its debug file hangs.
+
+        The file is later read without its debug file.
+        """
         file = waiting.file
         if file.reading is waiting:
             self._unread -= 1
@@ -414,7 +417,7 @@ class SymbolLoader(ForkAware):
         """Evict tables until the others and the memory held by reading fit the limit.
 
         The largest tables are evicted first, so that a large table does not displace many small
-        tables; a table unused since the last eviction counts as larger.
+        tables; a table that was not used since the last eviction counts as larger.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

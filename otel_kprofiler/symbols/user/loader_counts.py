@@ -10,15 +10,17 @@ class LoaderCounts(NamedTuple):
     """Outcomes for files with sampled code, at one instant.
 
     Attributes:
-        loaded: read, even if evicted later.
-        refused: damaged, too large or unreadable. A file counts once, regardless of the number of
-            attempts; this also applies to ``gone`` and to each reason in ``lines_refused``.
-        dropped: not read because the queue was full; requested again if still needed.
-        evicted: dropped from memory to make room for others.
-        gone: needed again but not reopened, since no visible process maps them and the files at
-            their paths differ; retried at growing intervals.
-        pending: waiting to be read.
-        bytes: memory of all tables.
+        loaded: files that were read, even if evicted later.
+        refused: files that are damaged, too large or unreadable. A file counts once, regardless of
+            the number of attempts; this also applies to ``gone`` and to each reason in
+            ``lines_refused``.
+        dropped: files that were not read because the queue was full. They are requested again if
+            still needed.
+        evicted: files whose symbols were dropped from memory to make room for others.
+        gone: files that were needed again but could not be reopened, since no visible process maps
+            them and the files at their paths differ. They are retried at growing intervals.
+        pending: files waiting to be read.
+        bytes: memory used by the symbol tables of all loaded files, in bytes.
         cpu_ns: CPU time that this process spent on reading, in nanoseconds.
         lines_refused: loaded files whose source lines cannot be read, by reason.
     """

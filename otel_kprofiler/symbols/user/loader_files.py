@@ -1,4 +1,4 @@
-"""Files of the symbol loader: their names, and their entries in its queue."""
+"""Keeps the files of the symbol loader: their names, and their entries in its queue."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 _AGAIN_NS: Final = 500_000_000  # an evicted file's second delay; the first is 0, later ones double
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
-"""The names are missing and will not be read."""
+"""Result for a file whose names are missing and will not be read."""
 EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True)
-"""The names are missing until the file is read again."""
+"""Result for a file whose names are missing until the file is read again."""
 
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
-"""Reads the symbols of an open file, or of an image in memory, and of its debug file.
-
+"""Function that reads the symbols of an open file, or of an image in memory, and of its debug file.
 Raises ``SymbolsRefused``.
 """
 
 
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
-    """The symbols cannot be used; the message has the reason."""
+    """Raised if the symbols cannot be used. The message has the reason."""
 
 
 class QueuedFile:
@@ -57,12 +56,12 @@ class QueuedFile:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory of its tables in bytes."""
+        """Returns the memory used by its tables, in bytes."""
         return 0 if isinstance(self.names, NamedAddress) else self.names.nbytes
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the file is not queued, and another attempt may read more."""
+        """Returns whether the file is not queued, and another attempt may yield more."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
@@ -72,7 +71,7 @@ class QueuedFile:
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Postpone reading, by growing delays; names are kept.
+        """Postpone reading by growing delays. Names are kept.
 
         Args:
             now_ns: the current time.
@@ -94,7 +93,7 @@ class QueuedFile:
 
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
-    """Returns whether another attempt may read missing source lines."""
+    """Returns whether source lines are missing that another attempt may yield."""
     return not isinstance(names, NamedAddress) and names.lines_may_come
 
 
@@ -144,7 +143,7 @@ class FileReader:
     def read(
         self, waiting: Waiting, begin_search: Callable[[], bool]
     ) -> FileSymbols | NamedAddress:
-        """Reads and closes a file; ``EVICTED`` if it cannot be reopened.
+        """Reads and closes a file. Returns ``EVICTED`` if it cannot be reopened.
 
         Raises:
             SymbolsRefused: the names cannot be used.

@@ -1,4 +1,4 @@
-"""Settings for naming user code, and the objects that they open."""
+"""Defines the settings for naming user code, and opens the objects that they describe."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
 _LINE_SHARE: Final = 8
-"""Memory of a process that converts DWARF, as a multiple of symbol memory: 60 MB suffices for
-CPython's largest file.
+"""Memory limit of a process that converts DWARF, as a multiple of symbol memory. CPython's largest
+file needs 60 MB.
 """
 _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
@@ -41,13 +41,14 @@ class UserSymbolSettings:
     """Settings for details of user frames besides file and address.
 
     Attributes:
-        detail: nothing, function names, or also source lines and inlined functions.
-        max_bytes: memory for symbols. Up to three quarters of it may be held while reading files,
+        detail: which details to read: none, function names, or also source lines and inlined
+            functions.
+        max_bytes: memory limit for symbols. Up to three quarters of it may be used to read files,
             for which large tables are evicted. A process that converts DWARF may use eight times
             this limit, but at most half of the memory that the cgroup has left.
-        cpu_share: CPU time for reading symbols, in seconds per second.
-        may_block: whether naming an address may take seconds, as with source lines of split DWARF;
-            if False, such files have only function names.
+        cpu_share: share of one CPU for reading symbols, in CPU seconds per second.
+        may_block: whether naming an address may take seconds, as for source lines of split DWARF.
+            If False, such files have only function names.
     """
 
     detail: Literal["off", "names", "lines"] = "off"

@@ -1,13 +1,13 @@
 """Reads functions of JIT compilers from ``/tmp/perf-PID.map``, written for perf(1).
 
-Each function has a line ``START SIZE NAME``, in hexadecimal (tools/perf/Documentation/
-jit-interface.txt of Linux). Writers include V8 (``--perf-basic-prof``), Python (``-X perf``), .NET,
-Erlang, and the JVM (``Compiler.perfmap``).
+Each function has a line ``START SIZE NAME``, in hexadecimal (Linux's
+tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-prof``), Python
+(``-X perf``), .NET, Erlang, and the JVM (``Compiler.perfmap``).
 
 Lines have no timestamps, and code memory is reused. A name is returned for an address and a time
 under these rules:
 
-- The file must have been read after the time; later times have no name until the next read.
+- The file must have been read after that time. Later times have no name until the next read.
 - An address with a single owner in the entire file has that owner's name.
 - An address whose owner changed between two reads has the old name until the first read, the new
   name from the second read on, and no name in between.
@@ -47,14 +47,14 @@ _LINE: Final = re.compile(
 
 
 class PerfMapLines(NamedTuple):
-    """Functions in the order of their lines, and the number of malformed lines."""
+    """The functions in the order of their lines, and the number of malformed lines."""
 
     codes: list[JitCode]
     damaged: int
 
 
 def parse_perf_map(text: bytes) -> PerfMapLines:
-    """Parse whole lines; skips empty lines and functions without a size."""
+    """Parses whole lines. Skips empty lines and functions without a size."""
     codes = []
     good = 0
     for start_digits, size_digits, name in _LINE.findall(text):
@@ -76,7 +76,7 @@ class PerfMap(JitFile[JitCode]):
             not read.
         files: reads files of ``/proc``.
         clock: converts the process's start time to Unix time.
-        root: root directory of the host's files; tests use another directory.
+        root: path at which the host's root directory is mounted; empty for ``/``.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> None:
@@ -102,7 +102,7 @@ class PerfMap(JitFile[JitCode]):
 
 
 def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> int:
-    """Open the map of a process from its own view of ``/tmp``, else from the host's.
+    """Open the map of a process in ``/tmp`` as the process sees it, else in the host's ``/tmp``.
 
     It must be a regular file owned by the process's user or root, not world-writable, and written
     since the process started.
@@ -137,7 +137,7 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
 
 
 def _open_in(directory: str, name: str) -> int:
-    """Open a file without following links or waiting for a pipe's other end."""
+    """Open a file without following links, and without waiting for the other end of a pipe."""
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

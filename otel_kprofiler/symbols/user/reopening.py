@@ -23,7 +23,7 @@ from otel_kprofiler.host import (
 from otel_kprofiler.model import VDSO_NAME, FileDetails, FileKey, OpenFile
 
 MAX_SCAN_NS: Final = 1_000_000_000
-"""CPU time limit for a search of all processes."""
+"""CPU time limit for a search in all processes."""
 _MAX_LIKELY: Final = 64
 
 
@@ -34,7 +34,7 @@ class WantedFile(NamedTuple):
         key: identity of the file.
         details: details of the file.
         owner: id of a process that has mapped it.
-        size: in bytes; 0 if unknown.
+        size: size in bytes; 0 if unknown.
         modified_ns: Unix time of its last write; 0 if unknown.
     """
 
@@ -50,8 +50,8 @@ def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None
 
     The file is opened through a process that maps it, whatever that process's root directory is,
     even if the file was deleted. The opened file has the same inode number, size, modification
-    time, hash and build id; a file at its path may have a different inode if it has the same build
-    id, which implies the same content.
+    time, hash and build id; a file at its path may have a different inode number if it has the same
+    build id, which implies the same content.
 
     Args:
         wanted: the file.
@@ -92,7 +92,8 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
     """Yields requests for the file by processes that map it, the most reliable first.
 
     On overlayfs, the kernel shows a device other than the inode's (file_user_inode(),
-    include/linux/fs.h); inode number and path must then match, and such requests come last.
+    include/linux/fs.h). In that case, inode number and path must match, and such requests come
+    last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []
@@ -120,7 +121,10 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
-    """Yields process ids, ``first`` and then the newest; stops when the CPU time is used up."""
+    """Yields process ids: ``first``, then all others, newest first.
+
+    Stops when the CPU time is used up.
+    """
     if first:
         yield first
     began_ns = time.thread_time_ns()

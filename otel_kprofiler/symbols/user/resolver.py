@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Limit of cached stack words and frames. Each new process has different words; frames stay cached
+"""Limit on cached stack words and frames. Each new process has different words. Frames stay cached
 while in use.
 """
 MAX_MAPPINGS_CACHED: Final = 8_192
@@ -49,20 +49,20 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.GUESS: "guess",
     FrameSource.DISASSEMBLY: "disassembly",
 }
-"""Unwind methods without proof of the caller."""
+"""Names of unwind methods that do not prove that a frame is the caller."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROPPED})
 
 
 _Place = int | tuple[int, str]
-"""Offset in a file; frames without proof also have the method."""
+"""An offset in a file. Frames without proof also have the unwind method."""
 
 
 class UserNames(Protocol):
-    """Names of user code that have been loaded; only ``finish`` waits.
+    """Provides the loaded names of user code. Only ``finish`` waits.
 
-    The thread that drains samples calls these; ``add`` is called by other threads.
+    The thread that drains samples calls all methods except ``add``, which other threads call.
     """
 
     def add(
@@ -105,10 +105,10 @@ class _KnownFile:
         self._earlier_interim: dict[_Place, Frame] = {}
 
     def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
-        """Returns the frame at an offset in the file, shared by all processes; whether it is final.
+        """Returns the frame at a file offset, shared by all processes, and whether it is final.
 
-        Its address (SVMA) is computed from the segment. Outside of segments, and in non-ELF files,
-        the offset is used as the address.
+        The frame's address (SVMA) is computed from the segment. Outside segments, and in non-ELF
+        files, the offset is used as the address.
         """
         key = (offset, found_by) if found_by else offset
         frame = self.final.get(key)
@@ -140,9 +140,9 @@ class _KnownFile:
         return frame, False
 
     def forget(self) -> int:
-        """Forget frames not used since the last call; returns the number of frames left.
+        """Forget frames not used since the last call, and return the number of frames left.
 
-        Looks up a name again, so that symbols of a used file stay loaded.
+        Looks up a name again, so that the symbols of a file in use stay loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -171,7 +171,7 @@ class _Mapping(NamedTuple):
 
 
 class _Words(dict[int, Frame]):
-    """Caches frames of all stacks with the same mappings, by words of stacks.
+    """Caches the frames of all stacks with the same mappings, by stack word.
 
     Attributes:
         pending: number of look-ups of frames that may be improved later.
@@ -214,7 +214,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """A side with files that have not been read yet; improves as they are read."""
+    """A side with files that have not been read yet. Its frames get names as the files are read."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -225,7 +225,10 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the files read so far; the same object until more are read."""
+        """Returns the side with the files read so far.
+
+        Until more are read, it is the same object.
+        """
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -245,7 +248,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side of a process; the same object until a name changes."""
+        """Returns the side of a process. Until a name changes, it is the same object."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -307,7 +310,7 @@ class UserResolver(Stateless):
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
-        """Resolves a user stack; provisional while one of its files is unknown."""
+        """Resolves a user stack. The result is provisional while one of its files is unknown."""
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
@@ -317,12 +320,18 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Makes the side from files known so far; also returns the number of improvable frames."""
+        """Makes the side from the files known so far.
+
+        Also returns the number of frames that may get names later.
+        """
         side, words = self._find(raw)
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Makes the side from the files known so far; also returns the words of its mappings."""
+        """Makes the side from the files known so far.
+
+        Also returns the cached words of its mappings.
+        """
         if self._kept >= MAX_FRAMES_CACHED:
             self._forget()
         if not self._has_files and self._known.version:
@@ -342,7 +351,7 @@ class UserResolver(Stateless):
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
-        """Does not wait: provisional sides are completed once their files are known."""
+        """Does not wait, because provisional sides are completed once their files are known."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
@@ -398,7 +407,7 @@ class UserResolver(Stateless):
 
 
 def make_module(details: FileDetails, text: Segment | None) -> Module:
-    """Makes the module of a segment, in whole pages; of the whole file if None."""
+    """Makes the module for a segment, in whole pages, or for the whole file if ``text`` is None."""
     ranges: tuple[AddressRange, ...] = ()
     file_offset = 0
     if text is not None:

@@ -1,4 +1,4 @@
-"""Rust's legacy mangled names: ``_ZN…17h<hash>E``."""
+"""Demangles Rust's legacy names: ``_ZN…17h<hash>E``."""
 
 from __future__ import annotations
 

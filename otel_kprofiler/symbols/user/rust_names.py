@@ -22,9 +22,9 @@ _HEX: Final = re.compile("[0-9a-f]*_")
 
 _MAX_DEPTH: Final = 100
 _MAX_STEPS: Final = 20_000
-"""Maximum elements of a name; an element counts once per reference to it."""
+"""Maximum number of elements in a name. An element counts once per reference to it."""
 MAX_CHARS: Final = 1 << 14
-"""Maximum characters of a readable name."""
+"""Maximum number of characters in a readable name."""
 _BASE_62: Final = {
     digit: value
     for value, digit in enumerate("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -59,11 +59,11 @@ def _demangle_v0(body: str) -> str | None:
 
 
 class _DamagedError(Exception):
-    """The name does not follow the grammar, or is too large when printed."""
+    """Raised if the name does not follow the grammar, or is too long when printed."""
 
 
 class _Printer:
-    """Parses and prints a name in one pass, since back references are parsed again."""
+    """Parses and prints a name in one pass. The targets of back references are parsed again."""
 
     def __init__(self, body: str) -> None:
         self._body = body
@@ -100,14 +100,14 @@ class _Printer:
         return False
 
     def _enter(self) -> None:
-        """Enter an element that may contain others; leaving it lowers the depth again."""
+        """Enter an element that may contain others. Leaving it lowers the depth again."""
         self._steps += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH or self._steps > _MAX_STEPS:
             raise _DamagedError
 
     def _list(self, read: Callable[[], None], separator: str = ", ") -> int:
-        """Read elements until ``E``; returns their number."""
+        """Reads elements until ``E``, and returns their number."""
         count = 0
         while not self._eat("E"):
             if count:
@@ -212,7 +212,10 @@ class _Printer:
             self._type()
 
     def _lifetime(self, index: int) -> None:
-        """Prints a lifetime: index 0 is erased, others count binders from the innermost."""
+        """Prints a lifetime.
+
+        Index 0 is an erased lifetime; other indices count bound lifetimes from the innermost.
+        """
         if not index:
             self._print("'_")
             return

@@ -1,4 +1,4 @@
-"""Sources of function names in user files."""
+"""Combines the sources of function names in user files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 MAX_CACHE_BYTES: Final = 2 << 30
-"""Maximum bytes of downloads, and of source lines."""
+"""Size limit of the cache of downloads, and of the cache of source lines, in bytes."""
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Share of the budget for reading, itself three quarters of the memory, for a file's tables."""
+"""The part of the reading budget that a file's tables may use. The budget is three quarters of the
+memory limit.
+"""
 
 
 class LineReader(Protocol):
@@ -94,14 +96,14 @@ class SymbolSources:
         """Opens the sources that most tools need.
 
         Args:
-            lines: whether to read source lines and inlined functions, which needs the extra
+            lines: whether to read source lines and inlined functions, which requires the extra
                 ``dwarf``.
             directories: directories with debug files, by build id or by path.
             servers: addresses of debuginfod servers to query for debug files.
             cache_path: directory for downloads and source lines; by default the user's cache
                 directory.
-            line_memory_bytes: memory of the process that converts DWARF; at most half of the memory
-                that the cgroup has left.
+            line_memory_bytes: memory limit of the process that converts DWARF; at most half of the
+                memory that the cgroup has left.
             may_block: whether looking up source lines may take seconds; False omits lines in split
                 DWARF.
 
@@ -131,7 +133,7 @@ class SymbolSources:
         """Reads the symbol names in a file.
 
         Args:
-            source: the file, not needed afterwards.
+            source: the file, which is not needed afterwards.
             elf: the file's parsed headers.
             details: other details of the file.
             root: root directory of a process that has mapped the file; empty for this process's.

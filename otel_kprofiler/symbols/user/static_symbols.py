@@ -1,4 +1,4 @@
-"""Reads symbols for debuggers, and detects functions without names."""
+"""Reads the symbols meant for debuggers, and detects functions without names."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Limit on the content of ``.gnu_debugdata``, and on the memory to decompress it."""
 _UNPACKING: Final = 2.25
-"""Decompression memory per byte of the limit: the dictionary, and the result with spare room."""
+"""Memory used for decompression per byte of the limit: the dictionary, and the result with spare
+capacity.
+"""
 _PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step
 _COVERED_BYTES: Final = 28
-"""Memory of a symbol while :class:`_Covered` is built."""
+"""Memory used by a symbol while :class:`_Covered` is built."""
 _VALUE_BYTES: Final = 160
-"""Memory of an address in two sets."""
+"""Memory used by an address in two sets."""
 _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads symbols for debuggers; each source fills the gaps left by earlier sources."""
+    """Reads the symbols meant for debuggers. Each source fills the gaps left by earlier sources."""
 
     def __init__(
         self,
@@ -155,8 +157,8 @@ def _have_holes(
 ) -> bool:
     """Returns whether unwind information has a function without a symbol.
 
-    PLT stubs do not count: they are named after their targets. The middle of a function
-    is compared, because some entries begin a byte before their function.
+    PLT stubs do not count, since they are named after their targets. The middle of a function is
+    compared, because some entries begin a byte before their function.
     """
     if not bounds.starts:
         return False
@@ -199,7 +201,7 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
 
 
 def find_outside(tables: list[Symbols], symbols: Symbols, budget: ReadingBudget) -> Symbols:
-    """Returns the symbols that start outside of all functions of the tables."""
+    """Returns the symbols that start outside all functions in the tables."""
     if not tables:
         return symbols
     taken_bytes = _VALUE_BYTES * len(symbols.values) + _covered_bytes(tables)

@@ -1,11 +1,11 @@
-"""Names PLT stubs after their targets, by the relocations of their GOT slots.
+"""Names PLT stubs after their targets, using the relocations of their GOT slots.
 
 On x86-64, a stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot
 of the GOT. Files with indirect branch tracking have a second kind of stub in ``.plt``, which pushes
 the index of its relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage
-Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``, the slot's page and content,
-its address for the dynamic linker, an optional authentication, and the jump (binutils,
-elfnn-aarch64.c).
+Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``, instructions that load the
+slot's page, its content, and its address for the dynamic linker, an optional authentication, and
+the jump (binutils, elfnn-aarch64.c).
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Size limit of a stub section in bytes; libLLVM-14 has one of 8 KiB."""
+"""Size limit of a stub section in bytes. The section in libLLVM-14 has 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # relocations read at a time
 _STUB_MEMORY: Final = 40
-"""Memory per byte of a stub section: two tuples of numbers and two keys per stub."""
+"""Memory used per byte of a stub section. Each stub takes two tuples of numbers and two keys."""
 _NAME_FACTOR: Final = 3
-"""Copies of a name: the name itself, a copy among the names of all stubs, and one in the table."""
+"""Number of copies of a name: the name itself, a copy among the names of all stubs, and a copy in
+the table.
+"""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -47,7 +49,7 @@ _PUSH: Final = re.compile(rb"\xf3\x0f\x1e\xfa\x68(?P<index>....)\xf2?\xe9", re.D
 
 
 class Stub(NamedTuple):
-    """A stub, SVMA ``[start, start + size)``.
+    """A stub at the SVMAs ``[start, start + size)``.
 
     Attributes:
         start: SVMA of the stub.
@@ -78,14 +80,14 @@ def read_stubs(
     *,
     budget: ReadingBudget,
 ) -> list[Stub]:
-    """Reads the stubs of a file; none for other machines.
+    """Reads the stubs of a file. Returns none for other machines than x86-64 and arm64.
 
     Args:
         source: bytes of the file.
         elf: the file's parsed headers.
         sections: its section headers.
         symbols: ``.dynsym``, which the relocations refer to; None if there is none.
-        limit: size of a table of relocations in bytes.
+        limit: maximum size of a relocation table, in bytes.
         budget: memory budget for stubs and their names.
 
     Raises:

@@ -1,8 +1,8 @@
 """Decodes ``.symtab`` and ``.dynsym`` of user files, a column at a time.
 
-An entry has 24 bytes (elf(5), Elf64_Sym): name, and a word of type, binding and section index;
-value; size. Columns of integers are sliced by ``memoryview`` and filtered by ``itertools``, which
-handles hundreds of thousands of entries without a native library.
+An entry has 24 bytes (elf(5), Elf64_Sym): the name, a word with type, binding and section index,
+the value, and the size. Columns of integers are sliced by ``memoryview`` and filtered by
+``itertools``, which handles hundreds of thousands of entries without a native library.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
-"""Limit on a symbol table: 1.4 million symbols."""
+"""Size limit of a symbol table in bytes, which is 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
-"""Memory of a symbol in :class:`Symbols`, without its name."""
+"""Memory used by a symbol in :class:`Symbols`, without its name."""
 _RUN: Final = 1 << 14  # number of symbols sorted at once
 _SORT_BYTES: Final = 96
-"""Memory per symbol of the run being sorted."""
+"""Memory used per symbol in the run that is sorted."""
 _PICKED: Final = 1 << 12
 _PART_ENTRIES: Final = 1 << 12
 _PICK_BYTES: Final = 192
-"""Memory per entry of the part being filtered."""
+"""Memory used per entry in the part that is filtered."""
 _NAMES_PART_BYTES: Final = 1 << 16
 _CODE_TYPES: Final = (STT_NOTYPE, STT_FUNC, STT_GNU_IFUNC)
 _CODE_KINDS: Final = frozenset(kind for kind in range(256) if kind & 0xF in _CODE_TYPES)
@@ -50,8 +50,8 @@ class SymbolTable(NamedTuple):
     """A raw symbol table.
 
     Attributes:
-        content: entries.
-        names: names, each followed by a zero byte.
+        content: the entries.
+        names: the names, each followed by a zero byte.
         code: indices of sections with code.
     """
 
@@ -61,12 +61,12 @@ class SymbolTable(NamedTuple):
 
 
 class Symbols(NamedTuple):
-    """Columns of code symbols, in the order of their table.
+    """The columns of code symbols, in the order of their table.
 
     Attributes:
-        values: SVMA.
-        sizes: in bytes; 0 if unknown.
-        kinds: ``st_info``: type in the lower four bits, binding above.
+        values: SVMAs.
+        sizes: sizes in bytes; 0 if unknown.
+        kinds: values of ``st_info``, with the type in the lower four bits and the binding above.
         names_at: start of each name in ``names``.
         names: names, each followed by a zero byte.
     """
@@ -87,7 +87,7 @@ def read_table(
         source: bytes of the file.
         sections: the file's section headers.
         kind: ``SHT_SYMTAB`` or ``SHT_DYNSYM``.
-        limit: size of the table and of its names, in bytes.
+        limit: maximum size of the table, and of its names, in bytes.
         budget: memory that the table may use.
 
     Raises:
@@ -144,7 +144,7 @@ def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Sy
 
 
 def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
-    """Remove versions a part at a time: there may be as many as names."""
+    """Remove versions one part of the names at a time, since each name may have a version."""
     if b"@" not in names:
         return names
     budget.take(len(names), "its names")
@@ -182,12 +182,12 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Returns the memory to sort a number of symbols, besides four bytes for each."""
+    """Returns the memory needed to sort this many symbols, besides four bytes for each."""
     return _SORT_BYTES * min(count, _RUN)
 
 
 def sort_symbols(values: array[int]) -> array[int]:
-    """Returns the indices of symbols by value.
+    """Returns the indices of the symbols, sorted by value.
 
     The symbols are sorted in runs, since a sort takes about 90 bytes per symbol.
     """
@@ -202,7 +202,7 @@ def sort_symbols(values: array[int]) -> array[int]:
 
 
 def pick(order: array[int], column: array[int]) -> array[int]:
-    """Reorders a column."""
+    """Returns the values of a column in the given order."""
     picked = array(column.typecode, [0]) * len(order)
     for at in range(0, len(order), _PICKED):  # small tuples, which stay in the CPU's cache
         part = order[at : at + _PICKED]

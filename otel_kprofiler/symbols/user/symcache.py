@@ -1,8 +1,8 @@
-"""Reads SymCaches: source lines and inlined functions of one file, sorted by address.
+"""Reads SymCaches, which contain the source lines and inlined functions of one file by address.
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
-https://github.com/getsentry/symbolic), 32-bit little-endian words throughout. It is designed to be
-mapped and read in place, so a look-up touches a few pages and needs no library.
+https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The format is
+designed to be mapped and read in place, so a look-up touches a few pages and needs no library.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Limit on functions at an address, for damaged files; far above the output of compilers."""
+"""Limit on functions at an address, which guards against damaged files. It is far above what
+compilers write.
+"""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Limit on cached names and paths of all files; a character takes up to four bytes."""
 _ENTRY_CHARACTERS: Final = 200
-"""Memory of an entry without its text."""
+"""Memory used by an entry without its text, as a number of characters."""
 _MAX_STRING_BYTES: Final = 8192
 """Longer names and paths are truncated to bound the cache."""
 
 
 class _Name(NamedTuple):
-    """Displayed name of a function, and the linker name if it differs."""
+    """The displayed name of a function, and its linker name if that differs."""
 
     function: str
     system_name: str
@@ -48,12 +50,12 @@ _PATHS: Final = KeptValues[tuple[int, int], str](_MAX_KEPT_CHARACTERS)
 
 
 class SymCache:
-    """Source lines and inlined functions of one file.
+    """The source lines and inlined functions of one file.
 
     Thread-safe. Caches a few thousand names and paths across all files.
 
     Args:
-        data: the SymCache; truncated parts are unknown.
+        data: the SymCache. Lookups in truncated parts return nothing.
         base: SVMA of the first segment, to which the addresses in ``data`` are relative.
         is_partial: whether parts of the file's DWARF are in other files, and so not in the data.
 
@@ -109,11 +111,11 @@ class SymCache:
 
     @property
     def nbytes(self) -> int:
-        """Returns 0: the data is mapped from a file."""
+        """Returns 0, because the data is mapped from a file."""
         return 0
 
     def close(self) -> None:
-        """Do nothing: the data is released after the last look-up."""
+        """Does nothing, because the data is released after the last look-up."""
 
     def _name(self, index: int) -> _Name:
         name = _NAMES.get((self._number, index))
@@ -142,7 +144,7 @@ class SymCache:
         return path
 
     def _string(self, offset: int) -> str:
-        """Reads a string preceded by its length in LEB128."""
+        """Reads a string, which is preceded by its length in LEB128."""
         length = shift = 0
         while offset < len(self._strings):
             byte = self._strings[offset]
