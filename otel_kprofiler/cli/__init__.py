@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported on use."""
+"""The command line, with one module per command, imported on use."""
 
 import signal
 import threading

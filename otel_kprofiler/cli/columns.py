@@ -1,4 +1,4 @@
-"""Columns of text for terminals of any width."""
+"""Lays out columns of text for terminals of any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completeness of user stacks: the share of complete ones, and where most of the others end."""
+"""Reports the share of user stacks that are complete, and where most of the others end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_FILE: Final = "code without a file"
 
 
 class _End(NamedTuple):
-    """Where an incomplete stack ends: reason, program, and file of the outermost frame."""
+    """The end of an incomplete stack: reason, program, and file of the outermost frame."""
 
     reason: str
     program: str
@@ -29,8 +29,8 @@ class Completeness:
     """Counts of samples with a user stack.
 
     Attributes:
-        complete: samples whose user stack is complete.
-        ends: samples whose user stack is incomplete, by its end.
+        complete: number of samples whose user stack is complete.
+        ends: number of samples whose user stack is incomplete, by its end.
     """
 
     complete: int = 0
@@ -38,7 +38,7 @@ class Completeness:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> Self:
-        """Returns the counts of windows."""
+        """Counts the samples of windows."""
         return cls._of(
             (sample.stack, resource, sample.thread_name, len(sample.timestamps_unix_ns))
             for window in windows
@@ -47,7 +47,7 @@ class Completeness:
 
     @classmethod
     def of_samples(cls, samples: Samples) -> Self:
-        """Returns the counts of samples of one kind."""
+        """Counts the samples of one kind."""
         tables = samples.tables
         rows = zip(samples.stacks, samples.threads, samples.counts(), strict=True)
         return cls._of(
@@ -106,7 +106,10 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the parts of a user stack that Python frames split; the last part has the status."""
+    """Yields the parts into which Python frames split a user stack.
+
+    The last part has the status.
+    """
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side
@@ -117,7 +120,10 @@ def _reason(side: Side) -> str:
 
 
 def _place(side: Side) -> str:
-    """Returns the file of the outermost frame, whose caller is missing; empty without frames."""
+    """Returns the file of the outermost frame, whose caller is missing.
+
+    Returns an empty value if there is no frame.
+    """
     if not side.frames:
         return ""
     frame = side.frames[-1]

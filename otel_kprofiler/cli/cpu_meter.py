@@ -7,7 +7,7 @@ import time
 
 
 class CpuMeter:
-    """Measures this process and its reaped children; not thread-safe."""
+    """Measures the CPU time of this process and its reaped children; not thread-safe."""
 
     def __init__(self) -> None:
         self._last = (time.monotonic(), _read_cpu_s())

@@ -34,7 +34,7 @@ _Range = tuple[Moment, Moment]
 
 
 class _RangeType(click.ParamType[_Range]):
-    """A time range of a profile: two times with ``..`` between them."""
+    """The type of a time range: two times with ``..`` between them."""
 
     name = "range"
 
@@ -171,7 +171,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares two sides; a side without samples has no shares."""
+    """Compares two sides. A side without samples has no shares."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
@@ -180,7 +180,7 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
 def _load(
     source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
 ) -> tuple[Samples, _Range | None]:
-    """Loads the samples of a source; returns also the time range left to apply."""
+    """Loads the samples of a source. Also returns the time range that is still to be applied."""
     if is_table(source):
         samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
     else:

@@ -17,13 +17,13 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""If the loads of both sides differ by more than this factor, the output points it out."""
+"""If the loads of the two sides differ by more than this factor, the output says so."""
 _CHANCE: Final = "~"
-"""Mark of differences that may be chance."""
+"""The mark for differences that may be chance."""
 
 
 class Way(StrEnum):
-    """The compared quantity: shares of all samples, or weights per second."""
+    """The quantity that is compared: shares of all samples, or weights per second."""
 
     SAMPLES = "samples"
     TIME = "time"
@@ -74,7 +74,7 @@ def table(
     Args:
         by: grouping of the samples.
         changes: rows of the table, in order.
-        kind: kind of samples.
+        kind: kind of the samples.
         way: the compared quantity.
         width: width of the terminal; None for no limit.
     """

@@ -57,9 +57,9 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Format findings: one line each, and up to two more with requirement and fix.
+    """Format each finding as one line, and up to two more with requirement and fix.
 
-    Fixes for the verdict are left to :func:`conclude`, which prints each once.
+    :func:`conclude` prints the fixes for the verdict, each once.
     """
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
@@ -91,7 +91,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the verdict, then a line for each fix, with its checks."""
+    """Yields the verdict, then a line for each fix, with the checks that suggest it."""
     verdict, causes = judge(findings)
     limits = [
         finding for finding in findings if finding.level is Level.WARN and finding not in causes
@@ -109,7 +109,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Drops the finding of addresses hidden in kallsyms if the BPF iterator reports them."""
+    """Drops the finding that kallsyms hides addresses, if the BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 

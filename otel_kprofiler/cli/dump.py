@@ -134,7 +134,7 @@ def _write(
 def _find_processes(
     access: Access, pids: Iterable[int], names: frozenset[bytes], containers: Iterable[str]
 ) -> dict[int, frozenset[bytes]]:
-    """Finds the processes; returns for each the names of threads to show, empty for all.
+    """Returns the processes, each with the names of the threads to show; empty for all.
 
     Raises:
         KProfilerError: a process, name or container does not exist.
@@ -164,7 +164,7 @@ def _find_processes(
 def _find_named(
     access: Access, names: frozenset[bytes]
 ) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
-    """Yields processes with threads of these names, and whether the main thread has one."""
+    """Yields processes with threads of these names, and whether the main thread has such a name."""
     for entry in access.list_dir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
@@ -181,7 +181,7 @@ def _find_named(
 
 
 def _select(process: ProcessState, names: frozenset[bytes]) -> ProcessState:
-    """Returns only the threads of these names; all if there are none."""
+    """Returns only the threads with these names, or all threads if no thread has them."""
     if not names:
         return process
     shown = frozenset(map(os.fsdecode, names))

@@ -13,11 +13,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndSignals:
-    """Catches the signals that end a recording; a context manager for the main thread.
+    """Context manager that catches the signals that end a recording.
 
-    The first signal after :meth:`listen` is noted. An earlier signal, or a second, leaves the
-    context with ``SystemExit``: nothing is recorded yet, or the user does not want to wait for
-    names and files. An ignored SIGHUP (nohup) stays ignored.
+    Use it in the main thread only. The first signal after :meth:`listen` is noted. An earlier
+    signal leaves the context with ``SystemExit``, because nothing is recorded yet. So does a second
+    signal, because the user does not want to wait for names and files. An ignored SIGHUP (nohup)
+    stays ignored.
 
     Attributes:
         received: the signal that ended the recording; None if it ended by itself.
@@ -29,7 +30,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """Note the next signal and call ``announce``, from the signal handler."""
+        """Note the next signal, and call ``announce`` in the signal handler."""
         self._announce = announce
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ ENTER: Final = "enter"
 ESCAPE: Final = "escape"
 BACKSPACE: Final = "backspace"
 REDRAW: Final = "redraw"
-"""Ctrl-L."""
+"""The key Ctrl-L, which redraws the screen."""
 
 _CONTROLS: Final = {
     "\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\b": BACKSPACE, "\x0c": REDRAW
@@ -39,7 +39,7 @@ class KeyParser:
 
     @property
     def is_waiting(self) -> bool:
-        """Returns whether the pending input may be the Escape key or start a longer sequence."""
+        """Returns whether the pending input may be the Escape key, or start a longer sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:
@@ -59,7 +59,7 @@ class KeyParser:
         return keys
 
     def flush(self) -> list[str]:
-        """Returns the keys of the pending input; call when no more input follows."""
+        """Returns the keys in the pending input. Call it when no more input follows."""
         keys = []
         while self._text:
             keys += self._take()

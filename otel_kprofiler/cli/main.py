@@ -41,14 +41,14 @@ _NO_THREAD: Final = "can't start new thread"  # CPython raises only this message
 
 
 class LazyCommands(click.Group):
-    """A group that imports a command's module on use."""
+    """A command group that imports a command's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns command names in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if it does not exist."""
+        """Import a command, and return it; None if it does not exist."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")
@@ -58,7 +58,10 @@ class LazyCommands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Look up a command; fails with a similar name, as click does for its own commands."""
+        """Look up a command.
+
+        On failure, suggests a similar name, as click does for its own commands.
+        """
         similar = difflib.get_close_matches(args[0], COMMANDS, 1)
         if similar and args[0] not in COMMANDS:
             raise click.UsageError(f"no command {args[0]!r}; did you mean {similar[0]}?", ctx)
@@ -135,7 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Reserve descriptors of closed standard streams: no file gets them, and writes fail."""
+    """Reserve the descriptors of closed standard streams, so that no file gets them.
+
+    Writes to them fail.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -152,7 +158,7 @@ def _discard_output() -> None:
 
 
 def _explain(error: Exception) -> KProfilerError | None:
-    """Convert a system error; None if it may be a bug."""
+    """Convert a system error to an error with a fix; None if it may be a bug."""
     if isinstance(error, MemoryError):
         return HostError("out of memory", hint="raise the limit, or process less at once")
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create

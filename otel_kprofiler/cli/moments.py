@@ -1,4 +1,4 @@
-"""Times on the command line: relative to a profile, or by the clock."""
+"""Parses times on the command line, which are relative to a profile or by the clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time of a profile: seconds after its first sample, a time of that day, or a date and time.
+    """A time in a profile: seconds after its first sample, a time of that day, or a date and time.
 
     Negative seconds count back from the end. Times without a zone are UTC.
     """
@@ -28,9 +28,9 @@ class Moment:
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
-        """Returns the Unix time in nanoseconds, in a profile with this first sample and end.
+        """Returns the Unix time in nanoseconds, for a profile with this first sample and end.
 
-        A time of day is on the day of the first sample.
+        A time of day refers to the day of the first sample.
         """
         if isinstance(self.value, float):
             begin = first_unix_ns if self.is_from_start else end_unix_ns
@@ -45,7 +45,10 @@ class Moment:
 
 
 class MomentType(click.ParamType[Moment]):
-    """A duration in Go's syntax or seconds, also negative, or a date and time of ISO 8601."""
+    """The type of a time: an ISO 8601 date and time, or a duration in Go's syntax or in seconds.
+
+    Durations may be negative.
+    """
 
     name = "time"
 

@@ -1,4 +1,4 @@
-"""Finds the parameters given on the command line."""
+"""Finds the parameters that were given on the command line."""
 
 from __future__ import annotations
 

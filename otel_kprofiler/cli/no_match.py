@@ -141,7 +141,7 @@ _VALUES: Final[dict[str, Callable[[Samples, tuple[str, ...]], _Values]]] = {
         samples.origins, [origin.profile.kind.name for origin in samples.tables.origins], samples
     ),
 }
-"""Counts of samples by value, for the fields of :class:`Filter`."""
+"""Functions that count samples by value, for the fields of :class:`Filter`."""
 
 OPTIONS: Final = {
     "processes": "--process",
@@ -156,4 +156,4 @@ OPTIONS: Final = {
     "endpoints": "--endpoint",
     "kinds": "--kind",
 }
-"""Options of the fields."""
+"""Names of the options for the fields."""

@@ -1,4 +1,4 @@
-"""Output files of ``record``: chooses format and name; checks the path before recording."""
+"""Chooses format and name of ``record``'s output file, and checks the path before recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_NAMES: Final = 1000
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
-    """Returns the format called ``name`` or, if that is None, the format of the path's suffix."""
+    """Returns the format ``name``, or if that is None, the format for the path's suffix."""
     if name is not None:
         return next(row for row in FORMATS if row.name == name)
     lower = path.lower().removesuffix(_GZIP)
@@ -46,7 +46,7 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 
 
 class Output:
-    """Destination of a recording: a file that appears when it is complete, or a device or pipe.
+    """The destination of a recording: a file that appears when it is complete, or a device or pipe.
 
     The constructor fails if the file exists and ``force`` is not set, or if its directory is not
     writable. Leaving the context without writing keeps only a ``.part`` file, if there are samples.
@@ -56,7 +56,7 @@ class Output:
         path: output path; None for ``profile`` with the format's suffix in the working directory,
             or the first unused name of ``profile-2`` and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
-        force: replace an existing file.
+        force: whether to replace an existing file.
         keep_part: whether to write a ``.part`` file during the recording.
 
     Raises:
@@ -140,9 +140,10 @@ class Output:
         idle: bool = True,
         has_whole_threads: bool = True,
     ) -> None:
-        """Write the recording; only the owner may read a file with kernel addresses.
+        """Write the recording.
 
-        If a file of this name appeared during the recording, a numbered name is used.
+        Only the owner may read a file with kernel addresses. If a file of the same name appeared
+        during the recording, a numbered name is used.
 
         Args:
             windows: the recording.
@@ -168,7 +169,7 @@ class Output:
         self.write_content(written, private=private)
 
     def write_content(self, written: str | bytes, *, private: bool) -> None:
-        """Write formatted content; ``private`` if only the owner may read it."""
+        """Write formatted content. If ``private``, only the owner may read it."""
         content = written.encode() if isinstance(written, str) else written
         if self._is_packed and not self._format.is_compressed:
             content = gzip.compress(content, mtime=0)
@@ -241,7 +242,7 @@ def number_paths(path: str) -> Iterator[str]:
 
 
 def split_suffix(path: str) -> tuple[str, str]:
-    """Splits a path into stem and suffix of its format; the suffix may be empty."""
+    """Splits a path into stem and format suffix. The suffix may be empty."""
     lower = path.lower()
     suffixes = (suffix for row in FORMATS for suffix in (row.suffix, *row.other_suffixes))
     fitting = [suffix for suffix in suffixes if lower.removesuffix(_GZIP).endswith(suffix)]

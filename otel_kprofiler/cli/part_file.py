@@ -1,9 +1,9 @@
 """Saves samples during a recording, to ``NAME.part`` next to the output file.
 
-The file has one length-prefixed message per second, as in the Collector's files, and is
-deleted when the output file is complete. If the recording is killed, the file is readable up to the
-last second. The file is locked (flock(2)) while the recording runs, so that no other recording
-writes the same output and leftover files are recognized.
+The file has one length-prefixed message per second, as in the Collector's files, and is deleted
+when the output file is complete. If the recording is killed, the file is readable up to the last
+second. The file is locked (flock(2)) while the recording runs, so that no other recording writes
+the same output, and leftover files can be recognized.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from otel_kprofiler.model import Form, Window
 from otel_kprofiler.pipeline import WindowSchedule
 
 SCHEDULE: Final = WindowSchedule(1_000_000_000)
-"""Maximum duration of samples lost when a recording is killed."""
+"""Interval between writes, so that a killed recording loses at most samples of this duration."""
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of a message's first field, which identify part files."""
+"""Tags of a message's first field, by which part files are identified."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
 
 class PartFile:
-    """Keeps samples until the output file is complete; a context manager.
+    """Context manager that keeps samples until the output file is complete.
 
     Args:
         path: the output file.
@@ -41,7 +41,7 @@ class PartFile:
         OSError: the file cannot be created.
 
     Attributes:
-        path: the file that was created.
+        path: path of the file that was created.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,10 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file, or keep it if it has samples; returns whether it is kept."""
+        """Delete the file, or keep it if it has samples and ``keep`` is set.
+
+        Returns whether it is kept.
+        """
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)
@@ -88,7 +91,7 @@ def find_dead(directory: str) -> list[str]:
 
 
 def _create(path: str) -> tuple[str, int]:
-    """Create and lock a file next to ``path``, under an unused name."""
+    """Create and lock a file with an unused name next to ``path``."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for name in _names(path):
         try:

@@ -1,4 +1,4 @@
-"""``otel-kprofiler print-config``: every key with its effective value."""
+"""``otel-kprofiler print-config``: print every key with its effective value."""
 
 from __future__ import annotations
 

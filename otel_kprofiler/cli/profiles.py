@@ -1,4 +1,4 @@
-"""Reads profile files; detects their format by content."""
+"""Reads profile files, whose format is detected by content."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _OTHERS: Final = {
 """First bytes of unsupported file formats, with a fix for each."""
 
 Notify = Callable[[str], None]
-"""Receives a sentence about unreadable data."""
+"""Function that receives a sentence about unreadable data."""
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:
-    """Reads the samples of all files; reports unreadable data.
+    """Reads the samples of all files, and reports unreadable data.
 
-    Turns garbage collection off, for commands that end soon: scanning millions of live objects
-    would take as long as reading.
+    Turns garbage collection off, for commands that end soon, because scanning millions of live
+    objects would take as long as reading.
 
     Raises:
         KProfilerError: a file cannot be read, or has no readable part.
@@ -57,7 +57,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
 
 
 def read_profile_file(path: str, notify: Notify) -> list[Window]:
-    """Reads the windows of a file: OTLP in any form, a raw recording, pprof or perf.data.
+    """Reads the windows of a file, which is OTLP in any form, a raw recording, pprof or perf.data.
 
     Reads standard input if the path is ``-``. Decompresses gzip. Uses the readable part of a
     damaged file.
@@ -87,7 +87,7 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
     """Reads and decompresses OTLP profiles in any form; ``-`` stands for standard input.
 
     Raises:
-        KProfilerError: the file cannot be read or is not OTLP; the hint has the fix.
+        KProfilerError: the file cannot be read, or is not OTLP. The hint contains the fix.
     """
     data = _read(path)
     with _named(path):
@@ -113,7 +113,7 @@ def _read(path: str) -> bytes:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Add the path to errors."""
+    """Add the path to errors raised in the context."""
     try:
         yield
     except PayloadError as error:
@@ -132,7 +132,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
 
 
 def _find_write_time(path: str) -> int:
-    """Returns when a file was written, in nanoseconds of Unix time; now for standard input."""
+    """Returns the Unix time at which a file was written, in nanoseconds; now for standard input."""
     return time.time_ns() if path == _STDIN else os.stat(path).st_mtime_ns
 
 

@@ -1,4 +1,4 @@
-"""Progress of a recording: a bar on a terminal, otherwise a line every few seconds."""
+"""Shows the progress of a recording as a bar on a terminal, otherwise as lines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Resolution of the bar; finer than the rate of updates."""
+"""Resolution of the bar in steps per second, finer than the rate of updates."""
 
 
 class Progress(Protocol):
     """Shows the progress of a recording."""
 
     def update(self, elapsed_s: float, account: Account) -> None:
-        """Show the current progress; called a few times per second."""
+        """Show the current progress. It is called a few times per second."""
 
 
 class _Lines:
@@ -66,7 +66,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """Opens a bar for the recording's duration; only a label if it is unknown."""
+    """Opens a bar for the recording's duration, or only a label if the duration is unknown."""
     has_end = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,

@@ -1,4 +1,4 @@
-"""The file of ``record --raw``: raw samples with everything needed to replay them on any host."""
+"""Writes the file of ``record --raw``: raw samples with all that replaying them anywhere needs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 
 
 class RawOutput:
-    """Writes a recording; leaving the context without :meth:`finish` leaves no file behind.
+    """Writes a recording. Leaving the context without calling :meth:`finish` leaves no file behind.
 
     The constructor copies the host's symbol files, before the first sample.
 
     Args:
-        path: where to write.
+        path: path of the file.
         access: reads files of the host.
-        force: replace an existing file.
+        force: whether to replace an existing file.
 
     Raises:
         ExportError: the file cannot be created or written.
@@ -72,7 +72,7 @@ class RawOutput:
             self._writer.add_records(data, complete_until_ns)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
-        """Append to a stream of symbol changes."""
+        """Append an event to a stream of symbol changes."""
         with self._convert_errors():
             self._writer.add_event(stream, time_ns, payload)
 
@@ -82,7 +82,7 @@ class RawOutput:
         self._keys[resource] = key
 
     def add_window(self, window: Window) -> None:
-        """Record start and end of a window, the names of its frames, and its totals of waits."""
+        """Record start and end of a window, the names of its frames, and its wait totals."""
         self._since_unix_ns = self._since_unix_ns or window.start_unix_ns
         self._until_unix_ns = window.end_unix_ns
         self._names.add(window)

@@ -1,4 +1,4 @@
-"""Opens receivers of ``record --export`` and ``send``, and checks that they accept profiles."""
+"""Opens the receivers of ``record --export`` and ``send``, and checks that they accept profiles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIXES: Final = {
     **dict.fromkeys(("429", "502", "503", "504", "RESOURCE_EXHAUSTED"), _LATER),
     "SSLError": _CERTIFICATE,
 }
-"""Fixes by the status of a response, except for denied access."""
+"""Fixes by the status of a response, except for statuses that deny access."""
 _START: Final = (
     "start the receiver, or correct the address; OTLP usually uses port 4317 for grpc:// and "
     "4318 for http://"
@@ -48,7 +48,8 @@ def open_receiver(address: str) -> OtlpSender:
     """Opens an exporter to a receiver that accepts profiles.
 
     Args:
-        address: as for :func:`otel_kprofiler.export.exporter_from_environment`.
+        address: address of the receiver; see
+            :func:`otel_kprofiler.export.exporter_from_environment`.
 
     Raises:
         ConfigError: the address or an environment variable is invalid.
@@ -70,7 +71,7 @@ def _open(address: str) -> OtlpSender:
 
 
 def _ask(address: str) -> Answer:
-    """Sends a request without samples over a new connection; returns the response."""
+    """Sends a request without samples over a new connection, and returns the response."""
     with _grpc_silenced():
         exporter = _open(address)
     try:
@@ -104,7 +105,7 @@ def _find_fix(address: str, answer: Answer) -> str:
 def _grpc_silenced() -> Iterator[None]:
     """Silences gRPC, which reads ``GRPC_VERBOSITY`` once, on import.
 
-    The status of a call has the information that gRPC would print.
+    The status of a call contains the information that gRPC would print.
     """
     if "GRPC_VERBOSITY" in os.environ:
         yield

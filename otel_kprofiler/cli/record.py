@@ -45,7 +45,7 @@ from otel_kprofiler.sampling import CommandError, HeldCommand, SamplerConfig
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
-"""Parameters that apply to samples already taken."""
+"""Parameters that apply to samples that were already taken."""
 
 
 @click.command(name="record")
@@ -209,12 +209,12 @@ def _say_remarks(pipeline: Pipeline[Any]) -> None:
 
 
 class Sinks:
-    """Sends each window to receiver and ``.part`` file, and all as one window to the output.
+    """Sends each window to the receiver and the ``.part`` file, and all as one to the output.
 
     Args:
         sending: the receiver, if there is one.
         output: the output, if there is one.
-        windows: receives the window of the whole recording, for the output.
+        windows: receives the window that spans the whole recording, for the output.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns the sink of the whole recording, which makes each output a single profile."""
+        """Returns the sink for the whole recording, which makes each output a single profile."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
@@ -235,7 +235,7 @@ class Sinks:
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:
-        """Receive a window of the schedule."""
+        """Receive a window."""
         for sink in self._each:
             sink(window)
 
@@ -253,7 +253,7 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
-    """Start the command, with its output separate from the recording's."""
+    """Start the command, keeping its output separate from the recording's."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
     try:

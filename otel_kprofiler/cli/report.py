@@ -56,7 +56,7 @@ class GroupingType(click.ParamType[str]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Return the value; fails with a usage error."""
+        """Returns the value, or fails with a usage error."""
         name = str(value)
         if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
             self.fail(
@@ -236,7 +236,7 @@ def command(
 def _choose_weight(
     weight: str, paths: Sequence[str], by: str
 ) -> Callable[[Samples], Samples] | None:
-    """Returns the function that changes samples' weights; None if time is the weight."""
+    """Returns the function that changes the weights of samples; None if the weight is time."""
     if weight != _LATENCY:
         return None
     if by in _OF_SPANS:
@@ -252,7 +252,7 @@ def _choose_weight(
 def _report_spans(
     paths: Sequence[str], by: str, choice: Choice, limit: int, *, as_json: bool
 ) -> None:
-    """Print the breakdown of spans' time; needs all samples of their threads."""
+    """Print the breakdown of spans' time, which requires all samples of their threads."""
     chosen = choice.chosen
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
     loaded, every = load_choice(paths, choice._replace(chosen=around), need_of(chosen, by))
@@ -278,7 +278,7 @@ def _report_spans(
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:
-    """Returns the samples without waits of idle threads; prints a note if it drops any."""
+    """Returns the samples without waits of idle threads. Prints a note if any were dropped."""
     kept = samples if idle else samples.without_idle()
     if left := samples.count - kept.count:
         say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)
@@ -286,7 +286,7 @@ def drop_idle(samples: Samples, *, idle: bool) -> Samples:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Prints lines; uses a pager if they do not fit the terminal."""
+    """Prints lines, through a pager if they do not fit the terminal."""
     text = "".join(f"{line}\n" for line in lines)
     if sys.stdout.isatty() and len(lines) >= shutil.get_terminal_size().lines:
         click.echo_via_pager(text)

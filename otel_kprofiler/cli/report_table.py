@@ -1,4 +1,4 @@
-"""Tables of ``report`` on terminals of any width, and in pipes."""
+"""Formats the tables of ``report``, for terminals of any width and for pipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.cli.columns import Column, cut, layout
 from otel_kprofiler.text import escape_controls
 
 FRAMES: Final = frozenset({"function", "line", "module"})
-"""Groupings by frames, where a sample occurs in several groups."""
+"""Groupings by frames, in which a sample may occur in several groups."""
 
 _PLACES: Final = {
     "function": "module",
@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Groupings that show the location of their keys, with the column's title."""
+"""Groupings that show where their keys are, with the title of that column."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )

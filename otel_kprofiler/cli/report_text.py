@@ -40,14 +40,14 @@ _NS: Final = "nanoseconds"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Samples of one kind in groups.
+    """A report on samples of one kind, in groups.
 
     Attributes:
-        processes: whether each resource was selected, if samples were filtered only by process; the
-            exact totals of waits then apply.
+        processes: whether each resource was selected, if samples were filtered only by process. In
+            that case, the exact wait totals apply.
         by: a name of :data:`GROUPINGS`, or of an attribute.
-        callers_of: if not None, groups are the callers of this function instead.
-        callees_of: if not None, groups are the callees of this function instead.
+        callers_of: function whose callers are the groups; None for other groups.
+        callees_of: function whose callees are the groups; None for other groups.
         idle: whether to show waits of idle threads.
         order: a name of :data:`SORTS`; None for the grouping's default.
     """
@@ -67,8 +67,8 @@ class Report:
         Args:
             kind: the kind that all samples have.
             samples: at least one sample.
-            limit: number of rows, 0 for all.
-            width: columns of the terminal; None for no limit.
+            limit: maximum number of rows; 0 for all.
+            width: width of the terminal; None for no limit.
         """
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
@@ -165,7 +165,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """Returns the groups; for spans also their lines."""
+        """Returns the groups, and for spans also their lines."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:
@@ -204,7 +204,7 @@ def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
 
 
 def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) -> Iterator[str]:
-    """Yields the time of each span, as lines of a terminal's width; ``limit`` 0 for all."""
+    """Yields the time of each span, as lines that fit the terminal; ``limit`` is 0 for all."""
     if not times:
         yield "no samples of spans match"
         return

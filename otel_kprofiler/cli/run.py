@@ -27,7 +27,7 @@ _FOREIGN: Final = (
     signal.SIGIO,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""Signals to ignore, since their default action would end the agent."""
+"""Signals that are ignored, since their default action would end the agent."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _convert(config: Config) -> AgentConfig:
 
 
 def _print(text: str) -> None:
-    """Write to standard output; give up if nobody reads it."""
+    """Write to standard output, and give up if nobody reads it."""
     from otel_kprofiler.agent import write_all  # noqa: PLC0415 - imported with the agent
 
     def write() -> None:

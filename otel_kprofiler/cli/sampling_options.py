@@ -1,4 +1,4 @@
-"""Options of commands that sample this host."""
+"""Defines the options of commands that sample this host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
-"""With a lower rate, a sample of one program stands for thousands of events of all programs."""
+"""Default samples per second. At a lower rate, a sample in one program would represent thousands of
+events in all programs.
+"""
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
@@ -35,7 +37,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., None])
 def _parse_events(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Reject unknown events; list all and exit for ``help``."""
+    """Rejects unknown events. For ``help``, lists all events and exits."""
     if "help" in texts:
         click.echo(_describe_events())
         ctx.exit()
@@ -48,7 +50,7 @@ def _parse_events(
 
 
 def _describe_events() -> str:
-    """Lists all events, with the reason for those that this process cannot sample here."""
+    """Lists all events, with the reason why this process cannot sample some of them here."""
     lines = [f"{CPU_CLOCK:24} time on a CPU: the default"]
     reasons: dict[str, list[str]] = {}
     for name, meaning, problem in list_events(Access()):
@@ -171,7 +173,7 @@ def sampling_options(command: CommandT) -> CommandT:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Options of sampling."""
+    """The options that determine what is sampled, and how."""
 
     pids: tuple[int, ...]
     comms: tuple[str, ...]
@@ -208,13 +210,13 @@ class Sampling:
 
     @property
     def specs(self) -> tuple[AnyEventSpec, ...]:
-        """Returns the events of ``-e``, with their periods and rates."""
+        """Returns the events given with ``-e``, with their periods and rates."""
         rates = self.rate or EVENT_RATE, self.period or 0, self.clock_rate
         return tuple(parse_event(text, *rates) for text in self.events)
 
     @property
     def clock_rate(self) -> int:
-        """Returns on-CPU samples per second on each CPU, unless ``-e cpu-clock`` has a rate."""
+        """Returns the rate of on-CPU samples on each CPU, unless ``-e cpu-clock`` sets a rate."""
         return self.rate or CLOCK_RATE
 
     @property
@@ -270,9 +272,11 @@ class Sampling:
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
-        """Opens the resolver of user frames; the caller, or the pipeline that gets it, closes it.
+        """Opens the resolver of user frames.
 
-        ``code_sink`` receives each resolved name of code without a file.
+        The caller, or the pipeline that gets the resolver, closes it.
+
+        ``code_sink`` receives each name that is resolved for code without a file.
         """
         return open_names(self.user_symbols, code_sink)
 

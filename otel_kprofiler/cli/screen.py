@@ -1,6 +1,6 @@
-"""Full-screen terminal: modes, size, keys and drawing.
+"""Controls a full-screen terminal: modes, size, keys and drawing.
 
-Restores the terminal at every exit, and while the command is stopped (Ctrl-Z).
+Restores the terminal on every exit, and while the command is stopped (Ctrl-Z).
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapping of lines
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Without an alternate screen, later output continues below the drawing."""
+"""Sequences that leave the screen. On terminals without an alternate screen, later output continues
+below the drawing.
+"""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
-"""Time to wait for the rest of an escape sequence before treating its start as the Escape key."""
+"""Time to wait for the rest of an escape sequence, in milliseconds, before its start counts as the
+Escape key.
+"""
 _LEAVE_S: Final = 0.5
 _USUAL_SIZE: Final = os.terminal_size((80, 24))
 _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 
 def check_terminal() -> None:
-    """Check that standard output can be a screen.
+    """Check that standard output can show a screen.
 
     Raises:
         KProfilerError: standard output is not a terminal, or cannot be drawn on.
@@ -48,10 +52,10 @@ def check_terminal() -> None:
 
 
 class Screen:
-    """Takes over the terminal of standard output; a context manager for the main thread.
+    """Context manager that takes over the terminal that standard output is connected to.
 
-    Drawing never waits for the terminal: while it accepts no output (Ctrl-S, a slow line), frames
-    are skipped.
+    Use it from the main thread only. Drawing never waits for the terminal. While the terminal
+    accepts no output (Ctrl-S, a slow line), frames are skipped.
 
     Args:
         wake: called from another thread or a signal handler when there is a key to read or
@@ -61,7 +65,8 @@ class Screen:
         is_closed: whether the terminal is gone and no more keys can arrive.
 
     Raises:
-        KProfilerError: there is no terminal to read keys from; raised on entering the context.
+        KProfilerError: there is no terminal to read keys from. The error is raised on entering the
+            context.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -102,7 +107,10 @@ class Screen:
             self._open.close()
 
     def size(self) -> os.terminal_size:
-        """Returns columns and lines; defaults for a terminal that does not report them."""
+        """Returns the number of columns and lines.
+
+        Returns defaults if the terminal does not report them.
+        """
         try:
             size = os.get_terminal_size(self._output)
         except OSError:  # the terminal was closed
@@ -111,7 +119,7 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether the whole screen must be drawn: at startup, after a resize or a stop."""
+        """Returns whether the whole screen must be drawn, as after startup, a resize or a stop."""
         return not self._shown
 
     def take_keys(self) -> list[str]:
@@ -126,7 +134,7 @@ class Screen:
         return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
-        """Show lines; returns False if the previous screen is not fully written yet."""
+        """Show lines. Returns False if the previous screen is not fully written yet."""
         if self._pending or not self._is_active:
             self.flush()
             return False
@@ -157,7 +165,9 @@ class Screen:
         return bool(poll.poll(0))
 
     def stop_if_asked(self, *, has_ended: Callable[[], bool]) -> None:
-        """After Ctrl-Z: restore the terminal, stop, and take it over again when continued.
+        """After Ctrl-Z, restore the terminal and stop.
+
+        When continued, take over the terminal again.
 
         Args:
             has_ended: whether the command is ending, and no longer needs the terminal.
@@ -194,7 +204,7 @@ class Screen:
         self.flush()
 
     def _leave(self) -> None:
-        """Restore the terminal; waits briefly if it accepts no output."""
+        """Restore the terminal. Waits briefly if it accepts no output."""
         if not self._is_active:
             return
         with contextlib.suppress(termios.error):

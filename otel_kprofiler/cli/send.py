@@ -51,7 +51,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
 
 
 class _Delivery:
-    """Sends files, one request at a time; counts accepted samples.
+    """Sends files, one request at a time, and counts accepted samples.
 
     Args:
         exporter: sends to the receiver.
@@ -73,7 +73,7 @@ class _Delivery:
         self._again: list[str] = []
 
     def send(self, path: str) -> None:
-        """Send a file; records which part of it must be sent again."""
+        """Send a file, and record which part of it must be sent again."""
         data = read_otlp_file(path, self._report_damage)
         sent_before, lost_before = self._sent, self._lost
         taken = 0

@@ -17,7 +17,7 @@ from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
-"""The agent's window length."""
+"""Length of windows, the same as the agent's."""
 _TIMEOUT_MILLIS: Final = 10_000
 
 
@@ -40,7 +40,9 @@ def describe_failure(result: ExportResult) -> str:
 
 
 class Sending:
-    """Sends windows to a receiver; call it with each window. Keeps the windows it does not accept.
+    """Sends windows to a receiver; call it with each window.
+
+    Keeps the windows that the receiver does not accept.
 
     Leaving the context waits up to ten seconds for pending exports.
 
@@ -66,7 +68,7 @@ class Sending:
             self._said = describe_failure(result)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the account of the exporter; kept samples count as lost."""
+        """Returns the account of the exporter, in which kept samples count as lost."""
         return self._reporter.accounts()
 
     @property

@@ -21,11 +21,11 @@ _GRACE_S: Final = 5.0
 
 @dataclass(slots=True)
 class Session:
-    """A recording in progress and, afterwards, how it ended.
+    """A recording in progress, and after its end, how it ended.
 
     Attributes:
         pipeline: receives the samples; closed at the end.
-        signals: the signals that end it early.
+        signals: catches the signals that end it early.
         held: the recorded command.
         targets: the recorded processes.
         seconds: duration of the recording.
@@ -59,7 +59,7 @@ class Session:
             self.pipeline.close()
 
     def wait_for_command(self) -> None:
-        """Wait for the command to end after the recording, and kill it if it does not."""
+        """Wait for the command to end after the recording, and kill the command if it does not."""
         if self.held and self.held.is_ended and self.held.kill_after(_GRACE_S):
             say(f"the command did not end within {_GRACE_S:.0f} s and was killed", err=True)
 

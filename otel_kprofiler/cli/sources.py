@@ -1,4 +1,4 @@
-"""Sources of profiles for commands: files and ClickHouse tables."""
+"""Loads profiles for commands from files and ClickHouse tables."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.clickhouse import SCHEME, Need, ProfileStore, Range, Selection, parse_address
 
 _DEFAULT_NS: Final = 3_600_000_000_000
-"""Default time range of a table."""
+"""Default time range for a table, in nanoseconds."""
 
 
 class Choice(NamedTuple):
-    """A selection of the samples of a source.
+    """A selection of samples from a source.
 
     Attributes:
         chosen: filter of the samples.
         start: first moment of the time range; None for no limit.
         end: moment after the time range; None for no limit.
-        sides: only these sides of stacks.
+        sides: sides of stacks to which the samples are reduced.
     """
 
     chosen: Filter
@@ -91,7 +91,7 @@ def load_choice(
         sources: paths of files or addresses of tables.
         choice: the selection.
         need: the parts of a table to read.
-        weigh: changes the weights of all samples of files, before any is selected.
+        weigh: changes the weights of all samples from files, before any are selected.
 
     Raises:
         KProfilerError: a source cannot be read.
@@ -111,7 +111,7 @@ def load_choice(
 
 
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
-    """Loads the selected samples of a table; by default, the last hour's.
+    """Loads the selected samples of a table, by default from the last hour.
 
     Turns garbage collection off, for commands that end soon.
 
@@ -137,7 +137,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:
-    """Returns a time range in a table: durations count from its first profile, or back from now."""
+    """Returns a time range in a table. Durations count from its first profile, or back from now."""
     now = time.time_ns()
     needs_first = any(
         moment is not None and moment.is_from_start for moment in (choice.start, choice.end)

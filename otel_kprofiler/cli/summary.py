@@ -1,4 +1,4 @@
-"""Summary of ``record``: samples recorded and lost, and the next step."""
+"""Summarizes a recording: samples recorded and lost, and the next step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
-    """Yields lines: why many names or callers are missing; samples written and lost; next step."""
+    """Yields the lines of the summary.
+
+    They say why many names or callers are missing, how many samples were written and lost, and what
+    the next step is.
+    """
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
@@ -48,7 +52,7 @@ def summarize(session: Session, output: Output, windows: Sequence[Window]) -> It
 
 
 def summarize_sent(session: Session, sending: Sending) -> str:
-    """Returns the summary of samples sent to a receiver."""
+    """Returns a summary of the samples sent to a receiver."""
     account = Account.of_kinds(session.pipeline.account().kinds, sending.accounts())
     (receiver,) = account.exporters
     parts = [

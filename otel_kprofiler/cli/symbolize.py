@@ -96,7 +96,7 @@ def command(**given: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Arguments of ``symbolize``."""
+    """The arguments of ``symbolize``."""
 
     words: tuple[str, ...]
     pid: int | None
@@ -120,7 +120,7 @@ class Options:
 
     @property
     def copies(self) -> dict[str, str | None]:
-        """Copies of another host's files, besides kallsyms."""
+        """Returns the copies of another host's files, besides kallsyms."""
         names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
         return {name: getattr(self, name) for name in names}
 

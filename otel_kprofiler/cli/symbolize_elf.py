@@ -1,6 +1,6 @@
-"""``otel-kprofiler symbolize --elf``: addresses in files, as backends resolve them by file id.
+"""``otel-kprofiler symbolize --elf``: resolve addresses in files, as backends do by file id.
 
-Addresses in kernel files are RVAs; addresses in other files are the files' own (SVMA).
+Addresses in kernel files are RVAs. Addresses in other files are SVMAs.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class _File(Protocol):
         """Print the function at an address; returns whether there is one."""
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Returns addresses that offsets from a name are relative to."""
+        """Returns the addresses to which offsets from a name are relative."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the addresses of functions of this name; returns whether there are any."""
+        """Print the addresses of functions with this name; returns whether there are any."""
 
 
 class ElfFiles:
-    """Files to resolve addresses in, by path, build id and file id.
+    """The files in which addresses are resolved, by path, build id and file id.
 
     Args:
         paths: the files to read.
-        sources: where names of user functions are searched, first to last.
+        sources: sources of the names of user functions.
         offsets: whether addresses in user files are file offsets.
 
     Raises:
@@ -154,7 +154,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Returns addresses of functions of this name; 0 for the name of the file itself."""
+        """Returns the addresses of functions with this name, or 0 for the file's own name."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize`` for a kernel: the running kernel, or copies of its files."""
+"""``otel-kprofiler symbolize`` for the running kernel, or for copies of a kernel's files."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def resolve_in_kernel(
         kallsyms: copy of ``/proc/kallsyms``; None for the running kernel.
         copies: copies of other files, by parameter of :meth:`KernelSymbolizer.from_files`.
         elf: kernel files to read function sizes from, with ``kallsyms``.
-        explain: print every name, the section and the reason.
-        as_json: one JSON object per line.
+        explain: whether to print every name, the section and the reason.
+        as_json: whether to print one JSON object per line.
 
     Returns:
         Whether every address and name was resolved.

@@ -21,7 +21,7 @@ def print_resolution(answer: Resolution, *, as_json: bool) -> bool:
 
 
 def _text(answer: Resolution) -> list[str]:
-    """Formats one line for the address and one for each function with a source line."""
+    """Formats one line for the address, and one for each function with a source line."""
     module = answer.module
     place = f"{module.name}+{answer.frame.address:#x}" if module else answer.path or "unknown"
     build_id = f"build-id {answer.build_id}" if answer.build_id else "no build id"
@@ -42,7 +42,7 @@ def _reason(answer: Resolution) -> str:
 
 
 def as_dict(answer: Resolution) -> dict[str, Any]:
-    """Returns a result as values for JSON; addresses are hexadecimal."""
+    """Returns a result as values for JSON, with hexadecimal addresses."""
     process, module = answer.process, answer.module
     return {
         "address": f"{answer.address:#x}",
@@ -75,8 +75,8 @@ def _hexadecimal(number: int | None) -> str | None:
 def parse_address(word: str) -> int | None:
     """Parses a hexadecimal number; None if the word may be a name.
 
-    Names such as "add" or "face" are hexadecimal, too, but no name starts with a digit, and no
-    kernel address is that short.
+    Names such as "add" or "face" are also hexadecimal numbers. But no name starts with a digit, and
+    no kernel address is that short.
     """
     if not _NUMBER.fullmatch(word) or not (word[0].isdigit() or len(word) > _MAX_NAME_LIKE):
         return None

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --payload``: adds names to OTLP profiles, from files of this host."""
+"""``otel-kprofiler symbolize --payload``: add names from files of this host to OTLP profiles."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def name_payload(
 
     Args:
         path: path of the profiles, in any form.
-        output: where to write them in the same form; ``-`` is standard output.
+        output: path of the output, which has the same form; ``-`` is standard output.
         elf_files: candidates for the frames' files, matched by id, not by name.
-        sources: where names come from.
-        force: replace an existing file.
-        as_json: print counts as JSON.
+        sources: sources of the names.
+        force: whether to replace an existing file.
+        as_json: whether to print counts as JSON.
 
     Returns:
         Whether any name was added, or none was missing.
@@ -63,7 +63,7 @@ def name_payload(
 
 
 class _Names:
-    """Names the locations of payloads; counts unnamed locations by file."""
+    """Names the locations of payloads, and counts unnamed locations by file."""
 
     def __init__(self, files: InstalledFiles, kernel: InstalledKernel) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --pid``: addresses, names and file offsets in a process."""
+"""``otel-kprofiler symbolize --pid``: resolve addresses, names and file offsets in a process."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def resolve_in_process(
 
     Args:
         pid: id of the process.
-        words: addresses or names; with ``offsets``, paths with file offsets, ``PATH:OFFSET``.
-        sources: where names come from.
+        words: addresses or names, or if ``offsets`` is set, paths with file offsets,
+            ``PATH:OFFSET``.
+        sources: sources of the names.
         offsets: whether words are paths with file offsets.
-        as_json: one JSON object per line.
+        as_json: whether to print one JSON object per line.
 
     Returns:
         Whether every word was resolved.

@@ -1,4 +1,4 @@
-"""Words of ``otel-kprofiler symbolize``: names with offsets, patterns, and its own output."""
+"""Parses the words given to ``symbolize``: names with offsets, patterns, and its own output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
     Attributes:
         name: name of a function or a module.
-        offset: bytes from its start.
+        offset: offset in bytes from the start of the function or module.
         size: size of the function in bytes; 0 if it is not given.
     """
 
@@ -46,7 +46,10 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Returns the words of lines; for a line printed by this command, only the address."""
+    """Returns the words in lines.
+
+    From a line that this command printed, returns only the address.
+    """
     is_printed = False
     for line in lines:
         if is_printed and line.startswith("  "):  # lines added by --explain and --lines

@@ -1,4 +1,4 @@
-"""Filters of ``record``: by process, name, cgroup and container."""
+"""Finds the processes that ``record`` filters by process, name, cgroup and container."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Targets:
     """The processes to sample, and whether any of them still runs.
 
     Attributes:
-        follower: the processes of ``--pid``, and of containers, pods and units without a cgroup
-            of version 2.
+        follower: the processes of ``--pid``, and of containers, pods and units without a version 2
+            cgroup.
         comms: names of threads and processes.
         cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
@@ -61,7 +61,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Follow new processes; returns whether all processes have ended."""
+        """Follow new processes, and return whether all processes have ended."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)
@@ -113,8 +113,8 @@ def find_targets(
         comms: names of threads and processes.
         cgroups: paths of version 2 cgroups.
         containers: names or prefixes of ids.
-        groups: each selects a single pod or unit.
-        loader: library that loads the program, ``auto``, ``libbpf`` or ``bcc``.
+        groups: selections of pods or units, each of a single one.
+        loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
 
     Raises:
         KProfilerError: a process, cgroup, container, pod or unit does not exist.
@@ -170,7 +170,10 @@ def check_process(access: Access, pid: int) -> None:
 
 
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
-    """Returns the ids on a line of a process's status; empty if the kernel lacks the line."""
+    """Returns the ids on a line of a process's status.
+
+    Returns an empty value if the kernel does not write the line.
+    """
     status = access.read_bytes(f"/proc/{pid}/status")
     values = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
     return [int(word) for word in next(values, b"").split()]

@@ -1,4 +1,4 @@
-"""Safe output to terminals."""
+"""Prints text safely to terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``otel-kprofiler top``: live view of this host in the terminal."""
+"""``otel-kprofiler top``: show a live view of this host in the terminal."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from otel_kprofiler.pipeline import (
 from otel_kprofiler.sampling import EbpfSampler
 
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""Seconds between screen updates; the first update comes sooner."""
+"""Seconds between screen updates. The first update comes sooner."""
 _SHORTEST_S: Final = 1.0
 _WINDOW_S: Final = (5.0, 60.0)
-"""Window length when sampling this host: default and maximum."""
+"""Default and maximum length of the window when sampling this host, in seconds."""
 _WINDOW_OF_TABLE_S: Final = (60.0, 3600.0)
 _WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
-"""Sampling options that also select samples of a table."""
+"""Sampling options that also select samples from a table."""
 _PLAIN_ROWS: Final = 20
 _KEPT_MESSAGES: Final = 20
 
@@ -151,7 +151,7 @@ def command(
 
 
 def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> ProfileKind:
-    """Returns the kind of samples to show: waits, those of an event, or on-CPU samples."""
+    """Returns the kind of samples to show: waits, samples of an event, or on-CPU samples."""
     if off_cpu and events:
         raise click.UsageError(
             "--off-cpu cannot be combined with -e: top shows one kind of samples"
@@ -165,10 +165,12 @@ def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> Profil
 
 
 class Live:
-    """Samples this host; a context manager that stops sampling.
+    """Samples this host.
+
+    As a context manager, stops sampling at the end.
 
     Args:
-        sampling: what to sample.
+        sampling: the options of sampling.
         sliding: receives the samples.
 
     Attributes:
@@ -232,7 +234,7 @@ class Live:
         self.pipeline.request_stop()
 
     def step(self) -> bool:
-        """Sample briefly, or until woken; returns whether there is new data."""
+        """Sample briefly, or until woken, and return whether there is new data."""
         if self.status.has_ended:
             self._woken.wait(DRAIN_INTERVAL_S)
             self._woken.clear()
@@ -267,7 +269,7 @@ def _choose(
     cpus: tuple[int, ...],
     **_: object,
 ) -> Filter:
-    """Builds a filter of a table's samples from the options that select targets on this host."""
+    """Builds a filter on a table's samples from the options that select targets on this host."""
     return Filter(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,
@@ -282,7 +284,10 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:
-    """Show the screen until the user or a signal ends it; False if the terminal was closed."""
+    """Show the screen until the user or a signal ends it.
+
+    Returns False if the terminal was closed.
+    """
     color = not os.environ.get("NO_COLOR")
     is_new = True
     with Screen(live.wake) as screen:

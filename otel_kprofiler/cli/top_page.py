@@ -1,4 +1,4 @@
-"""The page of ``top`` as lines of text, for terminals of any size."""
+"""Formats the page of ``top`` as lines of text, for terminals of any size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
     ("h", "help", 8),
     ("q", "quit", 9),
 )
-"""Keys, their help, and the priority of their hint."""
+"""The keys, their help, and the priority of their hints."""
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
@@ -83,10 +83,10 @@ class Status:
 
     Attributes:
         host: name of the host or address of the table.
-        kernel: release of its kernel; empty for a table.
-        rate: sampling rate, or the sampled kind.
+        kernel: release of the host's kernel; empty for a table.
+        rate: sampling rate, or the kind that is sampled.
         own_share: CPU usage of this process as a share of one CPU; None before it is measured.
-        has_ended: whether the targets have exited, so that no more samples come.
+        has_ended: whether the targets have exited, so that no more samples follow.
         is_stale: whether the last attempt to read new samples failed.
         remarks: parts missing from samples, with reasons.
     """
@@ -113,7 +113,7 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
     """Returns the lines of the whole screen, with escape sequences for styles.
 
     Args:
-        state: state of the keys; its ``page`` is changed.
+        state: state of the screen, whose ``page`` is changed.
         shown: the current samples.
         status: contents of the header line.
         size: columns and lines of the terminal.
@@ -132,14 +132,14 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
 
 
 def plain_table(state: TopState, shown: Shown, status: Status, rows: int | None) -> list[str]:
-    """Returns header line and table without escape sequences, for files and pipes."""
+    """Returns the header line and the table without escape sequences, for files and pipes."""
     (section,) = state.sections(shown)
     head = "  ".join(text for text, _, _ in _head_parts(shown, status) if text)
     return [head, *_table(section, section.groups[:rows], shown, state.order, None)]
 
 
 def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
-    """Yields the parts of the header line: long form, short form, importance."""
+    """Yields the parts of the header line, each with long form, short form and importance."""
     yield escape_controls(status.host), escape_controls(status.host), 2
     yield escape_controls(status.kernel), "", 1
     yield status.rate, status.rate, 3
@@ -250,7 +250,7 @@ def _row(text: str, group: Group, section: Section, is_selected: bool, width: in
 def _table(
     section: Section, groups: Sequence[Group], shown: Shown, order: str, width: int | None
 ) -> list[str]:
-    """Returns the lines of a table, header first; column widths do not depend on the numbers."""
+    """Returns the lines of a table, header first. Column widths do not depend on the numbers."""
     by, whole = section.view.by, section.whole or 1
     is_total = order == "total" and by in FRAMES
     weights = [group.total if is_total else group.own for group in groups]

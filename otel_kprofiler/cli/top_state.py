@@ -1,4 +1,4 @@
-"""Interactive state of ``top``: the view, its order, the selection."""
+"""Keeps the interactive state of ``top``: the view, its order, the selection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GROUPING_KEYS: Final = {
     "k": "lock",
     "v": "service",
 }
-"""Groupings by their keys, in the order of the arrow keys."""
+"""Groupings by the keys that select them, in the order of the arrow keys."""
 ORDERS: Final = ("self", "total")
 _BYS: Final = tuple(GROUPING_KEYS.values())
 _STEPS: Final = {UP: -1, DOWN: 1}
@@ -48,7 +48,7 @@ class Section(NamedTuple):
     """A table on the screen.
 
     Attributes:
-        view: what the rows of the table are.
+        view: the view whose groups are the rows.
         groups: the rows of the table, in order.
         whole: weight that is 100 % of shares.
     """
@@ -63,10 +63,10 @@ class Level:
     """A level of a drill-down.
 
     Attributes:
-        view: the view; if it has a function, its callers and callees.
+        view: the view; if it has a function, the level shows the function's callers and callees.
         selected: section and key of the selected row; None if no row is selected.
-        row: last position of that row.
-        text: only rows that contain this string are shown.
+        row: last position of the selected row.
+        text: string that rows must contain to be shown.
     """
 
     view: View
@@ -77,7 +77,7 @@ class Level:
 
 @dataclass(slots=True)
 class TopState:
-    """State of the screen: :meth:`press` changes it, :meth:`sections` returns its tables.
+    """The state of the screen, which :meth:`press` changes. :meth:`sections` returns its tables.
 
     Attributes:
         by: the initial grouping.
@@ -86,7 +86,7 @@ class TopState:
         is_helping: whether the help is shown in place of the tables.
         frozen: contents of a frozen screen; otherwise None.
         has_quit: whether the user wants to leave.
-        page: rows that fit the last screen.
+        page: number of rows that fit on the last screen.
     """
 
     by: str = "function"
@@ -103,7 +103,7 @@ class TopState:
 
     @property
     def level(self) -> Level:
-        """Returns the innermost step of the drill-down."""
+        """Returns the innermost level of the drill-down."""
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:
@@ -111,7 +111,7 @@ class TopState:
 
         Args:
             key: a character, or a name of :mod:`otel_kprofiler.cli.keys`.
-            shown: the current samples; the next screen shows them unless it is frozen.
+            shown: the current samples, which the next screen shows unless it is frozen.
         """
         shown = self.frozen or shown
         if self.is_typing:
@@ -148,7 +148,10 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Returns the selected row's index across all sections; the nearest row's if it is gone."""
+        """Returns the selected row's index across all sections.
+
+        If the row is gone, returns the nearest row's.
+        """
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None

@@ -21,20 +21,22 @@ from otel_kprofiler.model import ProfileKind, sum_losses
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Minimum pause between reads; the pause is also at least as long as the last read took."""
+"""Minimum pause between reads, in seconds. The pause is also at least as long as the last read
+took.
+"""
 _STEP_S: Final = 0.1
 _END_S: Final = 1.0
-"""Time limit for a pending read at exit."""
+"""Time limit for a pending read at exit, in seconds."""
 
 
 class Table:
-    """Reads a table in a separate thread; a context manager that stops the thread.
+    """Reads a table in a separate thread. As a context manager, stops the thread at the end.
 
     Args:
         source: address of the table.
-        chosen: filter of the samples.
+        chosen: filter on the samples.
         kind: the kind that all samples have.
-        window_s: length of the window shown, up to the time of each read.
+        window_s: length in seconds of the window shown, which ends at the time of each read.
         idle: whether to show waits of idle threads.
         now: returns the Unix time in nanoseconds.
 
@@ -102,7 +104,7 @@ class Table:
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly; returns whether there may be new data or another wake-up.
+        """Wait briefly, and return whether there may be new data or another wake-up.
 
         Raises:
             KProfilerError: the first read failed.

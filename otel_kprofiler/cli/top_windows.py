@@ -1,4 +1,4 @@
-"""Sliding window of samples for ``top``; each second is grouped only once."""
+"""Keeps a sliding window of samples for ``top``, in which each second is grouped only once."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class View(NamedTuple):
     """The grouping of samples, and the filter that selects them.
 
     Attributes:
-        by: a name of ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
-        scope: groupings with a key each; selects samples that are in all of these groups.
+        by: a name in ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
+        scope: groupings, each with a key. Samples are selected if they are in all of these groups.
         function: function whose callers or callees are shown; otherwise None.
     """
 
@@ -47,7 +47,7 @@ class Part:
         start_unix_ns: start of the interval, in nanoseconds since the epoch, inclusive.
         end_unix_ns: end of the interval, in nanoseconds since the epoch, exclusive.
         samples: the samples, without idle waits if those are hidden.
-        lost: samples lost in the interval, by cause.
+        lost: number of samples lost in the interval, by cause.
         weight: weight of all samples, in nanoseconds of CPU time or waits, or in events.
     """
 
@@ -62,7 +62,7 @@ class Part:
         self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups of a view; caches them for recent views."""
+        """Returns the groups of a view, which are cached for recent views."""
         groups = self._groups.get(view)
         if groups is None:
             while len(self._groups) >= _KEPT_VIEWS:
@@ -92,17 +92,17 @@ class Shown:
         return merge_groups(part.groups(view) for part in self._parts)
 
     def scope_weight(self, view: View) -> int:
-        """Returns the weight of a view's samples, which is 100 % of shares."""
+        """Returns the total weight of a view's samples, which is 100 % of shares."""
         if view.scope or view.function:
             return sum(group.own for part in self._parts for group in part.groups(view))
         return self.weight
 
 
 class SlidingWindow:
-    """The samples of the last seconds; drops older samples.
+    """Keeps the samples of the last seconds, and drops older samples.
 
     Args:
-        seconds: length of the window.
+        seconds: length of the window in seconds.
         kind: the only kind of samples to keep.
         idle: whether to include waits of idle threads.
     """

@@ -1,4 +1,4 @@
-"""Parameter types shared by commands."""
+"""Defines parameter types shared by commands."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from otel_kprofiler.host import parse_cpu_list
 
 
 class DurationType(click.ParamType[float]):
-    """A duration in Go's syntax, as in the configuration, or seconds; converted to seconds."""
+    """The type of a duration in Go's syntax, as in the configuration, or in seconds.
+
+    Converted to seconds.
+    """
 
     name = "duration"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Convert to seconds; fails with a usage error."""
+        """Convert to seconds, or fail with a usage error."""
         if isinstance(value, float):
             return value
         try:
@@ -41,14 +44,14 @@ def _parse_seconds(value: object) -> float:
 
 
 class CpuListType(click.ParamType[tuple[int, ...]]):
-    """A list of CPUs such as ``0-3,8``."""
+    """The type of a list of CPUs such as ``0-3,8``."""
 
     name = "cpus"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Convert to CPU numbers; fails with a usage error."""
+        """Convert to CPU numbers, or fail with a usage error."""
         if isinstance(value, tuple):
             return value
         try:

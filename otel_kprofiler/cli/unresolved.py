@@ -1,4 +1,4 @@
-"""Frames without names: their share of each side, and the file with most of them."""
+"""Reports the share of frames without names on each side, and the file with most of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIXES: Final = {
 
 
 class _Place(NamedTuple):
-    """Why frames have no name, and the file of their code; the file is empty if there is none."""
+    """The reason why frames have no name, and the file of their code; empty if there is no file."""
 
     reason: Unresolved
     module: str
@@ -27,12 +27,12 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class UnresolvedFrames:
-    """Counts of frames in samples.
+    """Counts the frames in samples.
 
     Attributes:
-        frames: all frames, by side.
-        unresolved: frames without a name, by side.
-        places: user frames without a name, by reason and file.
+        frames: number of all frames, by side.
+        unresolved: number of frames without a name, by side.
+        places: number of user frames without a name, by reason and file.
     """
 
     frames: Counter[SideKind] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class UnresolvedFrames:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> Self:
-        """Returns the counts of windows."""
+        """Counts the frames in windows."""
         counts = cls()
         for window in windows:
             for _, sample in window.samples:
@@ -66,7 +66,7 @@ class UnresolvedFrames:
     def remark(self) -> str:
         """Returns the file with most of the user frames without names, the reason and a fix.
 
-        Empty if few frames have no name, or if there is no fix.
+        The result is empty if few frames have no name, or if there is no fix.
         """
         if self._share(USER_SIDE) < _MENTIONED_FROM:
             return ""

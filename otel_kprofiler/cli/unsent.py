@@ -20,12 +20,12 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
-    """Keeps batches in a file; the first batch creates the file, which never replaces another.
+    """Keeps batches in a file. The first batch creates the file, which never replaces another.
 
     Each batch is on disk when :meth:`add` returns. Not thread-safe.
 
     Args:
-        beside: path of a file with the same samples; its suffix is replaced.
+        beside: path of a file with the same samples, whose suffix is replaced.
         form: encoding of the batches, protobuf or JSON.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Versions for bug reports: program, loader, interpreter and kernel."""
+"""Collects versions for bug reports: program, loader, interpreter and kernel."""
 
 from __future__ import annotations
 

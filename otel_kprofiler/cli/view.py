@@ -1,4 +1,4 @@
-"""``otel-kprofiler view``: profiles in the browser."""
+"""``otel-kprofiler view``: show profiles in the browser."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _POLL_S: Final = 0.2
 
 
 class EndpointType(click.ParamType[str]):
-    """``HOST:PORT``."""
+    """The type of an endpoint, ``HOST:PORT``."""
 
     name = "endpoint"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Return the value; fails with a usage error."""
+        """Returns the value, or fails with a usage error."""
         host, _, port = str(value).rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             self.fail(f"{value!r} is not an address such as 127.0.0.1:4317", param, ctx)
@@ -181,7 +181,7 @@ def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: boo
 
 @contextmanager
 def serving(endpoint: str, source: Source, *, opens: bool) -> Iterator[None]:
-    """Serve the page and print its address; open it in a browser if possible."""
+    """Serve the page, print its address, and open it in a browser if possible."""
     text = page({"source": DATA, "files": SOURCE}, connects=True)
     with closing(PageServer(endpoint, text, source.answer, source.names_file)) as server:
         say(f"the page is at {server.address} until Ctrl-C")

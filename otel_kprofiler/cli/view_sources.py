@@ -1,4 +1,4 @@
-"""Sources of ``view``: files, tables, received OTLP profiles, or samples of this host."""
+"""Opens the source of ``view``: files, tables, received OTLP profiles, or samples of this host."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from otel_kprofiler.viewing import (
 _HTTP_PORT: Final = 4318
 _GIVE_BACK_S: Final = 2.0
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""Seconds between updates with new samples of this host; the first update comes sooner."""
+"""Seconds between updates with new samples of this host. The first update comes sooner."""
 
 Choose = Callable[[Sequence[Window]], Sequence[Window]]
-"""Keeps the samples that match the filters."""
+"""Function that returns the samples that match the filters."""
 
 
 def _nothing() -> None:
@@ -55,7 +55,7 @@ class Source:
         answer: returns the data.
         names_file: returns whether a frame of the data has this source file.
         start: starts the source; called once the page is served.
-        step: does pending work, for at most this many seconds.
+        step: does pending work, for at most the given number of seconds.
         wake: interrupts a step; called from signal handlers.
         stop: processes the remaining samples.
         describe: summarizes the samples at the end; empty if there is nothing to report.
@@ -71,7 +71,7 @@ class Source:
 
 
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """Returns all samples of files and tables; idle waits only on request."""
+    """Returns all samples from files and tables, with idle waits only on request."""
     choice = Choice.of(filters)
     loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
     samples = drop_idle(loaded, idle=idle)
@@ -85,7 +85,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that keeps matching samples, and idle waits on request."""
+    """Returns a function that keeps matching samples, with idle waits only on request."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
@@ -103,7 +103,7 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """Opens receivers at these gRPC and HTTP endpoints; prints their addresses.
+    """Opens receivers at these gRPC and HTTP endpoints, and prints their addresses.
 
     Raises:
         HostError: an endpoint cannot be bound.
@@ -156,7 +156,7 @@ def _announce(protocol: str, endpoint: str, port: int) -> None:
 
 
 def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
-    """Returns where profiles are received, and whether other hosts can send, too."""
+    """Describes where profiles are received, and whether other hosts can send profiles, too."""
     yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
     if not is_loopback(host):
         yield f"other hosts that can reach {host}:{port} can also send profiles"

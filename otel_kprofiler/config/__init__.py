@@ -1,4 +1,4 @@
-"""Configuration of the agent: schema, YAML parser with positions, durations, generated files.
+"""The agent's configuration: schema, YAML parser with positions, durations, generated files.
 
 Names load on first use, because pydantic and ruamel.yaml are slow to import.
 """

@@ -1,4 +1,4 @@
-"""The whole configuration."""
+"""Defines the whole configuration."""
 
 from __future__ import annotations
 

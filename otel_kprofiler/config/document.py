@@ -16,7 +16,7 @@ from otel_kprofiler.errors import ConfigProblem
 from otel_kprofiler.text import describe_count
 
 Path = tuple[str | int, ...]
-"""Keys and list indices leading from the root of the document to a value."""
+"""The keys and list indices that lead from the root of the document to a value."""
 
 MAX_VALUES: Final = 10_000
 """Maximum number of values in a document, including those repeated by aliases."""
@@ -24,7 +24,9 @@ MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
 _QUOTED: Final = re.compile(r"'(.{2,})'")
-"""Matches anchor and alias names in the library's messages; shorter matches are YAML syntax."""
+"""Matches names of anchors and aliases in the library's messages. Shorter matches are YAML
+syntax.
+"""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
@@ -36,7 +38,7 @@ class Mark:
     """The position of a value, with 1-based lines and columns.
 
     Attributes:
-        key: line and column of the key; for a list item, of the value.
+        key: line and column of the key, or for a list item, of the value.
         value: line and column of the value.
         env: environment variables substituted into the value.
     """
@@ -48,14 +50,15 @@ class Mark:
 
 @dataclass(slots=True)
 class Document:
-    """Values of a YAML document, their positions, and its problems.
+    """The values of a YAML document, their positions, and the document's problems.
 
     Attributes:
-        path: where the document was read, for messages.
+        path: path of the document, for messages.
         values: plain values of the document.
         marks: line and column of each value, by its path.
         problems: errors in the document, in order of detection.
-        describe_key: formats the last key of a path for messages; an unknown key may be a secret.
+        describe_key: formats the last key of a path for messages, because an unknown key may be a
+            secret.
     """
 
     path: str
@@ -138,7 +141,7 @@ def _read_values(yaml: YAML, document: Document, environ: Mapping[str, str], roo
 
 
 class _TooManyError(Exception):
-    """The document has more than :data:`MAX_VALUES` values."""
+    """Raised if the document has more than :data:`MAX_VALUES` values."""
 
 
 def _place(node: Node) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Formats a configuration as YAML: complete, without secrets, optionally with origins."""
+"""Formats a complete configuration as YAML, without secrets, and optionally with origins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
     """Returns every key with its effective value, as YAML that can be loaded again.
 
     Secrets (values of headers, passwords in addresses) appear as ``[REDACTED]``. With ``origins``,
-    a comment after each value says where it was set: default, file and line, environment.
+    a comment after each value says where the value was set: default, file and line, or environment.
     """
 
     def comment(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Durations in Go's syntax (``1m30s``), as in the Collector's configuration."""
+"""Parses durations in Go's syntax (``1m30s``), as in the Collector's configuration."""
 
 from __future__ import annotations
 

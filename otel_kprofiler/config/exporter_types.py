@@ -1,4 +1,4 @@
-"""The registry of exporter types, one row each."""
+"""The registry of exporter types, with one row for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ EXPORTERS: Final[dict[str, type[Exporter]]] = {
     "file": File,
     "debug": Debug,
 }
-"""Schemas by exporter type, the first part of an id (``type`` or ``type/name``).
-
-The loader, the agent and the generated files learn of a type only from its row.
+"""Schemas by exporter type, which is the first part of an id (``type`` or ``type/name``). The
+loader, the agent and the generated files know a type only from its row.
 """

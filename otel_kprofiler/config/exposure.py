@@ -14,7 +14,7 @@ from otel_kprofiler.redact import has_secrets
 def find_exposure(loaded: LoadedConfig) -> str:
     """Returns a warning if the file holds secrets and every user can read it; empty otherwise.
 
-    Values from the environment are not in the file and do not count.
+    Values from the environment do not count, as they are not in the file.
     """
     written = [
         loaded.document.name(path)

@@ -1,4 +1,4 @@
-"""Loads YAML as :class:`Config`; reports every problem with its position."""
+"""Loads YAML as a :class:`Config`, and reports every problem with its position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address
 
 MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a configuration file; the sample file with every key has 20 KiB."""
+"""Maximum size of a configuration file, in bytes. The sample file with every key has 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
@@ -80,7 +80,7 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
 
 
 def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedConfig:
-    """Check the text of a configuration; ``path`` is for messages only.
+    """Check the text of a configuration. ``path`` is used in messages only.
 
     Raises:
         ConfigError: the configuration is invalid; lists all problems by line.
@@ -94,7 +94,10 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Show keys of the schema, even misspelled; any other key may be a misplaced secret."""
+    """Returns keys of the schema, even misspelled, as they are.
+
+    Any other key may be a misplaced secret.
+    """
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
         is_shown = _HEADER.fullmatch(key) is not None
@@ -107,7 +110,7 @@ def _describe_key(path: Path) -> str:
 
 @functools.cache
 def _all_keys() -> frozenset[str]:
-    """Returns all keys of the schema, and unsupported keys of related configurations."""
+    """Returns all keys of the schema, and the unsupported keys of related configurations."""
     keys = {*EXPORTERS, *unsupported_keys.EXPORTERS}
     sections: list[type[Section]] = [Config, *EXPORTERS.values()]
     while sections:
@@ -216,7 +219,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def _fill(model: type[Section], values: Any) -> Any:
-    """Replace a missing value by an empty mapping where a mapping is expected."""
+    """Replace a missing value with an empty mapping where a mapping is expected."""
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Convert = Callable[["Config"], T]
-"""Converts a checked configuration; a top-level function of a module."""
+"""Top-level function of a module that converts a checked configuration."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class PendingConfig(Generic[T]):
     """A configuration being read in the background.
 
     Args:
-        path: YAML file.
-        convert: converts the configuration in the child process. The result is pickled and must
+        path: path of the YAML file.
+        convert: converts the configuration in the child process. The result is pickled, and must
             not depend on the schema's libraries.
-        fork: fork this process, which is twice as fast as starting an interpreter; only for
-            processes with a single thread.
+        fork: whether to fork this process, which is twice as fast as starting an interpreter. It
+            must be False if the process has several threads.
     """
 
     def __init__(self, path: str, convert: Convert[T], *, fork: bool = False) -> None:
@@ -51,7 +51,7 @@ class PendingConfig(Generic[T]):
         self._wait = _fork(path, convert) if fork else _spawn(path, convert)
 
     def get(self) -> T:
-        """Wait for the result; logs a warning if every user can read secrets in the file.
+        """Wait for the result, and log a warning if every user can read secrets in the file.
 
         Raises:
             ConfigError: the file is unreadable or invalid; lists all problems.
@@ -73,7 +73,7 @@ class PendingConfig(Generic[T]):
 
 
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read the file in a new interpreter; returns a function that waits for result and status.
+    """Read the file in a new interpreter. Returns a function that waits for result and status.
 
     The interpreter is isolated (-I) and imports only from this process's paths, not from the
     working directory, which other users may be able to write to.

@@ -27,7 +27,7 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Half the maximum record size of a spool."""
+"""Maximum of ``max_message_bytes``, which is half the maximum record size of a spool."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may hold passwords."""

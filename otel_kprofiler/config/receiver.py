@@ -20,7 +20,7 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _attribute(value: Any, _: Any) -> Any:
-    """Check the type of a value, with one message instead of one per member of the union."""
+    """Check the type of a value, to report one error instead of one per member of the union."""
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
@@ -29,12 +29,12 @@ def _attribute(value: Any, _: Any) -> Any:
 
 
 def _symbols(value: Any) -> Any:
-    """Convert false to ``off``, which other YAML parsers read as false."""
+    """Convert false to ``off``, because other YAML parsers read ``off`` as false."""
     return "off" if value is False else lower(value)
 
 
 def _count(value: Any) -> Any:
-    """Convert ``off`` to 0, also as other YAML parsers and environment variables represent it."""
+    """Convert ``off`` to 0, even as other YAML parsers and environment variables represent it."""
     return 0 if value is False or value in ("off", "false") else value
 
 
@@ -50,7 +50,7 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """Accept ``true`` and ``false`` instead of a section, also from an environment variable."""
+    """Accept ``true`` and ``false`` instead of a section, even from an environment variable."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value

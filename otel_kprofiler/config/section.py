@@ -1,4 +1,4 @@
-"""Base classes and field types of the configuration schema."""
+"""Defines base classes and field types of the configuration schema."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.model import Form
 
 MEBIBYTE: Final = 1024 * 1024
 FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
-"""Message forms by their names in the configuration."""
+"""Forms of messages, by their names in the configuration."""
 
 AttributesKey = Annotated[
     Literal["inline", "references"],
@@ -26,7 +26,7 @@ AttributesKey = Annotated[
         "Pyroscope and Parca then see empty keys."
     ),
 ]
-"""The value as :class:`otel_kprofiler.model.AttributeForm`."""
+"""Returns the value as an :class:`otel_kprofiler.model.AttributeForm`."""
 
 
 class Section(BaseModel):
@@ -44,7 +44,7 @@ class Exporter(Section, ABC):
 
     @abstractmethod
     def settings(self) -> ExporterSettings:
-        """Convert to settings, which open the exporter."""
+        """Convert the section to settings, which open the exporter."""
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:

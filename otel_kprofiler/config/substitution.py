@@ -17,9 +17,9 @@ _INSIDE: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.
 def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Replace the references in a scalar; returns the text and the variables' names.
 
-    ``${NAME}`` and ``${env:NAME}`` become the variable's value, or nothing if it is unset;
-    ``${NAME:-default}`` uses the default if it is unset or empty; ``$$`` becomes ``$``.
-    Inserted text is not expanded again.
+    ``${NAME}`` and ``${env:NAME}`` become the variable's value, or nothing if the variable is
+    unset. ``${NAME:-default}`` uses the default if the variable is unset or empty. ``$$`` becomes
+    ``$``. Inserted text is not expanded again.
 
     Raises:
         ValueError: a reference is malformed (``${1BAD}``, ``${file:x}``, ``${NAME:?no}``).

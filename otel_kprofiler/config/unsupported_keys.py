@@ -1,4 +1,4 @@
-"""Unsupported keys of related configurations, each with its alternative.
+"""Lists unsupported keys of related configurations, each with its alternative.
 
 Receiver keys come from the opentelemetry-ebpf-profiler receiver, all others from the Collector.
 """

@@ -63,9 +63,7 @@ _SEGMENTS: Final = 8
 """Number of segments within the size limit. The oldest segment is dropped as a whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Errors that may disappear without a change of the configuration, as with full or failing
-disks.
-"""
+"""Errors from full or failing disks, which may disappear without a configuration change."""
 _LOCK: Final = "lock"
 
 _log = logging.getLogger(__name__)

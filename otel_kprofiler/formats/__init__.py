@@ -1,4 +1,4 @@
-"""Output formats: text and graphics for people, files for other tools."""
+"""Writes output formats: text and graphics for people, and files for other tools."""
 
 from otel_kprofiler.formats.columns import (
     About,

@@ -1,7 +1,7 @@
-"""Data of the HTML page: columns of numbers that index each other and a list of strings.
+"""Builds the data of the HTML page: columns of numbers that index each other and a list of strings.
 
-``viewer/src/profile.js`` names the columns. Long columns are packed: a type code of :mod:`array`, a
-colon, and the little-endian numbers in base64, which a browser reads ten times faster than JSON.
+``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of :mod:`array`,
+a colon, and the little-endian numbers in base64, which a browser reads ten times faster than JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS: Final = {
 """Colours of frames, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
-"""Widths of a bin in milliseconds; wider bins are whole seconds."""
+"""Widths of a bin in milliseconds. The widths of wider bins are whole seconds."""
 _ROW_BITS: Final = 32
 
 
@@ -82,7 +82,7 @@ def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
 
 
 class Interval(NamedTuple):
-    """Windows of a named interval of Unix time, end exclusive."""
+    """The windows in a named interval of Unix time, whose end is exclusive."""
 
     name: str
     windows: Sequence[Window]
@@ -98,7 +98,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
         title: heading, such as the command; the name of the host is added.
 
     Returns:
-        An object for JSON; counts are in the unit of each sample's kind.
+        An object for JSON, in which counts are in the unit of each sample's kind.
     """
     windows = list(windows)
     start = min((window.start_unix_ns for window in windows), default=0)
@@ -107,7 +107,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of intervals as columns, side by side on the time axis.
+    """Returns the samples of intervals as columns. The intervals are side by side on the time axis.
 
     With two intervals, the page shows how the second differs from the first.
     """
@@ -143,7 +143,7 @@ def choose_bin_ms(span_ms: float) -> int:
 class About(NamedTuple):
     """Facts about all samples of a page: names of hosts, releases of kernels, counts.
 
-    ``later`` has start and end of the later profiles on the time axis.
+    ``later`` contains start and end of the later profiles on the time axis.
     """
 
     hosts: Collection[str]
@@ -244,7 +244,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor for values: 1, or the period if the kind has several periods."""
+        """Returns the factor for values: the period if the kind has several periods, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:
@@ -313,11 +313,11 @@ def assemble(
     Args:
         kinds: kinds with all periods of their samples, in nanoseconds.
         frames: rows of the frame table, to which ``nodes`` refer by index.
-        nodes: columns ``parent``, -1 for none, and ``frame``.
-        processes: name and pid of each; None if the pid is unknown.
-        threads: name, thread id and index of the process of each.
-        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These and
-            ``nodes`` are emptied, so that no column is in memory twice.
+        nodes: columns ``parent``, with -1 for none, and ``frame``.
+        processes: name and pid of each process; the pid is None if unknown.
+        threads: name, thread id and index of the process, for each thread.
+        samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These
+            columns and ``nodes`` are emptied, so that no column is in memory twice.
     """
     strings: dict[str, int] = {"": 0}
     frame_rows = [
@@ -355,7 +355,7 @@ def _kind(kind: ProfileKind, periods: Collection[int]) -> dict[str, Any]:
 
 
 def pack(numbers: Sequence[int]) -> str:
-    """Packs numbers in the smallest sufficient type: unsigned, signed 32-bit or double."""
+    """Packs numbers in the smallest type that suffices: unsigned, signed 32-bit or double."""
     least, most = min(numbers, default=0), max(numbers, default=0)
     limits = (("B", 0, 1 << 8), ("H", 0, 1 << 16), ("I", 0, 1 << 32), ("i", -(1 << 31), 1 << 31))
     fitting = (code for code, low, high in limits if least >= low and most < high)

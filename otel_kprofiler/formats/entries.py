@@ -1,4 +1,4 @@
-"""Stack entries of reports: name or reason for its absence, colour, remarks."""
+"""Makes stack entries for reports: name or reason for its absence, colour, remarks."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _MEMFD: Final = "memfd:"
 
 
 class Entry(NamedTuple):
-    """A line of a stack in a report.
+    """One line of a stack in a report.
 
     Attributes:
-        name: the function; ``fun_`` and its address if only its bounds are known;
+        name: name of the function; ``fun_`` and its address if only its bounds are known;
             ``[module+0xrva]`` or ``[0xaddress]`` if unresolved; or a remark such as
             ``[truncated]``.
-        module: name of the module, empty if unknown; a built-in module is shown as ``vmlinux``
-            followed by its name in brackets, as in kallsyms. For code without modules, the source
-            file.
+        module: name of the module; empty if unknown. A built-in module is shown as ``vmlinux``
+            followed by its name in brackets, as in kallsyms. Code without modules has its source
+            file here.
         side: kernel, user or another side of the stack.
         reason: reason for a missing function name; empty if there is a name.
-        inlined: whether it was inlined into the preceding entry.
-        file: source file, empty if unknown.
-        line: 1-based source line, 0 if unknown.
+        inlined: whether the function was inlined into the preceding entry.
+        file: source file; empty if unknown.
+        line: 1-based source line; 0 if unknown.
         color: fill color of its boxes in the flame graph.
     """
 
@@ -92,7 +92,7 @@ def stack_entries(stack: Stack) -> tuple[Entry, ...]:
 
 
 def frame_entries(frame: Frame) -> tuple[Entry, ...]:
-    """Returns the entries of one frame: the physical function, then functions inlined into it."""
+    """Returns the entries for a frame: the physical function, then functions inlined into it."""
     module = frame.module.name if frame.module else ""
     place = f"{module}+{frame.address:#x}" if module else f"{frame.address:#x}"
     module = " ".join((module, *(f"[{name}]" for name in frame.builtin)))
@@ -136,7 +136,7 @@ def process_name(resource: Resource, thread_name: str) -> str:
 
 
 def process_id(resource: Resource) -> int | None:
-    """Returns the process id of a resource, None if it has none."""
+    """Returns the process id of a resource; None if it has no process id."""
     pid = resource.attributes.get("process.pid")
     return pid if isinstance(pid, int) else None
 

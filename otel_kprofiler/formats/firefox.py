@@ -1,7 +1,7 @@
-"""Profiles for https://profiler.firefox.com, in its processed format.
+"""Writes profiles for https://profiler.firefox.com, in its processed format.
 
-The format is described by ``src/types/profile.ts`` and ``docs-developer/CHANGELOG-formats.md`` of
-github.com/firefox-devtools/profiler; later versions of the reader upgrade it.
+The format is described by ``src/types/profile.ts`` and ``docs-developer/CHANGELOG-formats.md`` in
+github.com/firefox-devtools/profiler. Later versions of the reader upgrade profiles in this format.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from otel_kprofiler.version import __version__
 PROCESSED_VERSION: Final = 70
 """Version of the processed format (``PROCESSED_PROFILE_VERSION``)."""
 _GECKO_VERSION: Final = 36
-"""Version of the format that Firefox itself writes, which the reader requires beside it."""
+"""Version of the format that Firefox itself writes, which the reader also requires."""
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}
-"""Types of weights by the unit of a kind; others are ``samples``."""
+"""Types of weights by the unit of a kind. For other units, the type is ``samples``."""
 _WAIT, _SPAN = "wait", "span"
 _SCHEMA: Final = [
     {
@@ -71,11 +71,11 @@ _SCHEMA: Final = [
 
 
 class _Point(NamedTuple):
-    """A sample at one of its times; points sort by time."""
+    """A sample at one of its times. Points are ordered by time."""
 
     time_ns: int
     measure: int
-    """In the unit of the kind's measure."""
+    """The value, in the unit of the kind's measure."""
     threshold_ns: int
     sample: WindowSample
 
@@ -83,7 +83,7 @@ class _Point(NamedTuple):
 class _Marker(NamedTuple):
     start_ns: int
     end_ns: int
-    """Equal to the start for an instant."""
+    """End of the sample; equal to its start if it has no duration."""
     name: str
     data: dict[str, Any]
 
@@ -94,7 +94,7 @@ class _Process(NamedTuple):
 
 
 def firefox(windows: Iterable[Window]) -> str:
-    """Returns JSON with a track for each kind of samples of each thread, in time order.
+    """Returns JSON with a track for each kind of sample of each thread, in time order.
 
     On-CPU samples weigh one period. Waits and other events have tracks of their own, named after
     their kind; waits and spans are also markers on the thread's first track. Lost samples, and
@@ -115,9 +115,9 @@ class _Writer:
         self._periods: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
-        """Value of each wait, whose parts have the same thread and time."""
+        """The value of each wait, whose parts have the same thread and time."""
         self._estimates: set[int] = set()
-        """Values of waits that were sampled at random; exact values do not recur."""
+        """The values of waits that were sampled at random. Exact values do not recur."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:
@@ -165,7 +165,7 @@ class _Writer:
     def _threads(
         self, process: str, pid: str, tid: int, kinds: dict[ProfileKind, list[_Point]]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the tracks of a thread; the first has the markers of all."""
+        """Yields the tracks of a thread, the first with the markers of all tracks."""
         for points in kinds.values():
             points.sort(key=lambda point: point.time_ns)
         markers = self._markers(kinds.values())
@@ -193,9 +193,9 @@ class _Writer:
             is_first, markers = False, []
 
     def _samples(self, kind: ProfileKind, points: list[_Point]) -> dict[str, Any]:
-        """Returns the table of samples; samples without stack are the gaps between them.
+        """Returns the table of samples, in which samples without stack represent gaps.
 
-        A sample stands for time spent before it, but the reader draws it over the whole interval
+        A sample represents time spent before it, but the reader draws it over the whole interval
         since the preceding sample.
         """
         rows: list[tuple[int | None, float, float, int]] = []
@@ -215,7 +215,7 @@ class _Writer:
         return table | {"weightType": _WEIGHT_TYPES.get(kind.measure[1], "samples")}
 
     def _markers(self, tracks: Iterable[list[_Point]]) -> list[_Marker]:
-        """Returns the waits and spans of a thread, by start."""
+        """Returns the waits and spans of a thread, sorted by start."""
         points = sorted(
             (point for track in tracks for point in track), key=lambda point: point.time_ns
         )

@@ -1,6 +1,6 @@
-"""Shared tables of a processed profile of the Firefox Profiler: strings, code, stacks.
+"""Builds the shared tables of a Firefox Profiler profile: strings, code, stacks.
 
-Columns are those of ``src/types/profile.ts`` in github.com/firefox-devtools/profiler.
+The columns are those in ``src/types/profile.ts`` of github.com/firefox-devtools/profiler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _FrameKey(NamedTuple):
 
 
 class SharedTables:
-    """Builds the tables that all threads share; equal rows are merged."""
+    """Builds the tables that all threads share. Equal rows are merged."""
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {}
@@ -78,7 +78,7 @@ class SharedTables:
         return index_of(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
 
     def categories(self) -> list[dict[str, Any]]:
-        """Returns the categories: the default, and each side of stacks."""
+        """Returns the categories: the default, and one for each side of stacks."""
         return [
             {
                 "name": (side.name if side else "other").capitalize(),
@@ -140,7 +140,7 @@ class SharedTables:
 
 
 def columns(rows: Iterable[tuple[Any, ...]], *names: str) -> dict[str, Any]:
-    """Returns a table as the format requires it: a list for each column, and the length."""
+    """Returns a table as the format requires it, with a list for each column, and the length."""
     rows = list(rows)
     table: dict[str, Any] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return table | {"length": len(rows)}
@@ -176,7 +176,8 @@ def _lib(module: Module) -> dict[str, Any]:
 def _breakpad_id(build_id: str) -> str:
     """Returns the id that symbol servers use: a GUID in the byte order of Windows, and an age.
 
-    Empty for build ids that are not hexadecimal, such as Go's or those of other profilers' files.
+    The id is empty for build ids that are not hexadecimal, such as Go's, or those in files of other
+    profilers.
     """
     if not _HEX.fullmatch(build_id):
         return ""

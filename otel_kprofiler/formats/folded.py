@@ -1,4 +1,4 @@
-"""Folded stacks: one line per stack, for flamegraph.pl and other readers of its format."""
+"""Writes folded stacks, one line per stack, for flamegraph.pl and other readers of its format."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from otel_kprofiler.text import escape_controls
 def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     """Returns stacks as ``process;outermost;…;leaf count``, sorted, one line each.
 
-    Suffixes follow stackcollapse-perf.pl; flamegraph.pl chooses colors by them: ``_[k]``
-    for kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, none for
+    Suffixes follow stackcollapse-perf.pl, and flamegraph.pl chooses colors by them: ``_[k]`` for
+    kernel code, including modules and BPF programs, ``_[i]`` for inlined functions, and none for
     user frames. Python frames end with ``_[p]`` and read ``function (file.py:42)``. Unresolved
     frames read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and
-    unprintable characters are escaped. With several kinds of samples, each kind has a root, and
-    counts are times (on CPU, waiting) instead of numbers of samples.
+    unprintable characters are escaped. If there are several kinds of samples, each kind has a root,
+    and counts are times (on CPU, waiting) instead of numbers of samples.
 
     Args:
-        windows: what to report.
-        threads: put the thread's ``name/tid`` after the process.
+        windows: the windows to report.
+        threads: whether to put the thread's ``name/tid`` after the process.
     """
 
     @cache

@@ -1,6 +1,6 @@
-"""A flame graph as one self-contained HTML page.
+"""Writes a flame graph as one self-contained HTML page.
 
-``make viewer`` builds the page from ``viewer/``; this module only inserts the data.
+``make viewer`` builds the page from ``viewer/``, and this module only inserts the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """Span time, by part.
+    """The time of spans, by part.
 
     Attributes:
         name: name of the spans' local roots; empty for all spans.
@@ -34,14 +34,16 @@ class SpanTime(NamedTuple):
 
 
 def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
-    """Returns the page, about 80 KB plus the data; it opens from a file and makes no connections.
+    """Returns the page, of about 80 KB plus the data.
+
+    It opens from a file and makes no connections.
 
     Equal samples are merged, so the size grows with the number of distinct stacks and times.
 
     Args:
-        windows: what to show.
-        title: heading of the page, such as the command; the host is added.
-        spans: breakdowns of span time; first for all spans.
+        windows: the windows to show.
+        title: heading of the page, such as the command. The name of the host is added.
+        spans: breakdowns of span time, the first for all spans.
     """
     data = columns(windows, title=title)
     if spans:
@@ -55,7 +57,8 @@ def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
     Args:
         data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which
             the page fetches that result as JSON, with the query of its range bar.
-        connects: whether the page may connect to its origin; otherwise it makes no connections.
+        connects: whether the page may connect to its origin. If False, the page makes no
+            connections.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     values = {

@@ -1,4 +1,4 @@
-"""OTLP files: binary messages, or the Collector's JSON lines."""
+"""Writes OTLP files, as binary messages or as the Collector's JSON lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LENGTH_BYTES: Final = 4
 
 
 def otlp(windows: Iterable[Window]) -> bytes:
-    """Returns a request of the profiles service as protobuf; empty without samples.
+    """Returns a request to the profiles service as protobuf; empty if there are no samples.
 
     With several windows, returns a length-prefixed request for each, as written by the Collector's
     file exporter.
@@ -24,7 +24,7 @@ def otlp(windows: Iterable[Window]) -> bytes:
 
 
 def otlp_lines(windows: Iterable[Window]) -> bytes:
-    """Returns the same requests as lines of JSON."""
+    """Returns the same requests as :func:`otlp`, as lines of JSON."""
     return b"".join([line + b"\n" for line in _messages(windows, Form.JSON)])
 
 

@@ -1,6 +1,7 @@
-"""pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto).
+"""Writes pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto).
 
-The encoder is hand-written: the message is small, and generated code would be a dependency.
+The encoder is hand-written, because the message is small, and generated code would need a
+dependency.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _USER_CEILING: Final = 1 << 63
 def pprof(windows: Iterable[Window]) -> bytes:
     """Returns all windows as one profile, gzipped.
 
-    Values are the number of samples, then for each kind its measure: CPU time for a kind with a
-    period, else the sum of its values. CPU time is the default. Labels hold process, pid, thread,
-    tid, cpu and endpoint (local root span), all as strings, since pprof drops a numeric 0; select
-    a number by ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have address and mapping,
-    but no function; unresolved Python frames have a function with a name in brackets.
+    Values are the number of samples, then the measure of each kind, which is CPU time for a kind
+    with a period, else the sum of its values. CPU time is the default. Labels hold process, pid,
+    thread, tid, cpu and endpoint (local root span), all as strings, since pprof drops a numeric 0.
+    To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have address and
+    mapping, but no function; unresolved Python frames have a function with a name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(

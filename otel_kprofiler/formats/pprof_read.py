@@ -1,6 +1,6 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each value type is a kind of samples; ``samples`` together with CPU time is our kind of CPU samples.
+Each value type is a sample kind. ``samples`` together with CPU time is our kind of on-CPU samples.
 The format has no sample timestamps, so samples get the time of their profile.
 """
 
@@ -55,7 +55,7 @@ class _Sample(NamedTuple):
 
 
 def is_pprof(data: bytes) -> bool:
-    """Returns whether the data is a pprof profile: its string table begins with an empty string."""
+    """Returns whether the data is a pprof profile. Its string table begins with an empty string."""
     try:
         for number, value in _fields(data):
             if number not in _FIELDS:
@@ -222,7 +222,7 @@ def _is_python(line: Line) -> bool:
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the frames, leaf first; frames called by the kernel are on the kernel side."""
+    """Returns the frames, leaf first. Frames called by the kernel are on the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
@@ -233,7 +233,7 @@ def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _kernel_module(module: Module) -> Module:
-    """Returns the kernel module; its addresses are relative to its start."""
+    """Returns the kernel module. Its addresses are relative to its start."""
     kind = ModuleKind.VMLINUX if module.name == "vmlinux" else ModuleKind.LOADED
     base = module.ranges[0].start if module.ranges else 0
     return replace(module, kind=kind, base=base)

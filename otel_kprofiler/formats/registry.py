@@ -1,4 +1,4 @@
-"""Registry of the output formats of ``record``."""
+"""The registry of the output formats of ``record``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class OutputFormat:
 
     Attributes:
         name: value of ``--format``.
-        suffix: suffix of its files, in lower case; the longest match wins.
-        write: returns the content of a file; text is written as UTF-8.
+        suffix: suffix of its files, in lower case. The longest match is used.
+        write: returns the content of a file. Text is written as UTF-8.
         next_step: command that opens the file, with ``{}`` for its path.
-        has_addresses: whether files may contain kernel addresses; these are readable by their owner
-            only.
+        has_addresses: whether files may contain kernel addresses. Such files are readable by their
+            owner only.
         other_suffixes: further suffixes of this format.
         is_compressed: whether its content is already gzip-compressed.
         is_profile: whether the complete profile can be read back from a file.
-        write_page: like ``write``, with a heading and the span time; None for other formats.
+        write_page: like ``write``, but with a heading and the time of spans; None for formats
+            without them.
     """
 
     name: str

@@ -35,16 +35,16 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
 
 
 class LeftOut(NamedTuple):
-    """Number and weight of omitted samples."""
+    """The number and weight of omitted samples."""
 
     samples: int
     weight_ns: int
 
 
 def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
-    """Returns windows without waits of idle threads, and the sum of the dropped waits.
+    """Returns windows without the waits of idle threads, and the sum of the dropped waits.
 
-    Exact totals of waits are unchanged.
+    Exact wait totals are unchanged.
     """
     samples = weight_ns = 0
     kept = []

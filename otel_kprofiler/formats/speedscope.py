@@ -1,4 +1,4 @@
-"""Profiles for https://www.speedscope.app, in its documented file format."""
+"""Writes profiles for https://www.speedscope.app, in its documented file format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
-    """Returns JSON with a profile for each kind of samples, then one for each CPU in time order.
+    """Returns JSON with a profile for each sample kind, then one for each CPU in time order.
 
     A kind's profile merges equal stacks, with weights in the kind's unit. A CPU's profile has
     each sample, with the period as its weight. The outermost frame is the process.

@@ -1,4 +1,4 @@
-"""Table of functions by share of samples, as plain text."""
+"""Writes a table of functions by share of samples, as plain text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Row(NamedTuple):
             named after the reason.
         module: name of its module, or the side of the stack if unknown.
         self_count: sum of the values of samples taken in the function.
-        total_count: sum of the values of samples with the function in their stack, each once.
+        total_count: sum of the values of samples with the function in their stack, each counted
+            once.
     """
 
     function: str
@@ -58,12 +59,13 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
 def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
     """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
-    Long names are shortened in the middle; numbers never are. Each kind of samples has a table.
+    Long names are shortened in the middle. Numbers are never shortened. Each kind of samples has a
+    table.
 
     Args:
-        windows: what to report.
-        width: columns, at least 40.
-        limit: number of functions, None for all.
+        windows: the windows to report.
+        width: maximum number of columns, at least 40.
+        limit: maximum number of functions; None for all.
     """
     by_kind: dict[ProfileKind, list[Profile]] = {}
     for window in windows:

@@ -24,11 +24,11 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""Order of groups: threads that are most likely to hold up others come first."""
+"""The order of groups. Threads that are most likely to hold up others come first."""
 
 
 class _Group(NamedTuple):
-    """Threads that have equal stacks and are doing the same thing."""
+    """A group of threads that have equal stacks and are doing the same thing."""
 
     threads: Sequence[ThreadState]
     entries: Sequence[Entry]
@@ -46,8 +46,8 @@ class _Group(NamedTuple):
 def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -> str:
     """Returns the threads of each process, grouped by equal stacks, leaf first.
 
-    Groups of running threads come first, then those that wait for a CPU or uninterruptibly, then
-    other groups, and last those without work. Among similar groups, the largest comes first.
+    Groups of running threads come first, then threads that wait for a CPU or uninterruptibly, then
+    other groups, and last threads without work. Among similar groups, the largest comes first.
 
     Args:
         processes: a dump.
@@ -64,7 +64,7 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
 
 
 def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float | None) -> str:
-    """Returns a dump as a JSON object; each distinct stack is in it once.
+    """Returns a dump as a JSON object, which contains each distinct stack once.
 
     Args:
         processes: a dump.

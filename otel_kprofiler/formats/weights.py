@@ -1,4 +1,4 @@
-"""Weights of samples, for reports with one number per stack."""
+"""Computes weights of samples, for reports with one number per stack."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from otel_kprofiler.model import Profile, ProfileKind, Resource, Window, WindowS
 
 
 def unit_of(kind: ProfileKind) -> str:
-    """Returns the unit of the values of a kind; ``samples`` or ``events`` if it counts."""
+    """Returns the unit of a kind's values. Counts have the unit ``samples`` or ``events``."""
     if kind.sample_unit != "count":
         return kind.sample_unit
     return "samples" if kind.counts_samples else "events"
 
 
 class Weighed(NamedTuple):
-    """A sample with its weight and the root above its stack; the root may be empty."""
+    """A sample with its weight, and the root above its stack, which may be empty."""
 
     root: str
     resource: Resource
@@ -25,10 +25,10 @@ class Weighed(NamedTuple):
 
 
 class Weights:
-    """Weights of the samples of some windows.
+    """The weights of the samples in some windows.
 
-    With a single kind of samples, weights are its values. With several kinds, weights are measures
-    such as time, and each kind has a root.
+    If there is a single kind of samples, weights are its values. If there are several kinds,
+    weights are measures such as time, and each kind has a root.
 
     Attributes:
         kinds: all kinds in the windows.

@@ -1,4 +1,4 @@
-"""The SQLite file of the ``view`` store: location, lock and schema."""
+"""Opens the SQLite file of the ``view`` store: location, lock and schema."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_directory() -> str:
 
 
 def _remove_abandoned(place: str) -> None:
-    """Remove this user's directories whose process was killed, as shown by their released locks."""
+    """Remove this user's directories whose process was killed, which their released locks show."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
@@ -75,7 +75,7 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Returns whether no process uses one of our directories; spares starting processes."""
+    """Returns whether no process uses one of our directories, and none may be about to use it."""
     try:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):

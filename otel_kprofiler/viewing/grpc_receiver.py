@@ -31,15 +31,17 @@ from otel_kprofiler.viewing.receiver import (
 )
 
 THREADS: Final = 8
-"""Maximum calls whose messages are received or decoded at a time."""
+"""Maximum number of calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Maximum calls running or waiting; further calls are rejected with a retry delay."""
+"""Maximum number of calls that are running or waiting. Further calls are rejected with a retry
+delay.
+"""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
 _STOP_S: Final = 2.0
 _PATIENCE_S: Final = 0.5
-"""Maximum time that a call waits for its message while others wait for a thread."""
+"""Maximum time in seconds that a call waits for its message while others wait for a thread."""
 # https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_BYTES),
@@ -58,7 +60,7 @@ class GrpcReceiver:
     """Receives over plaintext gRPC until closed.
 
     Args:
-        endpoint: ``host:port`` to listen on, port 0 for a free port.
+        endpoint: ``host:port`` to listen on; port 0 selects a free port.
         intake: processes the requests.
 
     Attributes:
@@ -96,7 +98,7 @@ class GrpcReceiver:
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Implements ``ProfilesService/Export``; rejects other methods with the reason."""
+    """Implements ``ProfilesService/Export``, and rejects other methods with the reason."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake

@@ -17,23 +17,25 @@ _NO_COOKIE: Final = b"\xff" * 8  # INET_DIAG_NOCOOKIE
 _LOOPBACK_INDEX: Final = 1  # LOOPBACK_IFINDEX; also matches sockets not bound to a device
 _HEADER: Final = struct.Struct("=IHHII")
 _OPTIONS: Final = struct.Struct("=BBBxI")
-"""The start of inet_diag_req_v2: family, protocol, extensions, states."""
+"""The first fields of inet_diag_req_v2: family, protocol, extensions, states."""
 _SOCKET_ID: Final = struct.Struct("!HH16s16s")
-"""The start of inet_diag_sockid: ports, local and remote address; interface and cookie follow."""
+"""The first fields of inet_diag_sockid: ports, local and remote address. Interface and cookie
+follow.
+"""
 _INTERFACE: Final = struct.Struct("=I8s")
 _MESSAGE: Final = struct.Struct("=B3x36s24xII")
-"""inet_diag_msg: family, socket id, user, inode."""
+"""The fields used in inet_diag_msg: family, socket id, user, inode."""
 _MAX_ANSWER_BYTES: Final = 4096
 _TIMEOUT_S: Final = 5
 
 _UNSET: Final = 0xFFFFFFFF
-"""``AUDIT_UID_UNSET``, include/uapi/linux/audit.h."""
+"""``AUDIT_UID_UNSET`` in include/uapi/linux/audit.h."""
 
 
 def find_trusted_users() -> frozenset[int]:
     """Returns the users who may read from this server: its user, root, and the originating user.
 
-    The originating user is the caller of sudo(8), or the login user before su(1).
+    The originating user is the user who ran sudo(8), or the login user before su(1).
     """
     users = {0, os.getuid()}
     if os.getuid() == 0:
@@ -45,7 +47,7 @@ def find_trusted_users() -> frozenset[int]:
 
 
 class _End(NamedTuple):
-    """An end of a connection; IPv4-mapped IPv6 addresses are stored as IPv4."""
+    """An end of a connection. IPv4-mapped IPv6 addresses are stored as IPv4."""
 
     address: IPv4Address | IPv6Address
     port: int

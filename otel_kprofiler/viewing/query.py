@@ -1,4 +1,4 @@
-"""Answers the page's queries from the store: samples in a time range, as columns."""
+"""Answers the page's queries from the store, with the samples in a time range as columns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StoreAnswers:
     """Answers the page's queries, one at a time.
 
     Args:
-        path: the store; other processes may write to it concurrently.
+        path: path of the store. Other processes may write to the store concurrently.
         title: heading of the page.
         now_ns: returns Unix time in nanoseconds.
 
@@ -113,7 +113,7 @@ class StoreAnswers:
 
 
 class _Span(NamedTuple):
-    """A time range and its bin width; bins start at multiples of the width."""
+    """A time range, and the width of its bins. Bins start at multiples of the width."""
 
     start_ns: int
     end_ns: int
@@ -151,7 +151,7 @@ class _Content:
 
     Args:
         database: the store, in a transaction.
-        span: the range.
+        span: the time range.
         resource: id of a resource whose samples to select; empty for all.
 
     Raises:
@@ -208,7 +208,7 @@ class _Content:
         )
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns the resources in this range, in descending order of samples."""
+        """Returns the resources in this range, in descending order of their numbers of samples."""
         attributes = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
         choices = [
             {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}
@@ -262,7 +262,7 @@ class _Content:
         return numbers, periods
 
     def _read_columns(self) -> dict[str, Sequence[int]]:
-        """Reads samples, with the store's node numbers; merges equal samples in a bin."""
+        """Reads samples with the store's node numbers, and merges equal samples in a bin."""
         order = list(self._periods)
         kinds, factors = {}, {}
         for number, (kind, period_ns) in self._kinds.items():
@@ -307,7 +307,7 @@ class _Content:
         }
 
     def _read_nodes(self) -> tuple[dict[str, Sequence[int]], list[FrameRow]]:
-        """Reads columns of nodes and their frames; renumbers the samples' nodes."""
+        """Reads the columns of nodes and their frames, and renumbers the samples' nodes."""
         ids, parents, of_frame = array("Q"), array("i"), array("I")
         frames: dict[int, int] = {}
         for number, parent, frame in self._database.execute(_NODES, self._values):

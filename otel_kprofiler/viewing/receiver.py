@@ -36,7 +36,7 @@ from otel_kprofiler.viewing.store import Added
 
 PATH: Final = "/v1development/profiles"
 MAX_BYTES: Final = 8 << 20
-"""Maximum size of an uncompressed request; senders stay below gRPC's default of 4 MiB."""
+"""Maximum size of an uncompressed request, in bytes. Senders stay below gRPC's default of 4 MiB."""
 
 ONLY_PROFILES: Final = "only profiles are received here"
 _WAIT_S: Final = 5.0
@@ -59,9 +59,9 @@ class Counts:
     Attributes:
         requests: number of requests accepted, at least in part.
         refused: number of requests not accepted.
-        kept: samples that were added.
-        outdated: samples too old to be added.
-        repeated: samples already received before.
+        kept: number of samples that were added.
+        outdated: number of samples too old to be added.
+        repeated: number of samples already received before.
     """
 
     requests: int = 0
@@ -85,7 +85,7 @@ def find_version_problem(values: Sequence[str]) -> str:
 
 
 class OverloadedError(KProfilerError):
-    """The request cannot be accepted now."""
+    """Raised if the request cannot be accepted now."""
 
 
 class Intake:
@@ -110,8 +110,8 @@ class Intake:
 
         Args:
             read: returns the decompressed request; called only when the request's turn has come.
-            is_wanted: returns whether the sender is still waiting; if not, it will resend the
-                request.
+            is_wanted: returns whether the sender is still waiting. If not, the sender will resend
+                the request.
 
         Raises:
             PayloadError: no part of the request can be read.
@@ -149,7 +149,7 @@ class Intake:
 def _response(
     windows: Sequence[Window], problems: Sequence[PayloadError], added: Added
 ) -> ExportProfilesServiceResponse:
-    """Returns full or partial success."""
+    """Returns a response with full or partial success."""
     said = [problem.message for problem in problems[:1]]
     rejected = sum(
         problem.count for problem in problems if isinstance(problem, DamagedProfilesError)
@@ -175,7 +175,7 @@ def cannot_listen(endpoint: str, option: str) -> HostError:
 
 
 class HttpReceiver:
-    """Receives over HTTP until closed; see ``GrpcReceiver``."""
+    """Receives profiles over HTTP until closed; see ``GrpcReceiver``."""
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
         try:
@@ -221,7 +221,7 @@ class _Handler(HttpHandler):
             self._send(HTTPStatus.OK, response)
 
     def _receive(self) -> Callable[[], bytes]:
-        """Read the request; returns a function that decompresses it."""
+        """Read the request, and return a function that decompresses it."""
         headers = self.headers
         length = headers.get("Content-Length", "")
         if not length.isdecimal():
@@ -271,7 +271,7 @@ class _Handler(HttpHandler):
         self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send the reason as ``google.rpc.Status``."""
+        """Send the reason as a ``google.rpc.Status``."""
         if code == HTTPStatus.NOT_IMPLEMENTED:  # an HTTP method that is not implemented
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, ONLY_PROFILES
         self.close_connection = True

@@ -1,9 +1,9 @@
 """Serves the ``view`` page over HTTP, and its data to this page only.
 
-Requests must use a name or address of this server, so that a foreign page cannot read profiles
-under a name of its site that resolves to this server (DNS rebinding). No header allows other
-origins to read responses (CORS), and browsers state the requesting site in ``Sec-Fetch-Site``. On a
-loopback address, only root and the user running the server get responses.
+Requests must use a name or address of this server, so that a page of another site cannot read
+profiles through a name of that site that resolves to this server (DNS rebinding). No header allows
+other origins to read responses (CORS), and browsers state the requesting site in
+``Sec-Fetch-Site``. On a loopback address, only root and the user running the server get responses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ SOURCE: Final = "source.json"
 """Path from which the page fetches a source file, with the query ``file``."""
 
 _TIMEOUT_S: Final = 120.0
-"""Time limit for a connection: enough to send an hour of samples over a slow one, such as ssh."""
+"""Time limit for a connection, in seconds, enough to send an hour of samples over a slow connection
+such as ssh.
+"""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
@@ -48,15 +50,16 @@ _HEADERS: Final = {
 
 
 class QueryError(KProfilerError):
-    """A query that cannot be answered."""
+    """Raised for a query that cannot be answered."""
 
 
 class Query(NamedTuple):
     """The samples that a request selects.
 
     Attributes:
-        start_ms: start of the range, Unix time in milliseconds; None for the first sample.
-        end_ms: end of the range, exclusive; None to include the last sample.
+        start_ms: start of the range as Unix time in milliseconds; None for the first sample.
+        end_ms: end of the range, exclusive, as Unix time in milliseconds; None to include the last
+            sample.
         last_s: length in seconds of a range that ends now; excludes ``start_ms`` and ``end_ms``.
         resource: id of a resource, as in the data; empty for all.
     """
@@ -68,10 +71,10 @@ class Query(NamedTuple):
 
 
 Answer = Callable[[Query], Iterable[bytes]]
-"""The data of the page for a query, in pieces; may raise :class:`QueryError`."""
+"""Function that returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
 
 NamesFile = Callable[[str], bool]
-"""Returns whether a frame of the profile has this source file."""
+"""Function that returns whether a frame of the profile has this source file."""
 
 
 def parse_query(text: str) -> Query:
@@ -104,11 +107,11 @@ class PageServer:
     """Serves the page until closed.
 
     Args:
-        endpoint: ``host:port`` to listen on, port 0 for a free port.
+        endpoint: ``host:port`` to listen on; port 0 selects a free port.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
-        names_file: returns whether a source file is served, on loopback addresses only; called in
-            server threads.
+        names_file: returns whether a source file is served. It is called in server threads, and on
+            loopback addresses only.
 
     Attributes:
         address: URL of the page, for browsers.
@@ -184,7 +187,7 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _find_user_problem(self) -> str:
-        """Returns why the client's user may not read a page on loopback; empty if allowed."""
+        """Returns why the client's user may not read a page on loopback; empty if the user may."""
         if not is_loopback(self.server.host):
             return ""
         try:

@@ -1,4 +1,4 @@
-"""Reads source files that frames of the shown profile name.
+"""Reads source files named by frames of the profile that is shown.
 
 Profiles come from anywhere, so a name proves nothing. Only regular files with the suffix of a
 programming language, and scripts that begin with ``#!``, are read, and only with the rights of the
@@ -23,7 +23,9 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.text import escape_controls
 
 MAX_SOURCE_BYTES: Final = 2 << 20
-"""More than hand-written files of CPython and Linux have; generated files exceed it."""
+"""Size limit of source files, in bytes. Hand-written files of CPython and Linux are smaller;
+generated files may exceed it.
+"""
 _MAX_LINE: Final = 2000
 _SUFFIXES: Final = frozenset({
     "adb", "ads", "asm", "c", "c++", "cc", "cjs", "cpp", "cu", "cuh", "cxx", "d", "def", "f",
@@ -42,7 +44,7 @@ _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
 
 
 class SourceError(KProfilerError):
-    """A source file that cannot be shown."""
+    """Raised for a source file that cannot be shown."""
 
 
 class SourceFile(NamedTuple):
@@ -90,10 +92,10 @@ def read_source(path: str, user: int) -> SourceFile:
 
 
 def _become(user: int) -> None:
-    """Give this thread the rights of a user to files; the kernel then drops root's rights.
+    """Give this thread a user's rights to files, so that the kernel drops root's rights.
 
-    The functions of libc change groups and users of all threads; the system calls change only this
-    thread.
+    The functions of libc change groups and users of all threads, but the system calls change only
+    this thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -141,7 +143,10 @@ def _is_source(path: str, data: bytes) -> bool:
 
 
 def _decode(path: str, data: bytes) -> str:
-    """Decodes text by its PEP 263 comment or byte order mark, else as UTF-8 or Latin-1."""
+    """Decodes text by its PEP 263 comment or byte order mark.
+
+    Without these, tries UTF-8, then Latin-1.
+    """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     if b"\0" in data:

@@ -1,9 +1,9 @@
-"""The ``view`` store: samples of the last hour in an SQLite file of bounded size.
+"""Keeps the samples of the last hour for ``view``, in an SQLite file of bounded size.
 
-Samples are normalized. Each refers to its thread and to its stack's node in the tree of all calls,
-whose roots are process names; nodes refer to frames. A frame common to many stacks is stored once,
-as is each path from the root. The samples table is a tree in time order, so that adding samples,
-dropping old samples and reading a range need no further index.
+Samples are normalized. Each sample refers to its thread, and to its stack's node in the tree of all
+calls. The roots of the tree are process names, and nodes refer to frames. A frame common to many
+stacks is stored once, as is each path from the root. The samples table is a tree in time order, so
+that adding samples, dropping old samples and reading a range need no further index.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ CHOICES: Final = (
 _KEPT_ATTRIBUTES: Final = (*CHOICES, "os.version")
 
 _MAX_CACHED: Final = 50_000
-"""Maximum rows whose numbers are cached; about 300 bytes each."""
+"""Maximum number of rows whose numbers are cached, at about 300 bytes each."""
 _COLLECTIONS: Final = 10
-"""How often unreferenced rows are removed within the retention time."""
+"""Number of times that unreferenced rows are removed within the retention time."""
 _MAX_NUMBER: Final = 1 << 53
 _MAX_CPU: Final = 1 << 30
 _ADD_SAMPLE: Final = "INSERT OR IGNORE INTO samples VALUES (?, ?, ?, ?, ?, ?)"
@@ -69,13 +69,14 @@ _Row = tuple[int, int, int, int, int, int]
 
 
 class Added(NamedTuple):
-    """Numbers of samples by outcome of :meth:`SampleStore.add`.
+    """The numbers of samples by outcome of :meth:`SampleStore.add`.
 
     Attributes:
-        kept: samples that were added.
-        outdated: samples not added, because they are older than the retention time, or so far in
-            the future that they would never be removed.
-        repeated: samples already in the store; senders resend requests that got no response.
+        kept: number of samples that were added.
+        outdated: number of samples not added because they are older than the retention time, or so
+            far in the future that they would never be removed.
+        repeated: number of samples already in the store, since senders resend requests that got no
+            response.
     """
 
     kept: int
@@ -252,7 +253,7 @@ class SampleStore:
         return frame_id
 
     def _id(self, table: str, columns: str, *values: Any) -> int:
-        """Returns the id of the row with these values; inserts it if missing."""
+        """Returns the id of the row with these values, which is inserted if missing."""
         key = (table, *values)
         row_id = self._ids.get(key)
         if row_id is None:
@@ -296,7 +297,7 @@ class SampleStore:
 
 
 class _Paths:
-    """Locates stacks in the tree, during a single :meth:`SampleStore.add`, whose stacks it caches.
+    """Locates stacks in the tree during a single :meth:`SampleStore.add`, and caches their nodes.
 
     Args:
         frame: returns the number of a frame.
