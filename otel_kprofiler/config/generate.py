@@ -129,24 +129,24 @@ _PAGE: Final = """\
 
 *Generated from the schema by `make generated`; do not edit.*
 
-`otel-kprofiler run -c agent.yaml` reads one YAML file in the shape of the OpenTelemetry
-Collector's. [`config/agent.yaml`](../config/agent.yaml) shows every key,
-[`config/schema.json`](../config/schema.json) lets editors complete and check them.
+`otel-kprofiler run -c agent.yaml` reads one YAML file in the format of the OpenTelemetry
+Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows every key, and
+[`config/schema.json`](../config/schema.json) lets editors complete and check keys.
 
 - `otel-kprofiler validate -c agent.yaml` reports every mistake at once, with line and column.
   Unknown keys are mistakes.
 - `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets; with
-  `--origins` also where each one was set.
+  `--origins`, also where each value was set.
 - SIGHUP reloads the file without a gap in the samples; an invalid file changes nothing.
 - Durations use Go's syntax: `200ms`, `5s`, `1m30s`. A number without a unit is rejected, except 0.
 - `${env:NAME}` or `${NAME}` inserts an environment variable, `${env:NAME:-default}` uses a default
-  if that is unset or empty, and `$$` is a literal `$`. References work in values, not in keys, and
-  are not expanded recursively. The type of an unquoted value depends on the inserted text. Nothing
-  else is read from the environment.
+  if the variable is unset or empty, and `$$` is a literal `$`. References work in values, not in
+  keys, and are not expanded recursively. The type of an unquoted value depends on the inserted
+  text. No other environment variable is read.
 - Anchors and aliases work; merge keys (`<<`) do not.
 
 Resource attributes are a mapping under `receivers.kprofiler.resource`, as in other receivers of the
-Collector such as filelog: they describe what the receiver observes, whichever exporter sends it.
+Collector such as filelog. They describe what the receiver observes, whichever exporter sends it.
 """
 
 
@@ -184,8 +184,8 @@ def reference() -> str:
 _UNSUPPORTED_HEADING: Final = """
 ## Unsupported keys
 
-Keys of the opentelemetry-ebpf-profiler receiver and of the Collector that are not supported here.
-They are errors, so that a copied block never loses a setting silently.
+These keys of the opentelemetry-ebpf-profiler receiver and of the Collector are not supported here.
+They are errors, so that no setting of a copied block is ignored silently.
 """
 
 

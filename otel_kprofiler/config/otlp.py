@@ -59,7 +59,7 @@ class Tls(Section):
 
     ca_file: str = Field(
         default="",
-        description="CA certificates for verifying the receiver. Empty: the system's.",
+        description="CA certificates for verifying the receiver. Empty: the system's CAs.",
     )
     cert_file: str = Field(default="", description="Client certificate. Needs key_file.")
     key_file: str = Field(

@@ -62,7 +62,7 @@ class OffCpu(Section):
     enabled: bool = Field(
         default=False,
         description="Also sample where threads wait, and count the exact off-CPU time of each "
-        "process. Costs CPU time at every context switch (see docs/off-cpu.md).",
+        "process. This costs CPU time at every context switch (see docs/off-cpu.md).",
     )
     samples_per_second_per_cpu: int = Field(
         default=20,
@@ -76,8 +76,8 @@ class OffCpu(Section):
     )
     wakers: bool = Field(
         default=False,
-        description="Also record which thread ended a wait; yields more distinct samples and "
-        "slows wakeups.",
+        description="Also record which thread ended a wait. This yields more distinct samples "
+        "and slows wakeups.",
     )
     causes: bool = Field(
         default=True, description="Record the cause of each wait (disk, pipe, poll and so on)."
@@ -127,17 +127,18 @@ class Receiver(Section):
         default=32,
         ge=1,
         le=65_536,
-        description="Memory for the symbols of user files; large and long-unused tables are "
-        "evicted. Files are read one at a time, within three quarters of this limit: a file that "
-        "needs more is rejected, and the log gives its size. A table larger than half the limit "
-        "is also rejected. With user_symbols: lines, a process that converts DWARF may use eight "
-        "times this limit, but at most half of the memory that the cgroup's limit leaves.",
+        description="Limit on the memory used by the symbols of user files; large and long-unused "
+        "tables are evicted. Files are read one at a time, within three quarters of this limit. A "
+        "file that needs more is rejected, and the log shows its size. A table larger than half "
+        "the limit is also rejected. With user_symbols: lines, a process that converts DWARF may "
+        "use eight times this limit, but at most half of the memory that the cgroup's limit "
+        "leaves.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How user stacks are unwound: auto uses the .eh_frame tables of the files if "
-        "kernel and loader support it; frame_pointers follows frame pointers only, which most "
-        "distributions' binaries lack.",
+        description="How to unwind user stacks. auto uses the files' .eh_frame tables where kernel "
+        "and loader support it, and frame pointers elsewhere; frame_pointers works only for code "
+        "built with frame pointers, unlike most distributions' binaries.",
     )
     max_unwind_work: int = Field(
         default=5000,
@@ -150,14 +151,14 @@ class Receiver(Section):
         default=64,
         ge=1,
         le=65_536,
-        description="Kernel memory for the unwind tables of all files; the least recently used "
-        "are evicted.",
+        description="Limit on the kernel memory used by the unwind tables of all files; the least "
+        "recently used tables are evicted.",
     )
     max_unwind_file_megabytes: int = Field(
         default=40,
         ge=1,
         le=255,
-        description="Limit on the unwind table of one file; larger ones are not used.",
+        description="Limit on the unwind table of one file; larger tables are not used.",
     )
     max_frames: int = Field(
         MAX_FRAMES,
@@ -171,8 +172,8 @@ class Receiver(Section):
         ge=0,
         le=MAX_FRAMES,
         description="Maximum Python functions per stack, counted from the leaf, 0 to 127; 0 or "
-        "off disables Python frames. They carry source lines and need CPython 3.11 or newer (see "
-        "docs/python.md).",
+        "off disables Python frames. Python frames have source lines and need CPython 3.11 or "
+        "newer (see docs/python.md).",
     )
     off_cpu: Annotated[OffCpu, BeforeValidator(_enabled)] = OffCpu()
     events: list[str] = Field(
@@ -191,9 +192,9 @@ class Receiver(Section):
     target_containers: list[Target] = Field(
         default=[],
         description="Containers to sample, by name (in Docker, in podman, in their pod, or "
-        "POD/NAME), or by at least the first four digits of the id. They need not be running "
-        "yet. If target_containers, target_pods or target_units is set, a sample must come from "
-        "one of the named targets and pass all other filters (see docs/processes.md).",
+        "POD/NAME), or by at least the first four digits of the id. The containers need not "
+        "be running yet. If target_containers, target_pods or target_units is set, a sample must "
+        "come from one of the named targets and pass all other filters (see docs/processes.md).",
     )
     target_pods: list[Target] = Field(
         default=[],
@@ -205,8 +206,8 @@ class Receiver(Section):
     )
     target_comms: list[Target] = Field(
         default=[],
-        description="Names of threads to sample, or of processes (their main thread's name); "
-        "only the first 15 bytes are compared. Process names need BTF. Empty: all.",
+        description="Names of threads or processes to sample; the name of a process is that of its "
+        "main thread. Only the first 15 bytes are compared. Process names need BTF. Empty: all.",
     )
     pin_cpu_ids: str = Field(
         default="", description='CPUs to sample, such as "0-3,8". Empty: all online CPUs.'
@@ -216,7 +217,7 @@ class Receiver(Section):
         description="Also sample the idle task. Interrupts on idle CPUs are always sampled.",
     )
     filter_min_process_age: Duration = duration(
-        "0s", "Skip processes younger than this; 0s samples all."
+        "0s", "Do not sample processes younger than this; 0s samples all."
     )
     reporter_interval: Duration = duration(
         "5s", "Length of a window, whose samples are merged and sent together.", ge="100ms"
@@ -229,15 +230,15 @@ class Receiver(Section):
         "0 to 1, so that hosts do not send simultaneously.",
     )
     monitor_interval: Duration = duration(
-        "5s", "How often the agent checks service.limits.", ge="100ms"
+        "5s", "Interval at which the agent checks service.limits.", ge="100ms"
     )
     clock_sync_interval: Duration = duration(
         "3m",
-        "How often the offset between the kernel's clock and wall-clock time is measured; 0s "
-        "measures it only at start.",
+        "Interval at which the offset between the kernel's clock and wall-clock time is "
+        "measured; 0s measures it only at start.",
     )
     probabilistic_interval: Duration = duration(
-        "1m", "How often to decide at random whether this host samples, 1m to 5m.",
+        "1m", "Interval at which it is decided at random whether this host samples, 1m to 5m.",
         ge="1m", le="5m",
     )  # fmt: skip
     probabilistic_threshold: int = Field(
@@ -251,7 +252,8 @@ class Receiver(Section):
         default=0,
         ge=0,
         le=8,
-        description="Doubles the ring buffer between kernel and agent this many times, 0 to 8.",
+        description="Number of times that the ring buffer between kernel and agent is doubled, "
+        "0 to 8.",
     )
     loader: Literal["auto", "libbpf", "bcc"] = Field(
         default="auto",
@@ -266,7 +268,7 @@ class Receiver(Section):
     error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(lower)] = Field(
         default="propagate",
         description="What to do if sampling cannot start: propagate exits with an error; ignore "
-        "logs it and keeps running without samples.",
+        "logs the error and keeps running without samples.",
     )
     verbose_mode: bool = Field(
         default=False,

@@ -20,9 +20,9 @@ FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
 AttributesKey = Annotated[
     Literal["inline", "references"],
     Field(
-        description="Encoding of keys and strings of resource and scope attributes. inline: in "
-        "place. references: as indices into the string table, which makes requests a quarter "
-        "smaller before compression but hardly smaller after it; Collectors up to v0.162, "
+        description="Encoding of keys and strings of resource and scope attributes. inline: "
+        "the strings themselves. references: indices into the string table, which make requests a "
+        "quarter smaller before compression but hardly smaller after it; Collectors up to v0.162, "
         "Pyroscope and Parca then see empty keys."
     ),
 ]

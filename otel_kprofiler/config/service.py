@@ -31,7 +31,7 @@ class Metrics(Section):
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.METRICS
 
     level: Literal["none", "normal"] = Field(default="normal", description="none sends no metrics.")
-    interval: Duration = duration("60s", "How often metrics are sent.", ge="100ms")
+    interval: Duration = duration("60s", "Interval at which metrics are sent.", ge="100ms")
 
 
 class Telemetry(Section):
@@ -66,12 +66,12 @@ class Limits(Section):
     max_cpu_percent: float = Field(
         default=0,
         ge=0,
-        description="CPU usage of the agent, with 100 being one core; 0: no limit.",
+        description="Limit on the agent's CPU usage, where 100 is one core; 0: no limit.",
     )
     max_rss_megabytes: int = Field(
         default=0,
         ge=0,
-        description="Resident memory of the agent; 0: no limit.",
+        description="Limit on the agent's resident memory; 0: no limit.",
     )
 
 
@@ -92,7 +92,7 @@ class ProfilesPipeline(Section):
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINE
 
     receivers: list[str] = Field(
-        description="Always kprofiler.", json_schema_extra={"example": ["kprofiler"]}
+        description="Must contain kprofiler only.", json_schema_extra={"example": ["kprofiler"]}
     )
     exporters: list[str] = Field(
         min_length=1,

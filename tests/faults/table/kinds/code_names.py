@@ -117,7 +117,7 @@ MAPS = {
     "FIFO": os.mkfifo,
     "directory": os.mkdir,
     "link to /etc/shadow": lambda path: os.symlink("/etc/shadow", path),
-    "device that never ends": lambda path: os.symlink("/dev/zero", path),
+    "device with endless output": lambda path: os.symlink("/dev/zero", path),
 }  # fmt: skip
 CHANGES = {"grows by 20,000 lines 20 times a second": grow, "is constantly cut in half": shrink,
            "is constantly rewritten": rewrite, "is constantly replaced": rename}  # fmt: skip
@@ -151,11 +151,11 @@ def jitdump(make):
 
 DUMPS = {
     "500,000 functions": lambda pid: header(pid) + b"".join(map(load, range(500_000))),
-    "random bytes behind its header": lambda pid: header(pid) + os.urandom(1_000_000),
+    "random bytes after its header": lambda pid: header(pid) + os.urandom(1_000_000),
     "record of 0 bytes": lambda pid: header(pid) + struct.pack("=IIQ", 0, 0, 1) * 1000,
     "record of 2^32-1 bytes": lambda pid: header(pid) + load(1, total=2**32 - 1),
     "code of 2^63 bytes": lambda pid: header(pid) + load(1, size=1 << 63),
-    "name without an end": lambda pid: header(pid) + load(1, name=b"x" * 5_000_000)[:-70],
+    "unterminated name": lambda pid: header(pid) + load(1, name=b"x" * 5_000_000)[:-70],
     "header of 2^32-1 bytes": lambda pid: header(pid, size=2**32 - 1) + load(1),
     "another process's id": lambda pid: header(1) + load(1),
     "other byte order": lambda pid: header(pid, magic=0x4454694A) + load(1),

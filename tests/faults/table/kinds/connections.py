@@ -52,13 +52,13 @@ MANNERS = {
     "is reset at once": reset,
     "is never answered": silent,
     "is never read": unread,
-    "answers as another protocol": garbage,
-    "sends zeros without an end": endless,
-    "ends after 1,000 bytes there": lambda connection, connect: connect(there=1000),
-    "ends after 20 bytes back": lambda connection, connect: connect(back=20),
-    "passes 300 bytes each 10 ms":
+    "answers in another protocol": garbage,
+    "sends an endless stream of zeros": endless,
+    "ends after 1,000 bytes from the agent": lambda connection, connect: connect(there=1000),
+    "ends after 20 bytes from the receiver": lambda connection, connect: connect(back=20),
+    "passes 300 bytes every 10 ms":
         lambda connection, connect: connect(pause_s=0.01, piece=300),
-    "passes a byte each 10 ms": lambda connection, connect: connect(pause_s=0.01, piece=1),
+    "passes one byte every 10 ms": lambda connection, connect: connect(pause_s=0.01, piece=1),
 }  # fmt: skip
 
 
@@ -203,10 +203,10 @@ def expect_revocation(run):
 
 TLS = {
     "certificate has expired": lambda: TlsReceiver("old"),
-    "certificate is of another host": lambda: TlsReceiver("host"),
+    "certificate is for another host": lambda: TlsReceiver("host"),
     "certificate is self-signed": lambda: TlsReceiver("other"),
     "client certificate is required": lambda: TlsReceiver("good", client=True),
-    "receiver speaks only TLS 1.1": lambda: TlsReceiver("good", version=ssl.TLSVersion.TLSv1_1),
+    "receiver supports only TLS 1.1": lambda: TlsReceiver("good", version=ssl.TLSVersion.TLSv1_1),
 }
 
 
@@ -238,6 +238,6 @@ SCENARIOS = [
     ],
     *[Scenario("TLS", name, receiver=receiver) for name, receiver in TLS.items()],
     Scenario("TLS", "client certificate is revoked", expect_revocation, RevokingReceiver),
-    Scenario("TLS", "CA file is cut while the agent reloads", replace_ca,
+    Scenario("TLS", "CA file is truncated while the agent reloads", replace_ca,
              lambda: TlsReceiver("good")),
 ]  # fmt: skip

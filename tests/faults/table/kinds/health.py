@@ -78,21 +78,21 @@ def program(code):
 
 
 ATTACKS = {
-    "1,000 connections that say nothing": clients(count=1000),
-    "headers that come a byte each 0.5 s": clients(
+    "1,000 connections that send nothing": clients(count=1000),
+    "headers that arrive one byte every 0.5 s": clients(
         *[repr(bytes([byte])) for byte in b"GET / HTTP/1.1"], count=1, pause_s=0.5, programs=30),
     "a header of 1 MB": clients(GET + "X: ' + b'a' * 1_000_000"),
     "10,000 headers": clients(GET + "' + b'X: y\\r\\n' * 10_000 + b'\\r\\n'"),
     "an address of 1 MB": clients("b'GET /' + b'a' * 1_000_000 + b' HTTP/1.1\\r\\n\\r\\n'"),
-    "bytes that are no HTTP": clients("bytes(range(256)) * 100"),
-    "a TLS client's hello": clients("bytes.fromhex('16030100a5010000a10303') + bytes(160)"),
+    "bytes that are not HTTP": clients("bytes(range(256)) * 100"),
+    "a TLS ClientHello": clients("bytes.fromhex('16030100a5010000a10303') + bytes(160)"),
     "a body of 2^63 bytes": clients(
         "b'POST /status HTTP/1.1\\r\\nContent-Length: %d\\r\\n\\r\\n' % 2**63 + bytes(99)"),
     "paths that leave the directory": clients("b'GET /../../etc/shadow HTTP/1.1\\r\\n\\r\\n'"),
-    "requests as fast as two processes can": clients(GET + "\\r\\n'"),
+    "requests as fast as two processes can send them": clients(GET + "\\r\\n'"),
     "requests whose sender resets the connection": program(RESETS),
     "500 clients that do not read 50 answers": program(UNREAD),
-    "requests under a name of another site": clients(
+    "requests with the host name of another site": clients(
         "b'GET /status HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'"),
     "a request with NUL and line feeds in its address": clients(
         "b'GET /\\0\\n\\x1b[2J HTTP/1.1\\r\\n\\r\\n'"),
@@ -181,6 +181,6 @@ SCENARIOS = [
     unread("log to a pipe without a reader", closed_pipe),
     unread("log to a full disk", opened("/dev/full")),
     notified("systemd's socket is full", full_socket),
-    notified("systemd's socket is not there", no_socket),
+    notified("systemd's socket does not exist", no_socket),
     notified("systemd's socket has an impossible name", garbled),
 ]

@@ -198,9 +198,9 @@ def pointer(value, other="0"):
 SCENARIOS = [
     Scenario(KIND, name, c(*call), alone=True)
     for name, call in {
-        "code is mapped and unmapped as fast as it can": (CHURN,),
+        "code is mapped and unmapped as fast as possible": (CHURN,),
         "60,000 mappings of a file": (MANY,),
-        "memory becomes executable and not, as fast as it can": (PROTECT,),
+        "memory becomes executable and not executable as fast as possible": (PROTECT,),
         "code in memory that is new each time": (JIT,),
         "code in memory files with control characters in their names": (MEMFD,),
         "60 TiB of address space": (HUGE,),
@@ -213,7 +213,7 @@ SCENARIOS = [
         "frame pointer that refers to itself": (LOOP,),
         "signals on an alternate stack": (ALTERNATE,),
         "jumps between frames": (JUMPS,),
-        "page faults as fast as it can": (FAULTS,),
+        "page faults as fast as possible": (FAULTS,),
         "stack of random bytes": (STACKS,),
     }.items()
 ]

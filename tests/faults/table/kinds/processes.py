@@ -181,18 +181,21 @@ def one(name, fault, **more):
 
 
 SCENARIOS = [
-    one("forks as fast as two cores can", c(FORKS % ("fork", EXIT), count=2)),
-    one("vforks and executions as fast as two cores can", c(FORKS % ("vfork", EXEC), count=2)),
+    one("forks as fast as two cores can make them", c(FORKS % ("fork", EXIT), count=2)),
+    one(
+        "vforks and executions as fast as two cores can make them",
+        c(FORKS % ("vfork", EXEC), count=2),
+    ),
     one("threads as fast as two cores can make them", c(THREADS, count=2)),
     one("a thread renames itself 2,000 times a second", c(RENAMES, 500_000)),
-    one("a thread renames itself as fast as it can", c(RENAMES, 0)),
+    one("a thread renames itself as fast as possible", c(RENAMES, 0)),
     one("names of threads with escape sequences of terminals", c(RENAMES, 500_000, "\x1b]0;x\x07")),
     one(
         "names of threads that are not UTF-8",
         c(RENAMES, 500_000, b"\xff\xfe".decode(errors="surrogateescape")),
     ),
-    one("processes with a name each as fast as two cores can", c(NAMED, count=2)),
-    one("each process has the id of the one before, and another name", reused),
+    one("processes with different names as fast as two cores can start them", c(NAMED, count=2)),
+    one("each process has the previous process's id and another name", reused),
     one("services publish endless labels of endless names", labelled),
     one("5,000 zombies", zombies),
     one("a chain of 500 processes", python(DEEP)),

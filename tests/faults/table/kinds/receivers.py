@@ -22,8 +22,9 @@ STATUSES = {
     503: "Service Unavailable", 504: "Gateway Timeout", 599: "(no such status)",
 }  # fmt: skip
 RETRY_AFTER = {
-    "1": "a second", "Thu, 01 Jan 2099 00:00:00 GMT": "the year 2099", "-5": "a negative time",
-    "soon": "no time", "9" * 400: "a number of 400 digits", "\u00b2": "a superscript digit",
+    "1": "a delay of one second", "Thu, 01 Jan 2099 00:00:00 GMT": "a delay until the year 2099",
+    "-5": "a negative delay", "soon": "a delay that is not a time",
+    "9" * 400: "a delay with 400 digits", "\u00b2": "a superscript digit",
 }  # fmt: skip
 
 
@@ -122,19 +123,19 @@ TRANSIENT = (
 )
 LOSING = (raw(), raw(OK + b"Content-Length: 100\r\n\r\nx"))
 ANSWERS = {
-    "stores and answers 204": lambda request: (request.store(), request.reply(204)),
-    "stores and closes without an answer": raw(),
-    "stores and cuts the answer": raw(OK + b"Content-Length: 100\r\n\r\nx"),
+    "stores the batch and answers 204": lambda request: (request.store(), request.reply(204)),
+    "stores the batch and closes without an answer": raw(),
+    "stores the batch and truncates the answer": raw(OK + b"Content-Length: 100\r\n\r\nx"),
     "answers after the timeout": late,
     "takes 0.4 s for each request": slow,
     "resets the connection": lambda request: request.close(reset=True),
-    "stores and answers without HTTP": raw(b"\0garbage\r\n\r\n"),
+    "stores the batch, then sends a response that is not HTTP": raw(b"\0garbage\r\n\r\n"),
     "answers 200 with bytes that are not protobuf": storing(b"\xff" * 30),
     "answers 200 with a page of HTML": storing(b"<html>" * 1000, "text/html"),
     "answers 200 with nested messages, 5,000 deep": storing(b"\x0a\x03" * 5000),
     "answers 200 with JSON, 100,000 deep": storing(b"[" * 100_000, "application/json"),
     "answers 200 with 5 MiB": storing(bytes(5 * MIB)),
-    "answers 200 with 64 MiB in gzip": storing(GZIPPED, Content_Encoding="gzip"),
+    "answers 200 with 64 MiB, compressed with gzip": storing(GZIPPED, Content_Encoding="gzip"),
     "answers 200 with broken gzip": storing(b"\x1f\x8bxx", Content_Encoding="gzip"),
     "answers 200 in an unknown encoding": storing(b"xx", Content_Encoding="zz, br"),
     "answers 200 with an endless body": endless(b"x" * 1000, OK + b"\r\n"),
@@ -142,7 +143,7 @@ ANSWERS = {
     "answers 200 with a broken chunk": raw(OK + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n"),
     "answers 200 with a length of 2^64": raw(OK + b"Content-Length: 18446744073709551616\r\n\r\nx"),
     "answers 200 with a negative length": raw(OK + b"Content-Length: -7\r\n\r\n"),
-    "answers a byte each 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
+    "answers one byte every 0.2 s": raw(*(bytes([byte]) for byte in OK), pause_s=0.2),
     "answers 100 Continue a thousand times": raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
     "answers twice to each request":
         raw(2 * (OK + b"Content-Length: 0\r\n\r\n")),
@@ -152,9 +153,9 @@ ANSWERS = {
     "rejects 2^62 profiles": lambda request: request.reply(200, rejecting(1 << 62)),
     "redirects to itself": redirect("/v1development/profiles", 307),
     "redirects to a file": redirect("file:///etc/shadow", 302),
-    "is busy, late, silent and final at random":
+    "answers with random errors and delays":
         at_random(*GOOD, *TRANSIENT, *FINAL),
-    "stores and loses answers at random":
+    "stores the batch and loses answers at random":
         at_random(*[Request.accept] * 3, *LOSING),
 }  # fmt: skip
 
@@ -225,27 +226,28 @@ GRPC_ANSWERS = {
     **{code.name: abort(code) for code in grpc.StatusCode if code is not grpc.StatusCode.OK},
     "RESOURCE_EXHAUSTED with garbled details": garbled_details,
     "UNAVAILABLE with RetryInfo": wait_and_abort,
-    "stores and answers bytes that are not protobuf": answering(b"\xff\xff"),
-    "stores and answers 5 MiB": answering(bytes(5 * MIB)),
-    "stores and answers nested messages, 5,000 deep": answering(b"\x0a\x03" * 5000),
+    "stores the batch and answers with bytes that are not protobuf": answering(b"\xff\xff"),
+    "stores the batch and answers with 5 MiB": answering(bytes(5 * MIB)),
+    "stores the batch and answers with nested messages, 5,000 deep": answering(b"\x0a\x03" * 5000),
     "answers after the timeout": late_over_grpc,
     "takes 0.4 s for each request": answering(b"", 0.4),
     "rejects all profiles": reject_over_grpc,
-    "is busy, late and final at random": grpc_at_random(),
+    "answers with random errors and delays": grpc_at_random(),
 }  # fmt: skip
 
 SPOOLED = (
-    "answers after the timeout", "stores and closes without an answer", "resets the connection",
-    "rejects all profiles", "is busy, late, silent and final at random",
-    "stores and loses answers at random",
+    "answers after the timeout", "stores the batch and closes without an answer",
+    "resets the connection",
+    "rejects all profiles", "answers with random errors and delays",
+    "stores the batch and loses answers at random",
 )  # fmt: skip
 
 SCENARIOS = [
     *[http(f"{code} {text}", status(code)) for code, text in STATUSES.items()],
-    *[http(f"429 that asks for {text}", status(429, Retry_After=value))
+    *[http(f"429 that requests {text}", status(429, Retry_After=value))
       for value, text in RETRY_AFTER.items() if value.isascii()],
     *[http(name, answer) for name, answer in ANSWERS.items()],
-    http("takes at most 20 kB", too_large),
+    http("accepts at most 20 kB", too_large),
     http("503, and the queue has room for two batches", status(503),
          exporter={"sending_queue": {"queue_size": 2}}),
     http("503, and batches expire after a second", status(503),
@@ -258,7 +260,7 @@ SCENARIOS = [
                spool=True) for code in (400, 503)],
     Scenario(SPOOL, "503 until the agent has stopped", heals=False, spool=True,
              receiver=lambda: HttpReceiver(status(503)), service={"shutdown_timeout": "2s"}),
-    Scenario(SPOOL, "is busy, late and final at random, over gRPC", spool=True,
+    Scenario(SPOOL, "answers with random errors and delays, over gRPC", spool=True,
              receiver=lambda: GrpcReceiver(grpc_at_random())),
     *[Scenario(GRPC, name, receiver=lambda answer=answer: GrpcReceiver(answer))
       for name, answer in GRPC_ANSWERS.items()],

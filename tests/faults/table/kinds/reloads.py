@@ -52,17 +52,17 @@ FILES = {
     "is not UTF-8": text(b"a: \xff\xfe\xfa"),
     "has an unknown key": text("receivers: {kprofiler: {samples_per_secnd: 5}}"),
     "has a rate of -1": text("receivers: {kprofiler: {samples_per_second: -1}}"),
-    "has aliases of 3 billion values": text(BOMB),
-    "is nested 100,000 deep": text("[" * 100_000),
-    "has a tag that makes Python objects": text("!!python/object/apply:os.system [reboot]"),
+    "has aliases that expand to 3 billion values": text(BOMB),
+    "has 100,000 levels of nesting": text("[" * 100_000),
+    "has a tag that creates Python objects": text("!!python/object/apply:os.system [reboot]"),
     "has a GiB of zeros": sparse,
     "is a directory": lambda path: path.mkdir(),
     "is a FIFO": os.mkfifo,
     "is a link to itself": lambda path: path.symlink_to(path.name),
     "is a terminal's device": lambda path: path.symlink_to("/dev/ptmx"),
     "is random bytes": lambda path: path.write_bytes(os.urandom(4096)),
-    "is cut": text('{"receivers": {"kprofiler": {"samples_per_second": 9'),
-    "names an exporter that is not there":
+    "is truncated": text('{"receivers": {"kprofiler": {"samples_per_second": 9'),
+    "names an exporter that does not exist":
         text("service: {pipelines: {profiles: {exporters: [x]}}}"),
 }  # fmt: skip
 
@@ -135,7 +135,7 @@ def occupied(run):
 
 
 CHANGES = {
-    "of the same, 30 times within three seconds": storm,
+    "of the same configuration, 30 times within three seconds": storm,
     "100 times while the agent is frozen": while_frozen,
     "of the rate: 1, 997, 19": changed(*(sampler(samples_per_second=n) for n in (1, 997, 19))),
     "of stacks: kernel, user, both": changed(*(sampler(stacks=s) for s in ("kernel", "user"))),
@@ -147,8 +147,8 @@ CHANGES = {
     "of resources: executable, service": changed(
         *(sampler(resources=r) for r in ("executable", "service"))
     ),
-    "that adds a receiver that is away": changed(another),
-    "that shortens the queue to a batch": changed(resized),
+    "that adds an unreachable receiver": changed(another),
+    "that shortens the queue to one batch": changed(resized),
     "that limits messages to 64 KiB": changed(split_up),
     "to a health endpoint in use": changed(occupied),
 }
@@ -162,6 +162,6 @@ SCENARIOS = [
       for name, fault in CHANGES.items()],
     Scenario(CHANGED, "of off-CPU samples: off, with wakers", alone=True, fault=changed(
         sampler(off_cpu={"enabled": False}), sampler(off_cpu={"enabled": True, "wakers": True}))),
-    Scenario(CHANGED, "of exporters: without it, and with it again",
+    Scenario(CHANGED, "of exporters: removed and added again",
              changed(exporters("file/witness"))),
 ]  # fmt: skip
