@@ -20,7 +20,8 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
     """Returns the content of a section; empty for SHT_NOBITS.
 
     Raises:
-        ElfError: it has more than ``limit`` bytes, compressed or decompressed, or is damaged.
+        ElfError: the section has more than ``limit`` bytes, compressed or decompressed, or is
+            damaged.
     """
     if section.kind == SHT_NOBITS:
         return b""

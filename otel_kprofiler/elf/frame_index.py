@@ -3,8 +3,8 @@
 :mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script imports nothing from
 the package, so that it starts in milliseconds, and needs no privileges. It reads an ELF file from
 standard input; its arguments are the file offset, the size and the address of ``.eh_frame``. It
-writes the search table to standard output: for each function, two 32-bit distances from the address
-of ``.eh_frame``, that of the function and that of its FDE.
+writes the search table to standard output. For each function, the table has two 32-bit distances
+from the address of ``.eh_frame``: that of the function and that of its FDE.
 
     frame_index.py OFFSET SIZE ADDRESS < FILE > TABLE
 """
@@ -20,7 +20,9 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory beyond the interpreter's mappings: the section, and 36 bytes per entry."""
+"""Memory in addition to the interpreter's mappings, in bytes. The section is in memory, and each
+entry takes 36 bytes.
+"""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE itself)
 _RUN: Final = 1 << 16  # entries sorted at once, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
@@ -33,7 +35,7 @@ _ADDRESS_MASK: Final = (1 << 64) - 1
 
 
 class Cie(NamedTuple):
-    """Encoding of function starts in the FDEs of a CIE."""
+    """The encoding of function starts in the FDEs of a CIE."""
 
     struct: struct.Struct
     relative: bool
@@ -113,7 +115,10 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the argument of ``R`` in a CIE's augmentation; raises ``ValueError`` if damaged."""
+    """Returns the argument of ``R`` in a CIE's augmentation.
+
+    Raises ``ValueError`` if it is damaged.
+    """
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:

@@ -73,12 +73,13 @@ class ElfFile(NamedTuple):
     """The program headers of a file.
 
     Attributes:
-        loads: all PT_LOAD segments that have bytes in the file, by address.
+        loads: all PT_LOAD segments that have bytes in the file, sorted by address.
         texts: the executable segments.
         search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
         build_id: GNU build id; None if the file has none.
         entry: address of the first instruction; 0 if the file has none.
-        section_headers: offset and number of the section headers, index of the section name table.
+        section_headers: offset and number of the section headers, and index of the section name
+            table.
         machine: ``e_machine``.
         is_go: whether Go's linker produced all or part of the file.
     """
@@ -101,7 +102,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
         machine: required machine, as named by uname(2); None for any of ``MACHINES``.
 
     Raises:
-        ElfError: not an ELF file for code of ``machine``, or the headers are damaged.
+        ElfError: the source is not an ELF file for code of ``machine``, or the headers are damaged.
     """
     code, entry, at, count, section_headers = _read_header(source, machine)
     headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size)))
@@ -115,8 +116,8 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
     """Read the headers of a debug file, without segments, since these have no bytes.
 
     Raises:
-        ElfError: not an ELF file for code of ``machine`` (None: any of ``MACHINES``), or the
-            headers are damaged.
+        ElfError: the source is not an ELF file for code of ``machine`` (None: any of ``MACHINES``),
+            or the headers are damaged.
     """
     code, entry, _, _, section_headers = _read_header(source, machine)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
@@ -131,7 +132,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     Segments of debug files, which have no bytes, are included.
 
     Raises:
-        ElfError: not an ELF file, or the headers are damaged.
+        ElfError: the source is not an ELF file, or the headers are damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
@@ -142,7 +143,7 @@ def read_dynamic_linker(source: Source) -> bytes:
     """Returns the path in the PT_INTERP segment; empty if the program needs no dynamic linker.
 
     Raises:
-        ElfError: not an ELF file, or the headers are damaged.
+        ElfError: the source is not an ELF file, or the headers are damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
@@ -178,7 +179,7 @@ def find_address(segments: Iterable[Segment], offset: int) -> int | None:
 
 
 def read_sections(source: Source, elf: ElfFile) -> list[Section]:
-    """Reads all section headers, in file order; empty if the file has none or no section names.
+    """Reads all section headers, in file order; none if there are no section names.
 
     Raises:
         ElfError: the section headers are damaged.
@@ -257,7 +258,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if missing or damaged), and whether there is a Go note."""
+    """Returns the build id (None if it is missing or damaged), and whether there is a Go note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

@@ -1,9 +1,10 @@
 """Reads ELF files as loaded by the dynamic linker, from a process's memory.
 
 The program headers, the dynamic section and the tables that it refers to are in memory, so that
-neither the file nor its section headers are needed. Formats: elf(5); the System V ABI, chapter 5;
-GNU's hash table as binutils writes it; relocations of x86-64 as in its ABI, table 4.9. The memory
-is untrusted: all reads are bounded, and anything malformed raises :class:`ElfError`.
+neither the file nor its section headers are needed. The formats are described in elf(5) and in the
+System V ABI, chapter 5. GNU's hash table is read as binutils writes it, and relocations of x86-64
+as in its ABI, table 4.9. The memory is untrusted. All reads are bounded, and anything malformed
+raises :class:`ElfError`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
 Read = Callable[[int, int], bytes]
-"""Reads exactly the given number of bytes at a runtime address; raises ``OSError`` if unmapped."""
+"""Function that reads exactly the given number of bytes at a runtime address. Raises ``OSError`` if
+the address is unmapped.
+"""
 
 _IDENT: Final = b"\x7fELF\x02\x01\x01"
 _HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -40,7 +43,7 @@ _CHUNK_BYTES: Final = 24 * 64 * 1024
 
 
 class ThreadStorage(NamedTuple):
-    """The PT_TLS segment of a file; each thread has a copy of it.
+    """The PT_TLS segment of a file. Each thread has a copy of this segment.
 
     Attributes:
         address: SVMA (virtual address in the file) of the initial content.
@@ -70,7 +73,7 @@ class LoadedElf(NamedTuple):
         bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
         storage: the PT_TLS segment; None if there is none.
-        dynamic: values of the dynamic section by tag; the first of repeated tags.
+        dynamic: values in the dynamic section by tag. For repeated tags, it has the first value.
         notes: runtime address and size of each PT_NOTE segment.
         writable: runtime address and size in the file of each writable PT_LOAD segment.
     """
@@ -95,7 +98,7 @@ class LoadedElf(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A relocation: runtime address of its target, kind, symbol number and addend."""
+    """A relocation, with the runtime address of its target, kind, symbol number and addend."""
 
     address: int
     kind: int
@@ -174,7 +177,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """Yields relocations of the given kinds for a symbol number; 0 stands for the file itself.
+    """Yields relocations of the given kinds for a symbol number, or for the file itself if it is 0.
 
     Raises:
         ElfError: there are too many relocations.

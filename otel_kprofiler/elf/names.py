@@ -8,9 +8,9 @@ from typing import Final
 MAPPING_SYMBOL: Final = rb"(?:__pi_)?\$[adtx](?:\.[^\0]*)?"
 """Pattern of the mapping symbols for code (``$x``; ``$a``, ``$t`` on 32 bits) and data (``$d``).
 
-ELF for the Arm 64-bit Architecture (AAELF64), "Mapping symbols": ``$x``, ``$d``, and each with a
-suffix after a dot. Kernel code that runs before relocation prefixes them with ``__pi_``
-(arch/arm64/kernel/pi/Makefile).
+ELF for the Arm 64-bit Architecture (AAELF64), "Mapping symbols", defines ``$x`` and ``$d``, each
+possibly with a suffix after a dot. Kernel code that runs before relocation prefixes them with
+``__pi_`` (arch/arm64/kernel/pi/Makefile).
 """
 
 _VERSION: Final = re.compile(rb'@(?<![\0"@]@)(?=@?[A-Za-z_][\w.+-]*(?:\0|\Z))')
@@ -28,11 +28,11 @@ def marks_data(name: bytes) -> bool:
 
 
 def cut_versions(names: bytes) -> bytes:
-    r"""Cut versions off names in place; the length stays the same.
+    r"""Cut versions off names in place. The length of the string table stays the same.
 
-    Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command").
-    A version is at the end and is an identifier. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
-    ``@name`` the character is part of the name.
+    Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
+    version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
+    ``@name``, the character ``@`` is part of the name.
 
     Args:
         names: a string table: each name ends with ``\0``.

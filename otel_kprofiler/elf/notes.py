@@ -1,4 +1,4 @@
-"""ELF notes of files, ``/sys/kernel/notes`` and ``/sys/module/*/notes``."""
+"""Parses the ELF notes in files, ``/sys/kernel/notes`` and ``/sys/module/*/notes``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Note(NamedTuple):
 
 
 def parse_notes(data: bytes) -> list[Note]:
-    """Parse the notes of a section; a truncated last one is skipped.
+    """Parse the notes in a section.
 
-    The GNU note may be at any position: kernel 6.12 has Linux and Xen notes before it.
+    A truncated last note is skipped. The GNU note may be at any position. In kernel 6.12, Linux and
+    Xen notes come before it.
     """
     notes = []
     position = 0

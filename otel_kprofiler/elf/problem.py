@@ -1,4 +1,4 @@
-"""Errors in reading ELF files."""
+"""Defines errors in reading ELF files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ElfProblem(enum.Enum):
 
 
 class ElfError(KProfilerError):
-    """An ELF file is damaged, unsupported or unreadable.
+    """Raised if an ELF file is damaged, unsupported or unreadable.
 
     Args:
         problem: what is wrong with the file.
-        detail: specifics, for logs.
+        detail: details for logs.
     """
 
     def __init__(self, problem: ElfProblem, detail: str = "") -> None:

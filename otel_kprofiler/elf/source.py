@@ -1,4 +1,4 @@
-"""Random access to the bytes of an ELF file, by descriptor or in memory."""
+"""Provides random access to the bytes of an ELF file, by descriptor or in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A file by its descriptor, which the caller closes; nothing is cached.
+    """A file, by its descriptor, which the caller closes. Nothing is cached.
 
     Attributes:
         fd: the descriptor.

@@ -17,7 +17,7 @@ _MAX_TABLE_BYTES: Final = 32 << 20
 
 
 class ElfSymbol(NamedTuple):
-    """Location of a symbol.
+    """The location of a symbol.
 
     Attributes:
         address: SVMA of the symbol.
@@ -31,7 +31,7 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Returns defined symbols by name, from ``.dynsym`` or, if all are missing there, ``.symtab``.
+    """Returns defined symbols by name, from ``.dynsym``, or if it has none of them, ``.symtab``.
 
     Raises:
         ElfError: a table is damaged or too large.
@@ -59,7 +59,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields offsets of a name, also at the end of a longer name, since linkers merge these."""
+    """Yields the offsets of a name, even at the end of a longer name, since linkers merge names."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

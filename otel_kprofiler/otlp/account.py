@@ -1,9 +1,10 @@
 """Encodes sample accounts as attributes of a request's first profile of each kind.
 
-Window counts: the window's samples in all requests, samples that the eBPF program took in the
-window, and losses in between. Stream counts: the same totals since sampling started, and losses on
-the way to this receiver. With a stream's last request, a receiver can verify that nothing is
-missing: received samples plus the stream's losses outside the kernel equal ``stream.samples``.
+Window counts are the window's samples in all requests, the samples that the eBPF program took in
+the window, and the losses in between. Stream counts are the same totals since sampling started, and
+the losses on the way to this receiver. With a stream's last request, a receiver can verify that
+nothing is missing: received samples plus the stream's losses outside the kernel equal
+``stream.samples``.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
 
 
 class WindowAccount(NamedTuple):
-    """The account of a kind in a window: fields of :class:`otel_kprofiler.model.Profile`."""
+    """The account of a kind in a window, with fields of :class:`otel_kprofiler.model.Profile`."""
 
     taken: int
     lost: Losses
@@ -79,7 +80,7 @@ class WindowAccount(NamedTuple):
 
 
 def parse_account(attributes: Mapping[str, AttributeValue]) -> WindowAccount:
-    """Parses attributes; the inverse of :func:`account_attributes`."""
+    """Parses the attributes that :func:`account_attributes` returns."""
     totals = None
     if STREAM_ID in attributes:
         totals = StreamTotals(

@@ -1,9 +1,10 @@
 """Checks payloads against the rules of OTLP profiles.
 
-Rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic conventions,
-and the conformance checker of open-telemetry/sig-profiling (``profcheck``), all of whose checks
-have a counterpart here. Each rule is a function, registered under its id in ``rules_dictionary`` or
-``rules_profiles``; rules about the serialized form are in ``payloads`` and ``json_read``.
+The rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic
+conventions, and the conformance checker of open-telemetry/sig-profiling (``profcheck``), all of
+whose checks have a counterpart here. Each rule is a function, registered under its id in
+``rules_dictionary`` or ``rules_profiles``; rules about the serialized form are in ``payloads`` and
+``json_read``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ __all__ = ["RULES", "Violation", "check_file", "check_message", "check_payload"]
 
 PARSABLE: Final = "parsable"
 MAX_PLACES: Final = 1000
-"""Maximum violations reported per rule and message."""
+"""Maximum number of violations reported per rule and message."""
 MAX_VIOLATIONS: Final = 10_000
-"""Maximum violations per file; checking stops there."""
+"""Maximum number of violations per file, at which checking stops."""
 
 FORM_RULES: Final = {
     PARSABLE: "Data is complete OTLP profiles in the layout of opentelemetry-proto 1.43 or later",
@@ -56,8 +57,8 @@ def check_payload(data: bytes) -> list[Violation]:
     """Check serialized requests: one message, length-prefixed messages, or JSON lines.
 
     Returns:
-        The violations, at most :data:`MAX_PLACES` per rule and message; with several messages,
-        places start with ``message N:``.
+        The violations, at most :data:`MAX_PLACES` per rule and message; if there are several
+        messages, places start with ``message N:``.
     """
     violations: list[Violation] = []
     checked: list[list[Violation]] = []

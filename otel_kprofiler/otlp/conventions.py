@@ -23,12 +23,13 @@ BUILD_ID_GNU: Final = "process.executable.build_id.gnu"
 BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 
 UNIT: Final = "systemd.unit.name"
-"""As in the Collector's systemd receiver: unit of the system service manager."""
+"""Unit of the system service manager, as in the Collector's systemd receiver."""
 USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
 """Ours: unit of a user service manager."""
 KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 """Ours, on Resources of kernel threads: common name of threads that serve one purpose, such as
-``kworker`` of ``kworker/0:1``."""
+``kworker`` for ``kworker/0:1``.
+"""
 PROGRAM: Final = "otel_kprofiler.program"
 """On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
@@ -58,13 +59,12 @@ BPF_PROGRAM: Final = tuple(
 """Ours, on mappings of BPF programs, where known: the fields of ``BpfProgram``."""
 
 DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
-"""Metadata of gRPC and HTTP requests: the version of the profiles schema.
-
-OTLP specification, "Profiles development version": a positive decimal; absent means 1. Receivers
-reject unknown versions without decoding.
+"""Metadata of gRPC and HTTP requests with the version of the profiles schema. By the OTLP
+specification, "Profiles development version", it is a positive decimal number, and 1 if absent.
+Receivers reject unknown versions without decoding.
 """
 DEVELOPMENT_VERSION: Final = "1"
-"""The supported version: ``v1development`` before its first incompatible change."""
+"""The supported version, which is ``v1development`` before its first incompatible change."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
 """Prefix of attributes with counts of a window."""
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
@@ -92,7 +92,9 @@ EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 """Attribute of a profile, followed by a cause: lost samples of earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Attribute of a profile: the previous run was killed; its samples after this time are unknown."""
+"""Attribute of a profile: time after which the samples of the previous run, which was killed, are
+unknown.
+"""
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
 """Ours, on wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
@@ -141,7 +143,9 @@ BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 
 
 def describe_request(get: Callable[[str], object]) -> str:
-    """Returns method and route of a request, such as ``GET /orders/{id}``; empty without route.
+    """Returns method and route of a request, such as ``GET /orders/{id}``.
+
+    Returns an empty value if there is no route.
 
     Args:
         get: returns a span's attribute of this name, by the semantic conventions for HTTP.

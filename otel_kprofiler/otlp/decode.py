@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
-Values that OTLP lacks get defaults: offset 0 for frames, base 0 for modules; a side without status
-is complete, or was not collected if it has no frames.
+Values that OTLP lacks get defaults, such as offset 0 for frames and base 0 for modules. A side
+without status is complete, or was not collected if it has no frames.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ProfileSamples = dict[_ResourceKey, dict[Identity, "_Series"]]
 
 
 def read_profiles(path: str) -> list[Window]:
-    """Decode a file's windows: a bare message, length-prefixed messages, or JSON lines.
+    """Decode a file's windows from a bare message, length-prefixed messages, or JSON lines.
 
     A truncated last line or message is ignored.
 
@@ -56,11 +56,11 @@ def _allow_truncated(error: PayloadError) -> None:
 def decode_windows(
     data: bytes | Iterable[bytes], *, on_damage: OnDamage = _allow_truncated
 ) -> list[Window]:
-    """Decode serialized requests in any form; merges the parts of a window.
+    """Decode serialized requests in any form, and merge the parts of a window.
 
     Args:
         data: messages or file contents as bytes.
-        on_damage: called for each unreadable or truncated message; if it returns, the readable part
+        on_damage: called for each unreadable or truncated message. If it returns, the readable part
             is used. By default, only the last message may be truncated.
 
     Raises:
@@ -88,7 +88,7 @@ def _indices_checked() -> Iterator[None]:
 
 
 class _Decoder:
-    """Collects windows from several messages; shares equal values."""
+    """Collects windows from several messages, which share equal values."""
 
     def __init__(self) -> None:
         self._profiles: dict[ProfileKey, _ProfileSamples] = {}
@@ -98,7 +98,7 @@ class _Decoder:
         self._shared = SharedValues()
 
     def add(self, message: Any) -> None:
-        """Add the readable part of a message; raises an error if any part is unreadable."""
+        """Add the readable part of a message. Raises an error if any part is unreadable."""
         with _indices_checked():
             tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
@@ -139,7 +139,7 @@ class _Decoder:
         return key
 
     def windows(self) -> list[Window]:
-        """Returns the windows; merges windows with equal intervals unless they share a kind."""
+        """Returns the windows. Windows with equal intervals are merged unless they share a kind."""
         by_interval: dict[tuple[int, int], list[list[Profile]]] = {}
         for key, resources in self._profiles.items():
             kind, period, start, end = key
@@ -171,7 +171,7 @@ class _Decoder:
 
 
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
-    """Build a window that spans all its samples; other producers' profiles may be narrower."""
+    """Build a window that spans all its samples. Other producers' profiles may be narrower."""
     for profile in profiles:
         for group in profile.resources:
             for sample in group.samples:
@@ -181,7 +181,7 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
 
 
 class _Series:
-    """Timestamps and values of equal samples; the values stay empty while each is 1."""
+    """The timestamps and values of equal samples. The values stay empty while each is 1."""
 
     __slots__ = ("times", "values")
 
@@ -190,7 +190,7 @@ class _Series:
         self.values: list[int] = []
 
     def add(self, profile: Any, sample: Any) -> None:
-        """Add a sample; an aggregated value gets the start time of its profile."""
+        """Add a sample. An aggregated value gets the start time of its profile."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
         if times and not (values or self.values):
             self.times += times

@@ -38,7 +38,7 @@ from otel_kprofiler.otlp.sample_attributes import (
 from otel_kprofiler.otlp.values import Values, as_text
 
 _MAX_BUILTIN: Final = 100
-"""Maximum built-in modules of a frame; real code has one, rarely a few."""
+"""Maximum number of built-in modules per frame. Real code has one, or rarely a few."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
 """Frame types whose functions belong to modules, besides the types of our sides."""
@@ -52,11 +52,11 @@ _REASONS: Final = {name.lower(): reason for name, reason in Unresolved.__members
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 Identity = tuple[Stack, int, str, int, SpanLink | None, LabelSet, WindowWait | None]
 ProfileKey = tuple[ProfileKind, int, int, int]
-"""Kind, period, start and end."""
+"""The kind, period, start and end of a profile."""
 
 
 class SharedValues:
-    """Values shared by several messages, each created once.
+    """The values shared by several messages, each created once.
 
     Attributes:
         modules: shared modules, by value.
@@ -72,7 +72,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """Returns the side for a frame type; makes a new side for an unknown type."""
+        """Returns the side for a frame type, which is new for an unknown type."""
         side = self._sides.get(frame_type)
         if side is None:
             has_files = frame_type not in _MACHINE_CODE
@@ -82,7 +82,7 @@ class SharedValues:
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """Returns the kind with these types; makes a new kind if this package does not sample it."""
+    """Returns the kind with these types, which is new if this package does not sample it."""
     unlisted = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
         if kind._replace(name=type_, number=0) == unlisted:
@@ -106,7 +106,7 @@ class _FrameAttributes(NamedTuple):
         side: the side to which the frame belongs.
         reason: why the location has no name; empty if absent.
         builtin: built-in modules that contain the code.
-        found_by: unwinding method, if it is not conclusive.
+        found_by: unwind method, if it does not prove the caller.
         start: start of the function, if it has no name; None if unknown.
     """
 
@@ -210,7 +210,7 @@ class Tables:
         return tuple([frames[index] for index in indices])
 
     def _frame(self, entry: Any) -> Frame:
-        """Returns the frame of a location; equal frames in all messages are the same object."""
+        """Returns the frame of a location. Equal frames in all messages are the same object."""
         indices = tuple(entry.attribute_indices)
         attributes = self._frame_attributes.get(indices)
         if attributes is None:

@@ -1,4 +1,4 @@
-"""Builds a request's dictionary: each value once, and only values in use."""
+"""Builds a request's dictionary, which has each value once, and only values in use."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ from otel_kprofiler.otlp.writer import (
 from otel_kprofiler.text import escape_surrogates
 
 _Statuses = tuple[tuple[SideKind, StackStatus], ...]
-"""Statuses of the incomplete sides of a stack."""
+"""The statuses of the incomplete sides of a stack."""
 
 
 _FunctionKey = tuple[str, str, str, int]
-"""Name, system name, file and first line of a function."""
+"""The name, system name, file and first line of a function."""
 
 
 def status_text(status: StackStatus) -> str:
-    """Returns a stack's status as a string: why it is truncated, or an errno's name or number."""
+    """Returns a stack's status as text: why it is truncated, or the name or number of an errno."""
     if status == STACK_TRUNCATED:
         return "truncated"
     if status in TRUNCATED_STACKS:
@@ -93,7 +93,7 @@ def _has_name(line: Line) -> bool:
 
 
 class Tables:
-    """Serialized entries of the seven tables, without the zero entries.
+    """The serialized entries of the seven tables, without the zero entries.
 
     Attributes:
         entries: encoded entries, by table.
@@ -136,7 +136,7 @@ class Tables:
 
 
 class _RawLocations(dict[int, Token]):
-    """Location tokens of raw addresses, created on first use."""
+    """The location tokens of raw addresses, created on first use."""
 
     __slots__ = ("_attributes", "_lines", "_tables", "_writer")
 
@@ -159,7 +159,7 @@ class _RawLocations(dict[int, Token]):
 
 
 class _FrameLocations(dict[Frame, Token]):
-    """Location tokens of frames by identity, created on first use."""
+    """The location tokens of frames by identity, created on first use."""
 
     __slots__ = ("_dictionary",)
 
@@ -174,7 +174,7 @@ class _FrameLocations(dict[Frame, Token]):
 
 
 class _ModuleMappings:
-    """Mapping tokens of a module, with and without its range, created on first use."""
+    """The mapping tokens of a module, with and without its range, created on first use."""
 
     __slots__ = ("end", "start", "tokens")
 
@@ -237,7 +237,7 @@ class Dictionary:
         return token
 
     def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
-        """Returns joined tokens of attributes, in order."""
+        """Returns the joined tokens of attributes, in order."""
         return self._join([self.attribute(*item) for item in attributes.items()])
 
     def link(self, link: SpanLink) -> Token:
@@ -318,7 +318,7 @@ class Dictionary:
         return token
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:
-        """Returns joined tokens of frames."""
+        """Returns the joined tokens of frames."""
         return self._join(map(self._frames.__getitem__, frames))
 
     def frame(self, frame: Frame) -> Token:
@@ -337,7 +337,7 @@ class Dictionary:
         return locations
 
     def add_frame(self, frame: Frame) -> Token:
-        """Adds the location of a frame; returns its token."""
+        """Adds the location of a frame, and returns its token."""
         module, address, lines, offset, side, unresolved, builtin, found_by = frame
         start = address - offset if unresolved is _NO_NAME and address < _MAX_INTEGER else None
         if self._names_all and not (lines and all(map(_has_name, lines))):
@@ -417,7 +417,7 @@ class Dictionary:
         return self.tables.intern(MAPPING, entry)
 
     def _add_function(self, key: _FunctionKey) -> Token:
-        """Add a function; returns its token."""
+        """Add a function, and return its token."""
         name, system_name, file, start_line = key
         strings, string = self._strings, self.string
         entry = self._writer.function(

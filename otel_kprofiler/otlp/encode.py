@@ -2,7 +2,7 @@
 
 A window is encoded as one request. If the request is too large, it is discarded, and the samples
 are encoded again: first as many as are estimated to fit, then the rest. Each request has a
-dictionary of only the values that its samples use.
+dictionary with only the values that its samples use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When splitting, limit / 256 is reserved for bytes known only at the end."""
+"""When a window is split, limit / 256 is reserved for bytes that are known only at the end."""
 _MORE_SHARE: Final = 8
 """Each further part starts with an eighth more samples, so that few are encoded twice."""
 
@@ -66,7 +66,7 @@ class Encoded(NamedTuple):
     """An encoded window.
 
     Attributes:
-        batches: the requests, in order of samples; empty without samples.
+        batches: the requests, in order of samples; empty if there are no samples.
         too_large: samples that individually exceed the size limit and are in no batch, by kind.
     """
 
@@ -106,7 +106,9 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Sample for profiles that have only totals, because Collectors drop profiles without samples."""
+"""The sample in profiles that have only totals, because Collectors drop profiles without
+samples.
+"""
 
 
 def encode_window(
@@ -122,12 +124,12 @@ def encode_window(
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
-    Every timestamp of the window is in exactly one batch or counted in ``too_large``. A window
+    Every timestamp of the window is in exactly one batch, or counted in ``too_large``. A window
     whose Resources have no samples becomes one batch with only the account. Equal input yields
     equal bytes, apart from profile ids. Thread-safe.
 
     Args:
-        window: window to encode; must not change during the call.
+        window: window to encode, which must not change during the call.
         scope: the instrumentation scope; this package by default.
         form: protobuf, or JSON by OTLP's mapping.
         max_bytes: maximum size of a batch's payload before compression; None for no limit.
@@ -158,7 +160,7 @@ def encode_window(
 
 
 def encode_empty(form: Form) -> bytes:
-    """Encode a request without profiles; some receivers check that the dictionary is complete."""
+    """Encode a request without profiles. Some receivers check that the dictionary is complete."""
     writer = _WRITERS[form]
     return writer.request((), Dictionary(writer, AttributeForm.INLINE).tables.entries)
 
@@ -231,7 +233,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode several requests; splits a sample that is too large by its timestamps."""
+    """Encode several requests, splitting a sample that is too large by its timestamps."""
     batches = []
     too_large = SampleCounts()
     position = 0
@@ -253,7 +255,7 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """Encode a request with as many samples as fit; returns the batch and their number.
+    """Encode a request with as many samples as fit; returns the batch and the number of samples.
 
     Returns None and 1 if the first sample alone is too large.
     """

@@ -14,9 +14,11 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, without the zero entry."""
 _STACKS_COUNTED: Final = 64
-"""Minimum samples whose stacks determine the frequent entries; at most twice as many are used."""
+"""Minimum number of samples whose stacks determine the frequent entries. At most twice as many are
+used.
+"""
 _STACKS_AT_ONCE: Final = 16
-"""Stacks between two calls of ``pause``."""
+"""Number of stacks between two calls of ``pause``."""
 _ADDRESS_BITS: Final = 64
 
 

@@ -73,7 +73,7 @@ def _any_value(value: AttributeValue) -> bytes:
 
 
 class JsonWriter:
-    """Writes ``ExportProfilesServiceRequest`` as one line of JSON; stateless and thread-safe."""
+    """Writes an ``ExportProfilesServiceRequest`` as one line of JSON; stateless and thread-safe."""
 
     form = Form.JSON
     separator = b","

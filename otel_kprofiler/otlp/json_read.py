@@ -21,7 +21,7 @@ _LONG: Final = frozenset({
 _ID_BYTES: Final = {"trace_id": 16, "span_id": 8, "profile_id": 16}
 
 Note = Callable[[str, str, str], None]
-"""Receives a rule's id, the location and a message."""
+"""Function that receives a rule's id, the location and a message."""
 
 
 def fill_message(message: Any, tree: object, note: Note, where: str = "") -> None:

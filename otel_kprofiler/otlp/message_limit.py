@@ -10,7 +10,7 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 
 _LEAST_BYTES: Final = 12
-"""Minimum average size of messages in bytes; our requests average 19."""
+"""Minimum average size of messages in bytes. In our requests, the average is 19."""
 _ANY: Final = 10_000
 """Number of messages exempt from the minimum."""
 _GROUPS: Final = (3, 4)

@@ -1,4 +1,4 @@
-"""Loads the message classes of ``opentelemetry-proto``; rejects old versions.
+"""Loads the message classes of ``opentelemetry-proto``, and rejects old versions.
 
 Releases before 1.43 have a different ``Sample`` under the same package and service name, and would
 silently misread or miswrite data.

@@ -1,8 +1,8 @@
 """Writes metrics of opentelemetry-sdk as protobuf, without loading protobuf.
 
-The SDK's encoder loads protobuf, and the SDK's trace and log parts, which the agent does not use
-otherwise: 5 MB. Field numbers: opentelemetry/proto/metrics/v1/metrics.proto and
-opentelemetry/proto/common/v1/common.proto. Default values are omitted.
+The SDK's encoder loads protobuf and the SDK's trace and log parts, which take 5 MB, and which the
+agent does not use otherwise. The field numbers are in opentelemetry/proto/metrics/v1/metrics.proto
+and opentelemetry/proto/common/v1/common.proto. Default values are omitted.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Nameless(NamedTuple):
     Attributes:
         location: index of the location in its message's dictionary.
         file: identity of the file that contains the code.
-        address: address in the file: SVMA for user code, RVA for kernel code.
+        address: address in the file, which is an SVMA for user code, and an RVA for kernel code.
         file_offset: file offset of the address; None if the mapping lacks it.
     """
 
@@ -55,7 +55,7 @@ class Nameless(NamedTuple):
 
 
 FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
-"""Returns functions by location index, innermost inlined function first."""
+"""Function that returns functions by location index, innermost inlined function first."""
 
 
 class Naming(NamedTuple):
@@ -77,7 +77,7 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
 
     Args:
         data: requests in any form.
-        find: returns names; called once per message.
+        find: returns names. It is called once per message.
 
     Raises:
         PayloadError: the data is not OTLP profiles, or an index is out of range.

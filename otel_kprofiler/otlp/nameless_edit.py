@@ -1,4 +1,4 @@
-"""Edits a request's dictionary: adds functions to locations and removes unused entries.
+"""Edits a request's dictionary, by adding functions to locations and removing unused entries.
 
 Edits a protobuf message and the parsed JSON identically, in place.
 """

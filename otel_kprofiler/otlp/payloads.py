@@ -1,7 +1,7 @@
 """Parses bytes into messages: detects the form, splits messages, rejects old layouts.
 
-Three forms: a bare protobuf message; protobuf messages with a four-byte big-endian length prefix
-(the Collector's file exporter, ``format: proto``); JSON, one message per line.
+There are three forms: a bare protobuf message; protobuf messages with a four-byte big-endian length
+prefix (the Collector's file exporter, ``format: proto``); and JSON with one message per line.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
 MAX_NOTES: Final = 1000
-"""Maximum deviations reported per message."""
+"""Maximum number of deviations reported per message."""
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Lowest first byte of a protobuf message (field 1); lengths below 128 MiB start lower."""
+"""Lowest first byte of a protobuf message (field 1). Lengths below 128 MiB start with a lower
+byte.
+"""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259); Python's other whitespace occurs only in damaged messages."""
+"""Whitespace in JSON (RFC 8259). Python's other whitespace occurs only in damaged messages."""
 
 
 class Note(NamedTuple):
@@ -59,14 +61,14 @@ class Payload:
 
 
 class Framing(enum.Enum):
-    """Framing of messages in a file."""
+    """The framing of messages in a file."""
 
     ONE = "one protobuf message"
     PREFIXED = "protobuf messages, each with a length prefix"
     JSON = "JSON, one message per line"
 
     def join(self, messages: Iterable[bytes]) -> bytes:
-        """Join messages into file contents; :attr:`ONE` allows at most one message."""
+        """Join messages into file contents. :attr:`ONE` allows at most one message."""
         if self is Framing.JSON:
             return b"".join([message + b"\n" for message in messages])
         if self is Framing.PREFIXED:
@@ -86,11 +88,11 @@ def detect_framing(data: bytes) -> Framing:
 
 
 class TruncatedError(PayloadError):
-    """The last message is truncated, as in a file that is still being written."""
+    """Raised if the last message is truncated, as in a file that is still being written."""
 
 
 class DamagedProfilesError(PayloadError):
-    """Some profiles of a message are unreadable or truncated.
+    """Raised if some profiles of a message are unreadable or truncated.
 
     Args:
         error: what is wrong with the first damaged profile.
@@ -103,7 +105,7 @@ class DamagedProfilesError(PayloadError):
 
 
 OnDamage = Callable[[PayloadError], None]
-"""Receives the error of each unreadable message; may raise it."""
+"""Function that receives the error of each unreadable message, and may raise it."""
 
 
 def refuse(error: PayloadError) -> None:
@@ -118,7 +120,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
     Args:
         data: bytes of a message or a file.
-        on_damage: called for each unreadable message; if it returns, the message is skipped.
+        on_damage: called for each unreadable message. If it returns, the message is skipped.
 
     Raises:
         PayloadError: with the default ``on_damage``, the data is not OTLP profiles or has the
@@ -147,7 +149,7 @@ def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -
 
 
 def _is_message_like_json(data: bytes) -> bool:
-    """Returns whether a protobuf message looks like JSON: field 1 has 123 bytes."""
+    """Returns whether a protobuf message looks like JSON, because field 1 has 123 bytes."""
     if not data.startswith(b"\n{"):
         return False
     try:

@@ -1,8 +1,9 @@
 """Encodes and decodes OpenTelemetry's process context: resource attributes as protobuf.
 
-Format: message ``ProcessContext`` of OTEP 4719, opentelemetry/proto/common/v1/common.proto and
-opentelemetry/proto/resource/v1/resource.proto. Does not use protobuf's message classes. Decoded
-data is untrusted: malformed messages are rejected, unsupported values ignored.
+The format is the message ``ProcessContext`` of OTEP 4719, with
+opentelemetry/proto/common/v1/common.proto and opentelemetry/proto/resource/v1/resource.proto. Does
+not use protobuf's message classes. Decoded data is untrusted. Malformed messages are rejected, and
+unsupported values are ignored.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def decode_process_context(payload: bytes) -> ProcessContext:
     wins.
 
     Raises:
-        ValueError: not a protobuf message.
+        ValueError: the payload is not a protobuf message.
     """
     resource: dict[str, AttributeValue] = {}
     extra: dict[str, AttributeValue] = {}

@@ -1,6 +1,6 @@
 """Writes OTLP profiles as protobuf, without protobuf's message classes.
 
-Field numbers: opentelemetry/proto/profiles/v1development/profiles.proto and
+The field numbers are in opentelemetry/proto/profiles/v1development/profiles.proto and
 opentelemetry/proto/common/v1/common.proto. Default values are omitted.
 """
 
@@ -29,17 +29,17 @@ def _field(tag: bytes, token: Token) -> bytes:
 
 
 def message_field(tag: bytes, body: bytes) -> bytes:
-    """Encode a length-delimited field; nothing if its body is empty."""
+    """Encode a length-delimited field. Returns nothing if its body is empty."""
     return delimited(tag, body) if body else b""
 
 
 def text_field(tag: bytes, text: str) -> bytes:
-    """Encode a string field with lone surrogates escaped; nothing if it is empty."""
+    """Encode a string field with lone surrogates escaped. Returns nothing if it is empty."""
     return message_field(tag, escape_surrogates(text).encode())
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Encode the body of an AnyValue; includes zeros, because the field determines the type."""
+    """Encode the body of an AnyValue. Zeros are included, because the field determines the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
@@ -61,7 +61,10 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``; cached, since most strings recur in the next window."""
+    """Encode an entry of ``string_table``.
+
+    It is cached, since most strings recur in the next window.
+    """
     return delimited(b"\x2a", text.encode())
 
 

@@ -1,4 +1,4 @@
-"""Registry of the rules, and payloads with resolved indices."""
+"""Registers the rules, and resolves the indices in payloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Maximum characters of a string that rules check and messages show."""
+"""Maximum number of characters of a string that rules check and messages show."""
 
 
 class Violation(NamedTuple):
@@ -23,7 +23,7 @@ class Violation(NamedTuple):
     Attributes:
         rule: id of the rule.
         where: path of the field, such as ``dictionary.stack_table[3]``.
-        message: describes the problem.
+        message: description of the problem.
     """
 
     rule: str
@@ -32,11 +32,11 @@ class Violation(NamedTuple):
 
 
 Problem = tuple[str, str]
-"""Place and message."""
+"""The place of a violation, and a message."""
 
 
 Find = Callable[["Contents"], Iterator[Problem]]
-"""Yields every violation of a rule."""
+"""Function that yields every violation of a rule."""
 
 
 class Rule(NamedTuple):
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
 
 
 def registry(rules: dict[str, Rule]) -> Callable[[Find], Find]:
-    """Returns a decorator that registers a rule's function; its docstring is the description."""
+    """Returns a decorator that registers a rule's function, whose docstring is the description."""
 
     def rule(find: Find) -> Find:
         rules[find.__name__.replace("_", "-")] = Rule((find.__doc__ or "").rstrip("."), find)

@@ -1,7 +1,7 @@
-"""Preserves accounts when a message is divided: each part has them on the first profile of a kind.
+"""Preserves accounts when a message is divided: in each part, the first profile of a kind has them.
 
 In a message, the first profile of a kind carries the account, which also applies to the following
-profiles. Before a message is divided, the account is copied to all profiles of the kind; each part
+profiles. Before a message is divided, the account is copied to all profiles of the kind. Each part
 then keeps only the first copy.
 """
 
@@ -21,7 +21,7 @@ _PREFIXES: Final = (WINDOW_PREFIX, STREAM_PREFIX, EARLIER_PREFIX)
 
 
 class KindKey(NamedTuple):
-    """Types and units of a profile, which identify its sample kind."""
+    """The types and units of a profile, which identify its sample kind."""
 
     sample_type: str
     sample_unit: str

@@ -1,8 +1,8 @@
 """Re-encodes messages from any producer in a receiver's form and within its size limit.
 
 A small enough message stays unchanged, except for references in resource and scope attributes,
-which most receivers do not resolve. A larger message is divided by samples until the parts fit;
-each part has a dictionary of only the values that its samples use.
+which most receivers do not resolve. A larger message is divided by samples until the parts fit.
+Each part has a dictionary with only the values that its samples use.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ _KIND: Final = "samples"
 """Kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Start of parts that split a sample by time, so that their ids differ from other parts'."""
+"""Start index of parts that split a sample by time, so that their ids differ from those of other
+parts.
+"""
 _MARGIN: Final = 1.1
 """Parts are larger than their share of the samples, because they repeat common entries."""
 
 
 class _Place(NamedTuple):
-    """Path of samples: indices of resource, scope and profile."""
+    """The path to samples: indices of resource, scope and profile."""
 
     resource: int
     scope: int
@@ -64,7 +66,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
     """Encode an ``ExportProfilesServiceRequest`` as requests for a receiver.
 
     Args:
-        message: from :func:`otel_kprofiler.otlp.parse_payloads`; may be changed.
+        message: the message, from :func:`otel_kprofiler.otlp.parse_payloads`. It may be changed.
         form: encoding of the requests, protobuf or JSON.
         max_bytes: maximum size of a request before compression; None for no limit.
 
@@ -89,7 +91,7 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests.
 
-    Every sample is in exactly one part; each part has the account.
+    Every sample is in exactly one part, and each part has the account.
 
     Args:
         batch: the request; the parts keep its form and kinds.
@@ -174,7 +176,7 @@ def _make_batch(
 
 
 def _count(sample: Any) -> int:
-    """Returns the number of samples of an entry; 0 if it only carries a profile's account."""
+    """Returns the number of samples in an entry; 0 if it only carries a profile's account."""
     return len(sample.timestamps_unix_nano) or sum(value != 0 for value in sample.values)
 
 
@@ -244,7 +246,10 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Returns messages with about equal numbers of samples; none if there is a single timestamp."""
+    """Returns messages with about equal numbers of samples.
+
+    Returns none if there is a single timestamp.
+    """
     spread_accounts(message)
     divided = _divide_samples(message, parts)
     for part in divided:
@@ -352,7 +357,7 @@ def _copy_dictionary(dictionary: Any, part: Any) -> None:
 
 
 def _find_used(dictionary: Any, part: Any) -> dict[str, set[int]]:
-    """Returns indices of the entries that a message uses, also indirectly, and of zero entries."""
+    """Returns the indices of entries that a message uses, even indirectly, and of zero entries."""
     used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
     pending = set(find_references(part))
     while pending:

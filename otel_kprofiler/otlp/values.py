@@ -14,7 +14,7 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
-"""Maximum total characters for all maps, bytes and nested lists of a message."""
+"""Maximum number of characters for all maps, bytes and nested lists of a message."""
 MAX_DEPTH: Final = 64
 """Maximum nesting of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
@@ -24,7 +24,7 @@ class Values:
     """Converts the AnyValues of a message to Python values.
 
     Args:
-        strings: the string table; an index outside of it raises ``IndexError``.
+        strings: the string table. An index outside the table raises ``IndexError``.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class Values:
         self._remaining = MAX_WRITTEN_CHARS
 
     def read(self, value: Any) -> AttributeValue:
-        """Convert an AnyValue; types that attributes cannot hold become strings (maps as JSON).
+        """Convert an AnyValue. Types that attributes cannot hold become strings (maps as JSON).
 
         Raises:
             PayloadError: the value is nested too deeply, or is too large.

@@ -43,7 +43,10 @@ def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
 
 
 def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
-    """Parses attributes; the inverse of :func:`wait_attributes`. None if the state is unknown."""
+    """Parses the attributes that :func:`wait_attributes` returns.
+
+    Returns None if the state is unknown.
+    """
     state = _STATES.get(as_text(attributes.get(WAIT_STATE, "")))
     if state is None:
         return None
@@ -78,7 +81,7 @@ def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
 
 
 def parse_totals(attributes: Mapping[str, AttributeValue]) -> WaitTotals | None:
-    """Parses attributes; the inverse of :func:`total_attributes`."""
+    """Parses the attributes that :func:`total_attributes` returns."""
     if WAIT_SWITCHES not in attributes:
         return None
     return WaitTotals(

@@ -1,6 +1,7 @@
-"""Encodes and decodes protobuf's wire format: varints, length-delimited fields, fields of messages.
+"""Encodes and decodes protobuf's wire format: varints, length-delimited fields, message fields.
 
-Source: https://protobuf.dev/programming-guides/encoding/. All functions are pure.
+The format is described at https://protobuf.dev/programming-guides/encoding/. All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def varint(value: int) -> bytes:
 
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
-"""A cached :func:`varint`, because addresses of an object share their high bits."""
+"""A cached :func:`varint`, because addresses in an object share their high bits."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint; returns its value and end. Drops bits above the 64th, as decoders do.
+    """Decode a varint, and return its value and end. Drops bits above the 64th, as decoders do.
 
     Raises:
         ValueError: the varint is truncated, or longer than 10 bytes.
@@ -57,7 +58,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and content of each field: varints as numbers, all other types as bytes.
+    """Yields number and content of each field. Varints are numbers, and all other types are bytes.
 
     Raises:
         ValueError: the message is truncated, or a wire type is unknown or a group.

@@ -1,6 +1,6 @@
-"""Interface between the encoder and the serialized forms.
+"""Defines the interface between the encoder and the serialized forms.
 
-A *token* is the serialized index of a table entry (a varint, or decimal digits); the empty token is
+A *token* is the serialized index of a table entry (a varint, or decimal digits). The empty token is
 index 0, which is omitted. Entries and samples are self-contained, so the size of a request is the
 sum of their sizes plus a few length prefixes.
 """
@@ -32,7 +32,10 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """String tokens of a profile's sample type and period type (empty without period)."""
+    """The string tokens of a profile's sample type and period type.
+
+    Without a period, the latter are empty.
+    """
 
     sample_type: Token
     sample_unit: Token
@@ -60,17 +63,20 @@ class Writer(Protocol):
         ...
 
     def string(self, text: str) -> bytes:
-        """Returns an entry of the string table; the string must not have surrogates."""
+        """Returns an entry of the string table. The string must not contain surrogates."""
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of the mapping table; its place is start, limit and file offset."""
+        """Returns an entry of the mapping table.
+
+        The place consists of start, limit and file offset.
+        """
         ...
 
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Returns an entry of the location table; a line is a function's token and a line number.
+        """Returns an entry of the location table. A line is a function's token and a line number.
 
         The attributes are from :meth:`location_attributes`.
         """
@@ -109,7 +115,7 @@ class Writer(Protocol):
         ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns timestamps of a sample; results may be concatenated."""
+        """Returns timestamps of a sample. Results may be concatenated."""
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
@@ -117,9 +123,10 @@ class Writer(Protocol):
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """Returns a sample of a profile; without values, each timestamp counts 1.
+        """Returns a sample of a profile.
 
-        Without timestamps, there is a single value.
+        If there are no values, each timestamp counts 1. If there are no timestamps, there is a
+        single value.
         """
         ...
 

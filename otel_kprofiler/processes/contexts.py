@@ -1,6 +1,6 @@
 """Tracks what processes publish about themselves: process contexts and the environment.
 
-Published attributes are unverified claims of the process.
+Published attributes are unverified claims by the process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Claims(NamedTuple):
     """The attributes that a process publishes about itself.
 
     Attributes:
-        published: the process context.
+        published: attributes from the process context.
         environment: attributes from the environment, unless the context names the service, and the
             program run by an interpreter.
     """
@@ -80,7 +80,7 @@ class Claims(NamedTuple):
 
 
 def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
-    """Returns the attributes to use: at most :data:`MAX_VALUES` values, none ``RESERVED``."""
+    """Returns at most :data:`MAX_VALUES` attribute values to use, none of them ``RESERVED``."""
     claims: dict[str, AttributeValue] = {}
     left = MAX_VALUES
     for key, value in resource.items():
@@ -96,7 +96,7 @@ class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
     A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
-    only briefly: see :class:`HangingProcesses`.
+    only briefly; see :class:`HangingProcesses`.
 
     Args:
         files: reads files of the host.
@@ -256,7 +256,7 @@ class ProcessContexts:
                 self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """Waits for and returns the processes to read next; empty after ``close``."""
+        """Waits for the processes to read next, and returns them; empty after ``close``."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()

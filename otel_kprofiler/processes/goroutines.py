@@ -1,10 +1,10 @@
 """Locates the labels of goroutines in a process, by the version of its Go runtime.
 
 A Go program has a note with its build id, a block with its version (debug/buildinfo) in writable
-data, and ``g``, the current goroutine, in thread-local storage: at the thread pointer's -8 in
-static programs, otherwise as ``runtime.tlsg``, the program's only thread-local variable. Layouts
-follow runtime/runtime2.go for 64-bit processors, from the DWARF information of each version's
-first and last release.
+data, and ``g``, the current goroutine, in thread-local storage: at offset -8 from the thread
+pointer in static programs, otherwise as ``runtime.tlsg``, the program's only thread-local variable.
+Layouts follow runtime/runtime2.go for 64-bit processors, from the DWARF information of each
+version's first and last release.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYOUTS: Final = {
     "1.25": (_SLICE, GoOffsets(48, 184, 344)),
     "1.26": (_SLICE, GoOffsets(48, 184, 352)),
 }
-"""Kind of labels, and offsets, by Go minor version."""
+"""The kind of labels, and the offsets, by Go minor version."""
 _STATIC_G: Final = -8
 _POINTER_BYTES: Final = 8
 _NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of the build id (cmd/internal/buildid)
@@ -38,7 +38,7 @@ _MAX_DATA_BYTES: Final = 64 << 20
 
 
 class UnsupportedGoError(Exception):
-    """A Go program whose labels cannot be located; the message says why."""
+    """Raised for a Go program whose labels cannot be located. The message says why."""
 
 
 def find_goroutines(
@@ -96,7 +96,7 @@ def _is_release(version: str, minor: str) -> bool:
 
 
 def _read_version(read: Read, elf: LoadedElf) -> str:
-    """Reads the version of the compiler from writable data; empty if it is not there."""
+    """Reads the version of the compiler from writable data; empty if there is none."""
     for start, size in elf.writable:
         end = start + min(size, _MAX_DATA_BYTES)
         for at in range(start, end, _CHUNK_BYTES):

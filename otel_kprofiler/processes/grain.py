@@ -37,7 +37,7 @@ _NUMBERED: Final = re.compile(r"[/:].*", re.DOTALL)
 
 
 class Grain(enum.Enum):
-    """Unit of a Resource, from finest to coarsest."""
+    """The unit that a Resource describes, from finest to coarsest."""
 
     PROCESS = "process"
     EXECUTABLE = "executable"
@@ -79,7 +79,7 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Returns the window with Resources of this grain; the samples are unchanged.
+    """Returns the window with Resources of this grain. The samples are unchanged.
 
     The Resources of a profile then have distinct attributes.
 

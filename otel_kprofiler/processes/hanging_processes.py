@@ -10,18 +10,21 @@ from otel_kprofiler.host import MAX_LEFT, PATIENCE_S, HostFiles, PatientCalls, r
 from otel_kprofiler.model import ProcessKey
 
 MAX_OF_USER: Final = MAX_LEFT // 2
-"""Maximum hanging processes of a user; beyond it, the user's other processes are not read."""
+"""Maximum number of hanging processes of a user. At this number, the user's other processes are not
+read.
+"""
 
 
 class HangingProcesses:
-    """Abandons a thread for each hanging process, up to a limit. Belongs to one thread.
+    """Abandons a thread for each hanging process, up to a limit.
 
-    At the limit, it skips processes, because one more hanging process would block the caller.
+    Only one thread may use it. At the limit, processes are skipped, because one more hanging
+    process would block the caller.
 
     Args:
         files: reads files of the host.
         name: name of the threads.
-        patience_s: as for :class:`PatientCalls`, in seconds.
+        patience_s: limit on a storage wait, in seconds; see :class:`PatientCalls`.
     """
 
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:
@@ -33,7 +36,8 @@ class HangingProcesses:
         """Call a function that reads a process.
 
         Returns:
-            Whether it was called. Otherwise the process hangs, or too many other processes do.
+            Whether the function was called. If not, the process hangs, or too many other processes
+            hang.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)
@@ -47,5 +51,5 @@ class HangingProcesses:
         return True
 
     def stop(self) -> list[threading.Thread]:
-        """Let all threads end; returns them, to be joined."""
+        """Let all threads end. Returns the threads, so that the caller can join them."""
         return self._calls.stop()

@@ -21,8 +21,8 @@ class Owners:
     """Finds user names by id in the host's ``/etc/passwd``; not thread-safe.
 
     In a container, ``/etc/passwd`` belongs to the image. In that case, only process 1's file is
-    used, which needs the right to trace process 1. Other sources of names, such as LDAP, may block
-    and are not queried.
+    used, which requires the right to trace process 1. Other sources of names, such as LDAP, may
+    block and are not queried.
 
     Args:
         files: reads files of the host.

@@ -69,7 +69,7 @@ class Places:
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns the names of the container in these attributes, as far as known.
+        """Returns the known names of the container in these attributes.
 
         Container runtimes and the kubelet write the names while the container starts.
         """

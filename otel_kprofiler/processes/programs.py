@@ -1,6 +1,6 @@
 """Names the script, module or class that an interpreter runs, from its command line.
 
-Other arguments may be secrets; they are neither kept nor exported.
+Other arguments may be secrets, so they are neither kept nor exported.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from otel_kprofiler.host import HostFiles, read_limited
 from otel_kprofiler.text import decode_name
 
 _MAX_BYTES: Final = 256 * 1024
-"""Maximum bytes read of a command line; class paths are long."""
+"""Maximum number of bytes read from a command line, which suffices for long class paths."""
 _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts without a name, such as for ``<(command)``."""
+"""Directories of scripts without a name, as for ``<(command)``."""
 
 
 class _Options(NamedTuple):
-    """Options of an interpreter.
+    """The options of an interpreter.
 
     Attributes:
         valued: options whose value is the next argument.
         code: options for code instead of a script, or for no script.
         module: options whose value is the program.
-        letters: single
-        letters with a value; letters may be combined.
-        code_letters: single letters with code.
+        letters: single-letter options with a value, which may be combined.
+        code_letters: single-letter options with the meaning of ``code``, such as ``c`` in ``-c``,
+            which may be combined.
     """
 
     valued: frozenset[bytes] = frozenset()
@@ -70,7 +70,7 @@ _INTERPRETERS: Final = (
 
 
 def find_program(executable: str, arguments: Sequence[bytes]) -> str:
-    """Find the name of the program that an interpreter runs; empty for other programs.
+    """Find the name of the program that an interpreter runs; empty if it is no interpreter.
 
     Args:
         executable: file name of the executable.
@@ -78,8 +78,8 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
 
     Returns:
         The name of the script (``manage.py``), ``-m`` and the module (``-m http.server``), the
-        class or the archive (``app.jar``); for an executable without a name (memfd_create(2)), the
-        name in argv[0].
+        class or the archive (``app.jar``); or for an executable without a name (memfd_create(2)),
+        the name in argv[0].
     """
     if executable.startswith(_MEMFD):
         return _base_name(arguments[0]) if arguments else ""

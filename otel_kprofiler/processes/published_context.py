@@ -60,7 +60,7 @@ def parse_context_addresses(maps: bytes) -> list[int]:
 def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
     """Read the context of a process; None if it has no readable context.
 
-    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which needs the right to trace the process
+    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which requires the right to trace the process
     (the same user, or CAP_SYS_PTRACE). Never raises, regardless of what the process does.
 
     Args:

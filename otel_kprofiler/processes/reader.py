@@ -20,7 +20,7 @@ _MOST_PROGRAMS: Final = 1024
 
 
 class Reading(NamedTuple):
-    """Attributes of a process; ``is_sure`` if they belong to the sampled program."""
+    """The attributes of a process; ``is_sure`` is True if they belong to the sampled program."""
 
     attributes: dict[str, AttributeValue]
     is_sure: bool
@@ -32,7 +32,7 @@ class ProcessReader:
     Args:
         files: reads files of the host.
         monotonic: the clock, in seconds.
-        reads_arguments: also read which programs interpreters run, which can block.
+        reads_arguments: whether to read which programs interpreters run, which can block.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ProcessReader:
 
 
 def _identify(sample: RawSample) -> tuple[int, int]:
-    """Returns the identity of a sample's program; forked children share it."""
+    """Returns the identity of a sample's program, which forked children share."""
     return sample.exec_id, sample.stack_start
 
 

@@ -74,17 +74,17 @@ def format_time(unix_ns: int) -> str:
 _SAMPLED: Final = 1  # a bit of the W3C trace flags
 
 SERVICE_SOURCES: Final = ("container", "unit", "executable")
-"""Fallback sources of a service's name, used if its context and environment have none."""
+"""Fallback sources for a service's name, used if its context and environment have none."""
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
-    """Returns a process's service name from the first available source; empty if there is none.
+    """Returns a process's service name from the first available source; empty if none is available.
 
     Args:
         attributes: the process's resource attributes.
-        sources: from ``SERVICE_SOURCES``: ``container`` is the name in the pod, Docker or podman;
-            ``unit`` is the systemd service, preferably the user's; ``executable`` is the file name,
-            or the purpose of a kernel thread in brackets.
+        sources: values in ``SERVICE_SOURCES``: ``container`` is the name in the pod, Docker or
+            podman; ``unit`` is the systemd service, preferably the user's; and ``executable`` is
+            the file name, or the purpose of a kernel thread in brackets.
     """
     for source in sources:
         for key in _SOURCES[source]:
@@ -127,11 +127,11 @@ class ProcessResources:
         clock: used for ``process.creation.time``; its current offset is kept, so that creation
             times do not change when the clock is adjusted.
         base: attributes of every Resource: the host's and the configured ones.
-        attributes_of: complete attributes of processes known in advance.
-        capacity: number of Resources kept; each takes about 1.5 kB.
+        attributes_of: complete attributes of processes that are known in advance.
+        capacity: number of Resources kept, of about 1.5 kB each.
         on_new: called with a process and its Resource when the process is first seen, and on
             changes.
-        contexts: what processes publish about themselves (service.name, …); closed with this
+        contexts: reads what processes publish about themselves (service.name, …); closed with this
             object. Configured and observed attributes take precedence.
         service_sources: see :func:`find_service_name`; used for processes that publish no name.
         reads_threads: whether :meth:`follow_threads` has an effect.
@@ -232,8 +232,8 @@ class ProcessResources:
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
         """Returns a process's Resource, even without a sample.
 
-        A key without program gets the latest. Processes that exited without a Resource share one,
-        because there may be hundreds a second.
+        A key without program gets the latest Resource. Processes that exited without a Resource
+        share one, because there may be hundreds of them per second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:

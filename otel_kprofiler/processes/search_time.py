@@ -1,4 +1,4 @@
-"""Limits the time of a search by what it costs, not by how busy the CPU is."""
+"""Limits the time for a search by its cost, not by how busy the CPU is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class SearchTime:
-    """Time that the calling thread may spend on a search; for this thread alone.
+    """The time that the calling thread may spend on a search; only this thread may use it.
 
-    Time during which the thread waits for a CPU does not count: under ``cpu.max``, it is most of
+    Time during which the thread waits for a CPU does not count. Under ``cpu.max``, it is most of
     the elapsed time, so a limit on elapsed time would end every search.
 
     Args:
@@ -52,8 +52,8 @@ class SearchTime:
 def read_run_delay_s() -> float:
     """Returns how long the calling thread has waited for a CPU, throttled time included.
 
-    The second field of ``/proc/thread-self/schedstat``
-    (Documentation/scheduler/sched-stats.rst); 0 where the kernel does not measure it.
+    It is the second field of ``/proc/thread-self/schedstat``
+    (Documentation/scheduler/sched-stats.rst), or 0 if the kernel does not measure it.
     """
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:

@@ -1,7 +1,7 @@
 """Detects processes that profile themselves, so that no CPU time is counted twice.
 
-Such processes publish :data:`TARGET` in their process context. Any process can do so, so the
-attribute counts only if the process holds BPF maps: where unprivileged BPF is disabled, creating a
+Such processes publish :data:`TARGET` in their process context. Any process can publish it, so the
+attribute counts only if the process holds BPF maps. Where unprivileged BPF is disabled, creating a
 map requires the rights to profile.
 """
 
@@ -23,14 +23,14 @@ from otel_kprofiler.model import (
 )
 
 TARGET: Final = "otel_kprofiler.target"
-"""Attribute of our process contexts: what the process samples, ``self`` or more."""
+"""Attribute in our process contexts with what the process samples: ``self`` or more."""
 SELF_PROFILED: Final = "otel_kprofiler.self_profiled"
-"""Attribute of our Resources: true if the process samples its own on-CPU time."""
+"""Attribute in our Resources that is true if the process samples its own on-CPU time."""
 _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Returns whether a process samples itself: it publishes this, and has the rights to do so.
+    """Returns whether a process publishes that it samples itself, and has the rights to sample.
 
     Args:
         files: reads files of the host.
@@ -59,7 +59,7 @@ def is_self_profiled(resource: Resource) -> bool:
 def leave_out_self_profiled(
     window: Window, others: Collection[Resource] = ()
 ) -> tuple[Window, SampleCounts]:
-    """Removes on-CPU samples of processes that sample themselves; counts them as lost.
+    """Removes on-CPU samples of processes that sample themselves, and counts the samples as lost.
 
     Args:
         window: a window with a Resource for each process.

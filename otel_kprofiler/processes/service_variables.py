@@ -16,7 +16,7 @@ from otel_kprofiler.model import AttributeValue
 from otel_kprofiler.text import escape_surrogates
 
 _MAX_BYTES: Final = 256 * 1024
-"""Maximum bytes read of an environment; the rest is ignored."""
+"""Maximum number of bytes read from an environment. The rest is ignored."""
 _MAX_VALUE_BYTES: Final = 16 * 1024
 _NAME: Final = b"OTEL_SERVICE_NAME="
 _ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
@@ -59,8 +59,8 @@ def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
 def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
     """Reads service attributes from the initial environment of a process.
 
-    Reads the process's memory, which needs the right to trace it and can block. Empty if
-    unreadable.
+    Reads the process's memory, which requires the right to trace it, and can block. The result is
+    empty if the memory is unreadable.
     """
     try:
         return parse_environment(read_limited(files, f"/proc/{pid}/environ", _MAX_BYTES))

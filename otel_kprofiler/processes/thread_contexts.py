@@ -78,13 +78,14 @@ _OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the progr
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits of a search, regardless of the process's memory: other processes wait for it.
-
-The CPU time suffices for a large program; blocked time covers slow memory.
+"""Limits on a search, whatever the process's memory contains, because other processes wait for it.
+The CPU time suffices for a large program, and the blocked time allows for slow memory.
 """
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""Multiples of a search's CPU time and elapsed time after which a process is searched again."""
+"""Multiples of the CPU time and elapsed time of a search after which the process is searched
+again.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ KeyMap = tuple[str, ...]
 
 
 class ContextReader(Protocol):
-    """Reader of thread contexts; see :class:`otel_kprofiler.bpf.ThreadContexts`."""
+    """Reads thread contexts; see :class:`otel_kprofiler.bpf.ThreadContexts`."""
 
     def register(
         self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
@@ -104,7 +105,7 @@ class ContextReader(Protocol):
 
 
 class _Variable(NamedTuple):
-    """The variable of a process: its name and type, and ``ContextPlace.wrap_at``."""
+    """The variable with a process's thread contexts: name, type, and ``ContextPlace.wrap_at``."""
 
     name: bytes
     kind: ContextKind = ContextKind.POINTER
@@ -201,7 +202,7 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
     """Names the local root of a link by the attributes of a thread context.
 
-    The name comes from its attribute, or from method and route (``http.route``).
+    The name comes from the attribute for it, or from method and route (``http.route``).
 
     Returns:
         The link, and the attributes without the attribute that has the name.
@@ -212,7 +213,7 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
 
 
 class SearchTooLongError(Exception):
-    """Searching a process for its variable takes too long."""
+    """Raised if searching a process for its variable takes too long."""
 
 
 _POINTER: Final = _Variable(VARIABLE)
@@ -221,7 +222,7 @@ _POINTER: Final = _Variable(VARIABLE)
 def find_place(
     files: HostFiles, pid: int, memory: int, variable: _Variable = _POINTER
 ) -> ContextPlace | None:
-    """Locates a process's variable; None if it has no variable, or a variable not resolved yet.
+    """Locates a process's variable; None if there is none, or if it is not resolved yet.
 
     Args:
         files: reads files of the host.
@@ -284,7 +285,9 @@ class PublishedThreads:
     def update(
         self, key: ProcessKey, stack_start: int, extra: Mapping[str, AttributeValue], memory: int
     ) -> None:
-        """Register a process if it publishes thread contexts; re-search registered processes.
+        """Register a process if it publishes thread contexts.
+
+        Registered processes are searched again.
 
         Libraries that define the variable may be loaded or unloaded later.
 
@@ -368,7 +371,7 @@ class PublishedThreads:
             self._names.popitem(last=False)
 
     def release(self, key: ProcessKey) -> None:
-        """Stop reading the thread contexts of a process; its samples keep their attributes."""
+        """Stop reading the thread contexts of a process. Its samples keep their attributes."""
         if self._registered.get(key.tgid) == key:
             del self._registered[key.tgid]
             self._not_before.pop(key, None)

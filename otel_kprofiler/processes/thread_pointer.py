@@ -1,11 +1,12 @@
 """Locates a process's thread-local variable with the thread context (OTEP 4947).
 
-The variable is ``otel_thread_ctx_v1``; in Node.js it is ``otel_thread_ctx_nodejs_v1``. Its location
+The variable is ``otel_thread_ctx_v1``, or in Node.js ``otel_thread_ctx_nodejs_v1``. Its location
 comes from the definition in the program, or from a library's references that the dynamic linker has
-resolved: an offset from the thread pointer, or an offset in the TLS block of a module, found
-through the dynamic thread vector (DTV). Relocations: the ABIs of x86-64, section 4.4.1, and AArch64
-(ELF, section 5.7); TLSDESC: Oliva, RFC TLSDESC-x86. The linker's results in memory: glibc's
-sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, musl's ldso/dynlink.c and pthread_arch.h.
+resolved. It is an offset from the thread pointer, or an offset in the TLS block of a module, found
+through the dynamic thread vector (DTV). Relocations are defined by the ABIs of x86-64, section
+4.4.1, and AArch64 (ELF, section 5.7), and TLSDESC by Oliva, RFC TLSDESC-x86. The linker's results
+in memory are defined by glibc's sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, and by
+musl's ldso/dynlink.c and pthread_arch.h.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from otel_kprofiler.host import MemoryMapping
 VARIABLE: Final = b"otel_thread_ctx_v1"
 NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
-"""Maximum files searched in a process."""
+"""Maximum number of files searched in a process."""
 MAX_DEFINITIONS: Final = 16
-"""Maximum libraries that define the variable; further libraries' references are ignored."""
+"""Maximum number of libraries that define the variable. References in further libraries are
+ignored.
+"""
 MAX_REFERENCES: Final = 64
-"""Maximum references to the variable in a library."""
+"""Maximum number of references to the variable in a library."""
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
 _AT_PHDR: Final = 3
@@ -43,12 +46,12 @@ _MAX_MODULE: Final = 1 << 16
 _MOST_STATIC: Final = 1 << 31
 _MOST_ABOVE: Final = 1 << 16  # vm.mmap_min_addr, below which nothing is mapped
 _MUSL: Final = "libc.so"
-"""File name of musl's C library and linker; glibc's has a version."""
+"""File name of musl's C library and linker. The name of glibc's has a version."""
 _ALPINE: Final = ("ld-musl-", "libc.musl-")
 
 
 class LoadedObject(NamedTuple):
-    """Address range of a mapped file, from its first byte to the end of its last mapping."""
+    """The address range of a mapped file, from its first byte to the end of its last mapping."""
 
     start: int
     end: int
@@ -59,9 +62,9 @@ class _Machine(NamedTuple):
     """Relocation types of a processor, and where its threads have static blocks.
 
     Attributes:
-        dtpmod: module id, followed by an offset.
-        tpoff: offset from the thread pointer.
-        tlsdesc: descriptor.
+        dtpmod: type for a module id, which an offset follows.
+        tpoff: type for an offset from the thread pointer.
+        tlsdesc: type for a descriptor.
         head: bytes from the thread pointer to the program's block; None if that is below it.
         glibc_vector: offset of the vector's address from the thread pointer in glibc.
         musl_vector: the same in musl.
@@ -82,7 +85,7 @@ _MACHINES: Final = {
 
 
 class _Vector(NamedTuple):
-    """Layout of a libc's dynamic thread vector: entry size, location of its length and address."""
+    """The layout of a libc's dynamic thread vector: entry size, places of length and address."""
 
     stride: int
     length_at: int
@@ -91,7 +94,7 @@ class _Vector(NamedTuple):
 
 
 class _Threads(NamedTuple):
-    """How a processor and a libc place thread-local variables."""
+    """The places in which a processor and a libc store thread-local variables."""
 
     machine: _Machine
     vector: _Vector
@@ -138,7 +141,8 @@ def find_context_place(
         objects: files loaded by the process.
         headers_at: address of the executable's program headers.
         name: the variable.
-        machine: machine of uname(2); the result is None on machines other than x86_64 and aarch64.
+        machine: machine as named by uname(2). The result is None on machines other than x86_64 and
+            aarch64.
     """
     kinds = _MACHINES.get(machine)
     if kinds is None:
@@ -181,7 +185,7 @@ def _in_program(storage: ThreadStorage, value: int, kinds: _Machine) -> int:
 def _find_in_library(
     read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], threads: _Threads
 ) -> ContextPlace | None:
-    """Locates the variable from a library's resolved references; the library ends at ``end``."""
+    """Locates the variable from resolved references of a library that ends at ``end``."""
     kinds, vector = threads
     symbol, value = variable
     wanted = (kinds.tpoff, kinds.tlsdesc, kinds.dtpmod)
@@ -215,7 +219,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
-    """Returns an offset from the thread pointer; None for 0, which is not yet resolved.
+    """Returns an offset from the thread pointer; None for 0, which means not resolved yet.
 
     The offset is negative on x86-64. A positive offset is smaller than any descriptor address.
     """

@@ -49,12 +49,12 @@ class UnreadContexts:
         self.count(key.tgid, "spans and service attributes", reason)
 
     def count(self, pid: int, subject: str, reason: str) -> None:
-        """Count a process; logs the first process of each reason.
+        """Count a process, and log the first process for each reason.
 
         Args:
             pid: id of the process.
             subject: the data that is not read, such as spans.
-            reason: the cause; at most 64 different causes are kept.
+            reason: the cause. At most 64 different causes are kept.
         """
         if (subject, reason) not in self._counts:
             if len(self._counts) >= _MAX_REASONS:
@@ -70,7 +70,7 @@ class UnreadContexts:
         }
 
     def remarks(self) -> list[str]:
-        """Lists the counts for reports; one line per reason."""
+        """Lists the counts for reports, with one line per reason."""
         return [
             f"{subject} of {describe_count(count, 'process', 'processes')} not read: {reason}"
             for (subject, reason), count in self._counts.copy().items()

@@ -1,4 +1,4 @@
-"""The sampler's settings and counters in a recording."""
+"""Stores the sampler's settings and counters in a recording."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-Uses two streams of JSON payloads: ``code`` has the changes of a poll as
-``[time_ns, action, [symbol, …], until_ns]``, ``code_details`` has the details of a symbol as
-``[symbol, program, [[offset, file, line], …]]``. A symbol is
-``[start, length, name, kind, since_ns, program_id]``, a program the fields of ``BpfProgram``.
+Uses two streams of JSON payloads. ``code`` has the changes in a poll as ``[time_ns, action,
+[symbol, …], until_ns]``, and ``code_details`` has the details of a symbol as ``[symbol, program,
+[[offset, file, line], …]]``. A symbol is ``[start, length, name, kind, since_ns, program_id]``, and
+a program consists of the fields of ``BpfProgram``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Receives stream, boottime and payload of an event, like ``RecordingWriter.add_event``."""
+"""Function that receives stream, boottime and payload of an event, like
+``RecordingWriter.add_event``.
+"""
 
 
 class _Source(Protocol):
@@ -104,7 +106,7 @@ class ReplayedKsymbols:
         return {}
 
     def close(self) -> None:
-        """Do nothing: the caller closes the recording."""
+        """Does nothing, because the caller closes the recording."""
 
 
 def _parse_changes(rows: Any) -> list[KsymbolChange]:

@@ -1,6 +1,6 @@
 """Records and replays the loading and unloading of modules.
 
-Uses two streams: ``uevents`` has the kernel's module datagrams with the boottime of receipt;
+Uses two streams. ``uevents`` has the kernel's module datagrams with the boottime of receipt, and
 ``modules`` has the readings of a poll as a JSON list.
 """
 
@@ -32,7 +32,7 @@ class RecordedModules:
         self._packer = ReadingPacker()
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start from the modules of a first snapshot."""
+        """Start with the modules of a first snapshot."""
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
@@ -61,11 +61,11 @@ class ReplayedModules:
         self._readings = EventReader(recording, _READINGS, lambda rows: map(unpack, rows))
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Do nothing: every reading has all modules."""
+        """Does nothing, because every reading has all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Returns readings up to a recorded boottime that have not been returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:
-        """Do nothing: the caller closes the recording."""
+        """Does nothing, because the caller closes the recording."""

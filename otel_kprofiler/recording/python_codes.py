@@ -9,7 +9,9 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import PythonCode
 
 STREAM: Final = "python_codes"
-"""Name of the stream. A block is a JSON list: the fields of a description, bytes as hex digits."""
+"""Name of the stream. A block is a JSON list with the fields of a description, bytes as hexadecimal
+digits.
+"""
 
 
 def pack_python_code(code: PythonCode) -> bytes:

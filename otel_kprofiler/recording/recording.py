@@ -91,7 +91,7 @@ class RecordingWriter:
     Raises ``OSError`` if the file cannot be written.
 
     Args:
-        path: where the finished file appears.
+        path: path at which the finished file appears.
         replace: whether to replace an existing file.
     """
 
@@ -120,7 +120,7 @@ class RecordingWriter:
                     self._copy(files, f"/sys/module/{module}/{tree}/{name}")
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the records of a drain; a ``raw_sink`` for :class:`EbpfSampler`."""
+        """Append the records of a drain. This method is a ``raw_sink`` for :class:`EbpfSampler`."""
         self._append("samples", complete_until_ns, data)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
@@ -254,7 +254,10 @@ class Recording:
             raise
 
     def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
-        """Yields times and contents of a stream's blocks; event streams are ``events/NAME``."""
+        """Yields the times and contents of a stream's blocks.
+
+        Event streams are named ``events/NAME``.
+        """
         prefix = stream + "/"
         for name in sorted(self._archive.names(prefix)):
             data, at = self._archive.read(name), 0

@@ -49,7 +49,7 @@ class ReplaySampler:
         return (*KINDS, *self._facts.events)
 
     def start(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def wait(self, timeout_s: float) -> None:
         """Return at once."""
@@ -59,7 +59,7 @@ class ReplaySampler:
         return True
 
     def wake(self) -> None:
-        """Do nothing: no wait blocks."""
+        """Does nothing, because no wait blocks."""
 
     def drain(self) -> list[RawSample]:
         """Returns samples of the next recorded drain; sets :attr:`exhausted` if there is none."""
@@ -93,7 +93,9 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recording's totals once, after the last sample; nothing before or afterwards.
+        """Returns the recording's totals once, after the last sample.
+
+        Returns nothing before or afterwards.
 
         The recording lists all running processes; all others have exited.
         """
@@ -129,7 +131,7 @@ class ReplaySampler:
         return kinds
 
     def stop(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Do nothing: the caller closes the recording."""
+        """Does nothing, because the caller closes the recording."""

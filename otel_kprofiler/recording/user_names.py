@@ -31,8 +31,9 @@ lines.
 
 CODE_NAME: Final = "code_names.json"
 """Member with the names of code without files. A row has pid and start time of a process, an
-address, and a name: first and last boottime in ns, then the fields of :data:`NAME` from the
-function's start on."""
+address, and a name. The name has its first and last boottime in nanoseconds, then the fields of
+:data:`NAME` from the function's start on.
+"""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -42,7 +43,7 @@ _REASONS: Final = {reason.name: reason for reason in Unresolved}
 
 
 class NamedRun(NamedTuple):
-    """The name at an address between two samples, in nanoseconds of boottime."""
+    """The name at an address between the times of two samples, in nanoseconds of boottime."""
 
     since_ns: int
     until_ns: int
@@ -133,7 +134,7 @@ class RecordedNames:
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Do nothing: a replay opens no files."""
+        """Does nothing, because a replay opens no files."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Returns the recorded name of an address."""
@@ -148,10 +149,10 @@ class RecordedNames:
         return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 
     def finish(self, timeout_s: float) -> None:
-        """Do nothing: all names are recorded."""
+        """Does nothing, because all names are recorded."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Does nothing, because there is nothing to release."""
 
 
 def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
@@ -211,6 +212,6 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:
-    """Returns the line, and the first line of the function; 0 in recordings without it."""
+    """Returns the line, and the first line of the function, which is 0 in recordings without it."""
     line, start = [*map(checked_number, rest), 0][:2]
     return line, start

@@ -13,9 +13,13 @@ from typing import Any, Final
 from otel_kprofiler.errors import KProfilerError
 
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
-"""Maximum size of a decompressed entry. Sample blocks are flushed at 1 MiB; kallsyms has 20 MiB."""
+"""Maximum size of a decompressed entry, in bytes. Sample blocks have 1 MiB, and kallsyms has 20
+MiB.
+"""
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
-"""Maximum size of a serialized JSON value, which takes up to twenty times as much memory."""
+"""Maximum size of a serialized JSON value, in bytes. The value takes up to twenty times as much
+memory.
+"""
 MAX_NAME_CHARS: Final = 512
 MAX_NAME_PARTS: Final = 16
 
@@ -32,7 +36,7 @@ class Archive:
     """Reads entries of a zip archive.
 
     Args:
-        path: the file.
+        path: path of the archive.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Kernel objects of a running sampler: program, maps, ring, events."""
+"""Opens the kernel objects of a running sampler: program, maps, ring, events."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _log = logging.getLogger(__name__)
 
 
 class Attachment:
-    """A loaded program and its maps; the constructor opens all of them, or raises.
+    """A loaded program and its maps. The constructor opens all of them, or raises an error.
 
     Attributes:
         lines: the program's counters.
@@ -224,7 +224,7 @@ class Attachment:
             self._close = undo.pop_all().close
 
     def configure(self, config: SamplerConfig, regular_since_ns: int) -> None:
-        """Configure the program's filters; takes effect the next time it runs.
+        """Configure the program's filters. The change takes effect the next time the program runs.
 
         Args:
             config: what to sample.
@@ -242,14 +242,14 @@ class Attachment:
             raise SamplerError(f"the program could not be configured: {error}") from error
 
     def retarget(self, config: SamplerConfig) -> None:
-        """Change only the target processes; raises ``SamplerError``."""
+        """Change only the target processes. Raises ``SamplerError``."""
         try:
             self._targets.change(config)
         except OSError as error:
             raise SamplerError(f"the program could not be configured: {error}") from error
 
     def close(self) -> None:
-        """Close descriptors and mappings, events first; safe in a forked child."""
+        """Close descriptors and mappings, events first. It is safe in a forked child."""
         self._close()
 
 
@@ -276,7 +276,7 @@ def _check_release(release: KernelRelease) -> None:
 
 
 class _Choice(NamedTuple):
-    """A program in the object file, and its requirements."""
+    """A program in the object file, with its requirements."""
 
     name: str
     unwinding: UnwindPlan | None

@@ -22,11 +22,11 @@ _GATE: Final = 3
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
-"""Shells' exit statuses for commands that cannot be run."""
+"""Exit statuses of shells for commands that cannot be run."""
 
 
 class CommandError(KProfilerError):
-    """The command cannot be run; message and exit status are the same as in shells."""
+    """Raised if the command cannot be run. Message and exit status are the same as in shells."""
 
     def __init__(self, message: str, exit_status: int, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -37,7 +37,7 @@ class HeldCommand:
     """Starts a command that waits for :meth:`release`; use as a context manager.
 
     Args:
-        arguments: program and arguments; the program is looked up in ``PATH``.
+        arguments: program and arguments. The program is looked up in ``PATH``.
         stdout: descriptor for the command's standard output; None to inherit this process's.
 
     Attributes:
@@ -86,7 +86,10 @@ class HeldCommand:
         self._close_gate()
 
     def find_files(self) -> tuple[str, ...]:
-        """Returns the files that the command maps at its start, as far as they can be foreseen."""
+        """Returns the files that the command maps at its start.
+
+        Files that cannot be foreseen are missing.
+        """
         return find_command_files(self._program)
 
     def poll(self) -> int | None:
@@ -122,7 +125,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """Terminate the command if it was not released; otherwise wait for it."""
+        """Terminate the command if it was not released, otherwise wait for it."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from otel_kprofiler.sampling.attachment import Attachment
 
 _CUT_TRIES: Final = 64
-"""Sufficient for 64 CPUs at 10 kHz, where a record is in flight 90 % of the time."""
+"""Maximum number of attempts, sufficient for 64 CPUs at 10 kHz, where a record is in flight 90 % of
+the time.
+"""
 
 
 def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
@@ -37,7 +39,7 @@ def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
 def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts, int]:
     """Returns the counters, and the ring position up to which they count records.
 
-    The first counters are those of cpu-clock, the following those of events. All are consistent if
+    The first counters are those of cpu-clock, and the others those of events. All are consistent if
     the counters did not change while the position was read. If samples come too fast for a
     consistent reading, the counters may be a few records ahead.
     """
@@ -58,7 +60,7 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
 def _count_truncated(
     samples: Sequence[RawSample], previous: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """Returns incomplete user stacks by reason, including ``previous``."""
+    """Returns the numbers of incomplete user stacks by reason, including ``previous``."""
     after = dict(previous)
     for collected, count in Counter([sample.collected for sample in samples]).items():
         end = TRUNCATED_STACKS.get(dict(collected).get(USER_SIDE, STACK_OK))
@@ -102,7 +104,10 @@ def _name_counts(
 def name_wait_counts(
     counts: WaitCounts, added: int, samples: Sequence[RawSample], previous: SamplerCounts
 ) -> dict[str, SamplerCounts]:
-    """Returns the counters of waits; ``added`` are samples beyond those that the program took."""
+    """Returns the counters of waits.
+
+    ``added`` is the number of samples beyond those that the program took.
+    """
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)
     received = previous.received + len(samples)

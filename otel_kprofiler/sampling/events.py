@@ -50,26 +50,26 @@ class Events(Protocol):
         """Adapt to CPU hotplug."""
 
     def disable(self) -> None:
-        """Disable the events; after it returns, the program no longer runs."""
+        """Disable the events. Once this method has returned, the program no longer runs."""
 
     def close(self) -> None:
         """Close only the descriptors, so that a forked child may call this."""
 
 
 class NoEvents:
-    """Opens no events: nothing is sampled on the CPUs."""
+    """Opens no events, so that nothing is sampled on the CPUs."""
 
     def open(self) -> None:
-        """Does nothing: there are no events."""
+        """Does nothing, because there are no events."""
 
     def follow(self) -> None:
-        """Does nothing: there are no events."""
+        """Does nothing, because there are no events."""
 
     def disable(self) -> None:
-        """Does nothing: there are no events."""
+        """Does nothing, because there are no events."""
 
     def close(self) -> None:
-        """Does nothing: there are no events."""
+        """Does nothing, because there are no events."""
 
 
 class _CpuEvent(NamedTuple):
@@ -81,14 +81,14 @@ class _CpuEvent(NamedTuple):
 class PerCpuEvents(EventPerCpu[_CpuEvent]):
     """An event on each online CPU.
 
-    A CPU that went offline and came back between two checks is recognized by its event: neither has
-    the program run there, nor has the time advanced during which the event was enabled.
+    A CPU that went offline and came back between two checks is recognized by its event. The program
+    has not run there, and the time for which the event was enabled has not advanced.
 
     Args:
         files: reads files of the host.
         program_fd: the program to run.
         attributes: the event.
-        cpus: restrict to these CPUs; empty means all.
+        cpus: the CPUs to sample; empty means all.
         runs: returns how often the program has run for the event on a CPU, without system calls.
         name: name of the event, for messages.
     """
@@ -125,7 +125,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
             raise _none_online(self._wanted)
 
     def follow(self) -> None:
-        """Open events on new CPUs; close dead events and those on offline CPUs."""
+        """Open events on new CPUs, and close dead events and events on offline CPUs."""
         try:
             changes = self.update()
         except OSError as error:
@@ -186,7 +186,10 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Returns whether a CPU's event is dead; reads it only on suspicion, to spare the CPU."""
+        """Returns whether a CPU's event is dead.
+
+        To spare the CPU, reads the event only on suspicion.
+        """
         if self._paused:
             return False
         event = self._events[cpu]
@@ -203,7 +206,7 @@ class CpuEvents(PerCpuEvents):
         files: reads files of the host.
         program_fd: the program to run.
         period_ns: interval between two samples.
-        cpus: restrict to these CPUs; empty means all.
+        cpus: the CPUs to sample; empty means all.
         runs: returns how often the program has run on a CPU, without system calls.
     """
 
@@ -240,9 +243,9 @@ class CpuEvents(PerCpuEvents):
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Run a function that calls bpf(2), just after a sample, to end it before the next.
+        """Run a function that calls bpf(2) just after a sample, so that it ends before the next.
 
-        The kernel skips samples on a CPU that is inside bpf(2). Takes up to a period.
+        The kernel skips samples on a CPU that is inside bpf(2). The call takes up to a period.
         """
         allowed = os.sched_getaffinity(0)
         cpu = sorted(allowed & self._events.keys())[:1]
@@ -263,7 +266,7 @@ class CpuEvents(PerCpuEvents):
         self._throttling = warning
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
-        """Yields each CPU just after a sample; lastly, CPUs without a sample in time."""
+        """Yields each CPU just after a sample, and lastly the CPUs without a sample in time."""
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
         looked = time.monotonic_ns()
@@ -306,7 +309,7 @@ class ChildEvents:
             raise _open_error(error, self._files, f"process {self._pid}") from error
 
     def follow(self) -> None:
-        """Does nothing: the event moves with its process."""
+        """Does nothing, because the event moves with its process."""
 
     def disable(self) -> None:
         """Stop sampling the process and its children."""

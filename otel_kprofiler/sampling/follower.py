@@ -9,7 +9,7 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Maximum processes followed by id; the BPF program finds others by their ancestors."""
+"""Maximum number of processes followed by id. The BPF program finds others by their ancestors."""
 
 
 class ProcessFollower:
@@ -45,7 +45,7 @@ class ProcessFollower:
         return tuple(self._started)
 
     def look(self) -> bool:
-        """Scan ``/proc``; returns whether :attr:`pids` has changed."""
+        """Scan ``/proc``, and return whether :attr:`pids` has changed."""
         previous = set(self._started)
         self._started = {
             pid: ticks for pid, ticks in self._started.items() if self._runs(pid, ticks)

@@ -1,7 +1,7 @@
 """Restricts sampling to containers, pods and units as they come and go.
 
 Where possible, the kernel program filters by cgroup v2, so that each process is sampled from its
-first instruction on. Otherwise, it filters by process; processes are looked up once a second.
+first instruction on. Otherwise, it filters by process, and processes are looked up once a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 400
-"""Limit on the cost of lookups: a quarter of a percent of a core."""
+"""Inverse of the share of one CPU that lookups may use, which is a quarter of a percent."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
 """Level and id that match no cgroup, so that nothing is sampled."""
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups to sample; selects processes in any of them.
+    """The groups to sample. Processes in any of these groups are selected.
 
     Attributes:
         containers: names, or at least the first four digits of ids.
@@ -69,7 +69,7 @@ class GroupFollower:
 
     Args:
         files: reads files of the host.
-        groups: groups to sample; at least one.
+        groups: groups to sample, at least one.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
         monotonic: the clock, in seconds.
     """
@@ -100,7 +100,7 @@ class GroupFollower:
         self._said_limit = False
 
     def look(self) -> bool:
-        """Look up the groups if due; returns whether the selection has changed."""
+        """Look up the groups if a lookup is due; returns whether the selection has changed."""
         started = self._monotonic()
         if started < self._next_look:
             return False
@@ -116,7 +116,7 @@ class GroupFollower:
         return self._found, self._pids or ()
 
     def apply(self, config: SamplerConfig) -> SamplerConfig:
-        """Restrict a sampler's configuration to the groups; ``target_pids`` still apply."""
+        """Restrict a sampler's configuration to the groups. ``target_pids`` still apply."""
         if self._pids is None:
             return replace(config, target_cgroups=self._cgroups or (_NO_CGROUP,))
         wanted = config.target_pids
@@ -128,7 +128,7 @@ class GroupFollower:
         )
 
     def describe(self) -> str:
-        """Describe the selection for messages."""
+        """Returns a description of the selection for messages."""
         if self._pids is not None:
             return f"{describe_count(len(self._pids), 'process', 'processes')} by their ids"
         return describe_count(len(self._cgroups), "cgroup")
@@ -171,7 +171,7 @@ class GroupFollower:
         return bool(parse_mount_points(mounts, "cgroup"))
 
     def _find_cgroups(self, root: Cgroup) -> Iterable[Cgroup]:
-        """Yields the uppermost cgroups of the groups; the kernel includes their descendants."""
+        """Yields the uppermost cgroups of the groups. The kernel includes their descendants."""
         names, covered = {}, set()
         for cgroup in walk_cgroups(root):
             if os.path.dirname(cgroup.path) in covered:

@@ -61,7 +61,7 @@ class HostEvents:
             events.follow()
 
     def disable(self) -> None:
-        """Disable all events; after it returns, the program no longer runs."""
+        """Disable all events. Once this method has returned, the program no longer runs."""
         for events in self._sets:
             events.disable()
 
@@ -141,7 +141,7 @@ def choose_events(
     runs: Callable[..., int],
     traced: Iterable[EventSet | None],
 ) -> Events:
-    """Returns the configured events, not open yet.
+    """Returns the configured events, which are not open yet.
 
     Args:
         config: what to sample.
@@ -171,15 +171,15 @@ def make_events(
     cpus: Iterable[int],
     runs: Callable[[int, int], int],
 ) -> list[PerCpuEvents]:
-    """Returns the perf events of other kinds than on-CPU samples, not open yet.
+    """Returns the perf events other than cpu-clock, which are not open yet.
 
     The program identifies each event by its number, from 1, in the event's attributes.
 
     Args:
-        specs: the events; tracepoints among them are left out.
+        specs: the events. Tracepoints among them are left out.
         files: reads files of the host.
         program_fd: the program to run.
-        cpus: restrict to these CPUs; empty means all.
+        cpus: the CPUs to sample; empty means all.
         runs: returns how often the program has run on a CPU for the event with a number.
     """
     return [

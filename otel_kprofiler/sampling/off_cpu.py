@@ -16,14 +16,14 @@ _MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig:
-    """Settings for sampling waits; exact totals are always counted.
+    """The settings for sampling waits. Exact totals are always counted.
 
     Attributes:
-        samples_per_second: average rate of sampled waits on each CPU, 0 to 10000; determines the
-            threshold from which every wait is sampled. 0 for totals only.
+        samples_per_second: average rate of sampled waits on each CPU, 0 to 10000. It determines the
+            threshold from which every wait is sampled. 0 means totals only.
         min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
-        wakers: also record which thread ended a wait.
-        causes: determine causes of waits from stacks.
+        wakers: whether to record which thread ended a wait.
+        causes: whether to determine causes of waits from stacks.
         leaves_out: threads whose waits are neither sampled nor counted: all threads of this
             ``process`` (a profiler), only its profiling ``threads`` (in a service), or none if
             empty.

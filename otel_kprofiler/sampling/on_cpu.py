@@ -1,4 +1,4 @@
-"""Samples running threads, waiting threads, and events; drains the BPF programs' ring."""
+"""Samples running threads, waiting threads, and events, by draining the BPF programs' ring."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 
 RawSink = Callable[[bytes, int], None]
-"""Receives the raw records of a drain and its ``complete_until_ns``."""
+"""Function that receives the raw records of a drain and its ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
     """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
 
     Needs CAP_BPF and CAP_PERFMON. However the process ends, nothing remains in the kernel. In a
-    forked child, the sampler is closed; the parent continues.
+    forked child, the sampler is closed, while the parent continues.
 
     Args:
         config: what to sample.
-        access: files of this host.
-        loader: loads the program; default: :func:`get_loader`.
+        access: reads files of this host.
+        loader: loads the program; by default from :func:`get_loader`.
         time_source: the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
         user_files: receives the files of user stacks.
@@ -230,7 +230,10 @@ class EbpfSampler(ForkAware):
         return changed_ns
 
     def retarget(self, pids: tuple[int, ...]) -> None:
-        """Replace the sampled processes; old and new sets must be non-empty and not too large."""
+        """Replace the sampled processes.
+
+        The old and the new set must be non-empty and not too large.
+        """
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
 
@@ -334,7 +337,7 @@ class EbpfSampler(ForkAware):
         return self._counts
 
     def stop(self) -> None:
-        """Disable the events; no samples are taken after this returns."""
+        """Disable the events. No samples are taken once this method has returned."""
         self._next_follow_ns = 1 << 63  # prevent new events
         attached = self._attachment()
         attached.events.disable()
@@ -342,7 +345,7 @@ class EbpfSampler(ForkAware):
             attached.waits.detach()
 
     def close(self) -> None:
-        """Release all resources; :meth:`counts` still returns the last counts."""
+        """Release all resources. :meth:`counts` still returns the last counts."""
         with self._lock:
             attached, self._attached = self._attached, None
         forks.unregister(self)

@@ -11,10 +11,10 @@ _OWN_NAME: Final = "kprofiler-"
 
 
 class OwnThreads:
-    """Threads of this process to exclude; not thread-safe.
+    """The threads of this process to exclude; not thread-safe.
 
     Args:
-        leaves_out: as in :class:`OffCpuConfig`.
+        leaves_out: see :class:`OffCpuConfig`.
     """
 
     def __init__(self, leaves_out: str) -> None:
@@ -23,7 +23,10 @@ class OwnThreads:
         self._tids: set[int | None] = set()
 
     def update(self) -> None:
-        """Update the set of threads; ended threads stay, because records about them may follow."""
+        """Update the set of threads.
+
+        Ended threads stay in it, because records about them may follow.
+        """
         if self._leaves_out == "threads":
             self._tids |= {
                 thread.native_id

@@ -1,4 +1,4 @@
-"""Converts the sampler's settings to the BPF program's."""
+"""Converts the sampler's settings to those of the BPF program."""
 
 from __future__ import annotations
 

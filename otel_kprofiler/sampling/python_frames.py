@@ -65,5 +65,5 @@ def open_python(
 
 
 def python_ring_bytes(config: SamplerConfig) -> int:
-    """Returns the size of the ring for descriptions: about 350 between two drains."""
+    """Returns the size of the ring for descriptions, which holds about 350 between two drains."""
     return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

@@ -10,7 +10,7 @@ from otel_kprofiler.bpf import CpuLines, ReaderFlag, RingReader
 
 
 class RecordWaiter:
-    """Blocks until records are ready. Belongs to one thread, except :meth:`wake`.
+    """Blocks until records are ready. Only one thread may use it, except for :meth:`wake`.
 
     Args:
         ring: the BPF ring buffer to wait for.
@@ -61,7 +61,7 @@ class RecordWaiter:
             self._flag.set(False)
 
     def wake(self) -> None:
-        """End a wait; callable from any thread or signal handler."""
+        """End a wait. It may be called from any thread or signal handler."""
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:

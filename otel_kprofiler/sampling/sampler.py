@@ -34,56 +34,58 @@ _NS_PER_S: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig:
-    """Settings of a sampler.
+    """The settings of a sampler.
 
     Attributes:
         samples_per_second: rate on each CPU, 1 to 10000.
         stacks: sides to collect. With a single side, samples without a frame on that side are
             dropped.
         max_frames: maximum frames per side, 1 to 127.
-        user_unwinding: how user stacks are unwound: ``auto`` by the unwind tables of the files
-            where supported, else as ``frame_pointers``, which needs code with frame pointers.
+        user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
+            supported and frame pointers elsewhere; ``frame_pointers`` only works for code built
+            with frame pointers.
         max_unwind_work: limit on the work of unwinding a user stack in the interrupt; 1000 units
             take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: limit on the kernel memory for unwind tables.
-        max_table_bytes: limit on a file's table; larger tables are not used.
-        max_preload_s: time limit for loading tables of running programs before the first sample;
-            up to half as long again if listing these programs had to wait for a process. With 0,
-            tables are loaded only on demand, too late for the first sample that needs them.
+        max_table_bytes: limit on a file's table. Larger tables are not used.
+        max_preload_s: time limit for loading tables of running programs before the first sample. It
+            is up to half as long again if listing these programs had to wait for a process. If it
+            is 0, tables are loaded only on demand, too late for the first sample that needs them.
         preload_paths: further files whose tables are loaded, such as those of a command that starts
             later (:meth:`HeldCommand.find_files`).
         python_frames: limit on Python frames of registered processes (:class:`PythonMaps`), 0 to
-            127; with 0, none are read.
+            127. If it is 0, none are read.
         pin_cpu_ids: CPUs to sample; empty for all.
-        send_idle_frames: also sample the idle task itself.
+        send_idle_frames: whether to sample the idle task itself, too.
         target_pids: processes to sample (thread group ids); empty for all.
         target_comms: names of threads, or of processes (of their main threads), to sample; only the
-            first 15 bytes count. Empty for all. Process names need BTF.
+            first 15 bytes count. Empty for all. Process names require BTF.
         target_cgroups: v2 cgroups to sample, with their descendants: depth below the root, 1 to 15,
-            and id (the inode number). Empty for all. Needs libbpf.
-        min_process_age_ns: skip younger processes. Without BTF, the age is unknown, and no process
-            is skipped.
+            and id (the inode number). Empty for all. Requires libbpf.
+        min_process_age_ns: age below which processes are skipped. Without BTF, the age is unknown,
+            and no process is skipped.
         max_ring_bytes: maximum ring size, regardless of other settings.
         map_scale_factor: the computed ring size is multiplied by 2 to the power of this.
         drain_interval_s: intended interval between calls of ``drain``.
         interrupt_ranges: half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
-            range belongs to an interrupt and is kept. Without ranges, all samples of the idle task
-            are dropped.
+            range belongs to an interrupt and is kept. If there are no ranges, all samples of the
+            idle task are dropped.
         span_layout: layout of this process's span contexts; None for no links.
         span_path: location of the current span of this process's threads, if the loader supports
             the program that reads it; otherwise, spans are read from thread contexts.
-        target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids
-            in samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial namespace.
+        target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids in
+            samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial namespace.
             Processes of other namespaces keep their initial ids.
-        target_descendants: also sample the descendants of ``target_pids``. Orphaned processes are
-            no longer followed. Needs BTF.
-        child_pid: follow this process from its next exec on, and all its descendants, instead of
-            all CPUs (see :class:`HeldCommand`).
-        check_kernel: reject kernels that are too old, instead of trying to load the program.
-        verifier_log_level: log level of the kernel's verifier, 0 to 2; its output is logged at
-            level INFO.
-        on_cpu: take on-CPU samples.
+        target_descendants: whether to sample the descendants of ``target_pids``, too. Orphaned
+            processes are no longer followed. Requires BTF.
+        child_pid: process to follow from its next exec on, with all its descendants, instead of all
+            CPUs (see :class:`HeldCommand`).
+        check_kernel: whether to reject kernels that are too old, instead of trying to load the
+            program.
+        verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
+            logged at level INFO.
+        on_cpu: whether to take on-CPU samples.
         off_cpu: how waits are sampled; None if waits are not followed.
         events: other perf events, and tracepoints, to sample, at most 16, with distinct names; each
             is a separate kind. Needs libbpf and BTF.
@@ -216,7 +218,7 @@ class Sampler(Protocol):
         """
 
     def wake(self) -> None:
-        """End a wait; may be called from any thread or signal handler."""
+        """End a wait. It may be called from any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
         """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""
@@ -228,7 +230,7 @@ class Sampler(Protocol):
         """Returns each process's off-CPU time since the previous call.
 
         The totals are exact, and include the elapsed part of ongoing waits. Processes without waits
-        are absent; empty if waits are not followed. Call once per window.
+        are absent. The result is empty if waits are not followed. Call it once per window.
         """
 
     @property
@@ -242,7 +244,7 @@ class Sampler(Protocol):
         """
 
     def stop(self) -> None:
-        """Stop sampling; a last :meth:`drain` returns the rest."""
+        """Stop sampling. A last :meth:`drain` returns the remaining samples."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""

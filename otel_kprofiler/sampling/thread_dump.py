@@ -1,6 +1,6 @@
 """Reads what the threads of processes do at one moment, by a BPF iterator over tasks.
 
-The program runs in the process that reads its output: nothing is attached to the dumped threads,
+The program runs in the process that reads its output, so nothing is attached to the dumped threads,
 and nothing stops or wakes them. See dump.bpf.c.
 """
 
@@ -74,15 +74,15 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
-"""The programs; those that require newer kernels come first."""
+"""The programs. Those that require newer kernels come first."""
 _FIND_MEMORY: Final = "kprofiler_find_memory"
 _PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
-"""Rows read at once; the stacks of these threads take at most a third of the ring."""
+"""Number of rows read at once. The stacks of these threads take at most a third of the ring."""
 _MOST_LINKS: Final = 16
 _PREEMPT_S: Final = 0.2
-"""Time limit for reading running threads."""
+"""Time limit for reading running threads, in seconds."""
 _FIRST: Final = bytes(4)
 _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
@@ -94,11 +94,11 @@ _log = logging.getLogger(__name__)
 
 
 class ThreadReading(NamedTuple):
-    """A pass over all threads.
+    """The result of a pass over all threads.
 
     Attributes:
-        rows: one for each thread.
-        samples: stacks by thread id; threads on a CPU have none.
+        rows: one row for each thread.
+        samples: stacks by thread id. Threads on a CPU have none.
     """
 
     rows: list[DumpRow]
@@ -334,7 +334,7 @@ class ThreadReader:
 
 
 def _read(link: int) -> Iterator[bytes]:
-    """Runs a linked iterator in pieces; closes the link."""
+    """Runs a linked iterator in pieces, and closes the link."""
     try:
         reader = open_iterator(link)
     finally:

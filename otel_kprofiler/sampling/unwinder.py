@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 FRAME_POINTERS: Final = "kprofiler_sample"
 """Name of the program that collects user stacks by frame pointers, or none at all."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Programs that unwind user stacks; those that require newer kernels come first."""
+"""Programs that unwind user stacks. Those that require newer kernels come first."""
 LIST_FILES: Final = "kprofiler_list_files"
 """Name of the program that lists files mapped as code."""
 
@@ -52,7 +52,9 @@ _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
 """Share of ``max_preload_s`` reserved for loading, regardless of how long listing took."""
 _PATIENCE: Final = 0.5
-"""Share of ``max_preload_s`` between two checks; a listing that waits at both is abandoned."""
+"""Share of ``max_preload_s`` between two checks. A listing that waits at both checks is
+abandoned.
+"""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,
@@ -62,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnwindPlan(NamedTuple):
-    """Plan for unwinding on this host, and whether the kernel can list mapped files."""
+    """A plan for unwinding on this host, and whether the kernel can list mapped files."""
 
     processor: Processor
     kernel: KernelOffsets

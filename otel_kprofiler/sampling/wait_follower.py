@@ -42,9 +42,11 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""Maximum average rate of reported wait starts per CPU; most waits turn out to be short."""
+"""Maximum number of reported wait starts per sample, on average. Most waits turn out to be
+short.
+"""
 _LASTING_SHARE: Final = 0.5
-"""Samples of ongoing waits, as a fraction of the samples of ended waits."""
+"""Number of samples of ongoing waits, as a fraction of the samples of ended waits."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20

@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual rate; the threshold is inversely proportional to the rate."""
+"""First threshold at the usual rate. The threshold is inversely proportional to the rate."""
 
 
 @dataclass(slots=True)
@@ -39,8 +39,8 @@ class _Pending:
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
         """Count all time so far as sampled; returns the time added, in its state and runnable.
 
-        Limited to the ``CLOCK_BOOTTIME`` passed since the start, because the threads' clock may be
-        unstable.
+        The time is limited to the ``CLOCK_BOOTTIME`` passed since the start, because the threads'
+        clock may be unstable.
         """
         limit = max(boot_ns - self.begin.time_ns, 0)
         asleep, runnable = thread.passed(now_ns)
@@ -67,8 +67,8 @@ class WaitJoiner:
         is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: number of samples minus number of records of sampled waits; negative if many records
-            are excluded.
+        added: number of samples minus number of records of sampled waits, which is negative if many
+            records are excluded.
         lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
     """
 

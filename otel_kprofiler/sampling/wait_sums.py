@@ -8,7 +8,7 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""State of a thread: round, sums by state, number of waits, and time in short waits."""
+"""The state of a thread: round, sums by state, number of waits, and time in short waits."""
 
 
 class WaitSums:

@@ -1,4 +1,4 @@
-"""Follows x86-64 machine code to find where each instruction's caller is on the stack.
+"""Follows x86-64 machine code to find where the return address is on the stack at each instruction.
 
 A function begins and ends with its return address on top of the stack. In between, the distance
 from the stack pointer to the return address is computed along the control flow, forwards from
@@ -31,7 +31,7 @@ _STOPS: Final = (Effect.JUMP, Effect.JUMP_INDIRECT, Effect.RETURN, Effect.END)
 _CALLS: Final = (Effect.CALL, Effect.CALL_INDIRECT)
 _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
 _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
-"""Beginnings of nop in all lengths, and int3."""
+"""First bytes of nop instructions of all lengths, and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
 _ALIGNMENT: Final = 16
 """Alignment in bytes of the functions that compilers write."""
@@ -60,7 +60,7 @@ class _Walk:
         start: address of the first instruction.
         states: state before each instruction.
         waiting: instructions that have yet to be visited.
-        exits, calls: as in :class:`Function`.
+        exits, calls: see :class:`Function`.
         ends: instructions that return, or jump to an unknown address.
         leaves: instructions that lead to another function.
     """
@@ -104,7 +104,8 @@ class Flow:
         texts: start (SVMA) and bytes of the executable segments.
         gaps: ranges of code whose states are needed.
         entry: the program's first instruction; its caller is the kernel.
-        endless_slots: addresses of the slots that hold imported functions that never return.
+        endless_slots: addresses of the slots that hold addresses of imported functions that never
+            return.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Flow:
         self.states: dict[int, State] = {}
 
     def contains(self, address: int) -> bool:
-        """Returns whether the code has an address."""
+        """Returns whether an address is in the code."""
         return any(start <= address < end for start, end, _ in self._texts)
 
     def instruction(self, at: int) -> Instruction:
@@ -166,7 +167,10 @@ class Flow:
         self.states = self._join()
 
     def add_candidates(self, starts: Iterable[int]) -> None:
-        """Follow code from addresses that may be functions; drop contradictory ones."""
+        """Follow code from addresses that may be functions.
+
+        Drop functions that contradict other code.
+        """
         for start in starts:
             if self.contains(start) and start not in self.states and start not in self._functions:
                 function = self._follow(start)
@@ -266,7 +270,7 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Drop code that only follows a call and never returns: the call may not return, either.
+        """Drop code that only follows a call and never returns. The call may not return, either.
 
         Args:
             states: states of all instructions.
@@ -338,7 +342,7 @@ class Flow:
                 self._solve(_connected(at, linked, seen), rest, forward)
 
     def _is_padding(self, at: int) -> bool:
-        """Returns whether there is padding: compilers put it between functions."""
+        """Returns whether there is padding, which compilers put between functions."""
         for start, end, code in self._texts:
             if start <= at < end:
                 instruction = code[at - start : at - start + MAX_BYTES]
@@ -360,7 +364,7 @@ class Flow:
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
     ) -> None:
-        """Find the states of connected code; none if they contradict each other."""
+        """Find the states of connected code. Returns none if they contradict each other."""
         members = set(part)
         sources: defaultdict[int, list[int]] = defaultdict(list)
         states: dict[int, State] = {}
@@ -417,7 +421,7 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
 
 
 def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns an instruction and all those connected to it by jumps; adds them to ``seen``."""
+    """Returns an instruction and all others connected to it by jumps, and adds them to ``seen``."""
     part = list(_reach([at], linked))
     seen.update(part)
     return part

@@ -145,7 +145,7 @@ def follow(
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields targets of calls and jumps outside gaps, and of bytes that look like either."""
+    """Yields the targets of calls and jumps outside gaps, and of bytes that look like them."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
@@ -236,7 +236,10 @@ def make_frames(
     gaps: Sequence[Gap],
     address: int,
 ) -> FrameMaker:
-    """Makes entries, to be loaded at ``address``, for all gaps; otherwise like :func:`follow`."""
+    """Makes entries for all gaps, to be loaded at ``address``.
+
+    For the arguments, see :func:`follow`.
+    """
     maker = FrameMaker(follow(file, parts, starts, gaps), address)
     for start, end in gaps:
         for text in parts["text"]:

@@ -29,12 +29,14 @@ ENTRY_SP: Final = 8
 ENTRY: Final = State(ENTRY_SP, 0, None)
 UNKNOWN: Final = State(None, -1, None)
 OUTERMOST: Final = State(None, -2, None)
-"""State without a caller: rbp was cleared unsaved, as the ABI asks of a thread's first function."""
+"""State without a caller: rbp was cleared unsaved, as the ABI requires in a thread's first
+function.
+"""
 _MAX_SP: Final = 1 << 27
 
 
 class Inconsistent(Exception):  # noqa: N818 - an outcome
-    """The code is not a function as compilers write it."""
+    """Raised if the code is not a function as compilers write it."""
 
 
 def step(state: State, effect: int, value: int) -> State:
@@ -167,7 +169,10 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns what both states have in common. Raises :class:`Inconsistent` on contradictions."""
+    """Returns the part that both states have in common.
+
+    Raises :class:`Inconsistent` on contradictions.
+    """
     if left == right:
         return left
     if OUTERMOST in (left, right):

@@ -12,11 +12,11 @@ class TableCounts(NamedTuple):
     """Counts of requests for unwind tables at one instant.
 
     Attributes:
-        requested: requests since the start: loaded + refused + pending.
-        loaded: requests for which a table was loaded.
-        refused: requests refused, by reason.
-        pending: requests not yet completed.
-        evicted: tables removed to free space.
+        requested: number of requests since the start, which is loaded + refused + pending.
+        loaded: number of requests for which a table was loaded.
+        refused: number of requests refused, by reason.
+        pending: number of requests not yet completed.
+        evicted: number of tables removed to free space.
         tables: number of tables currently loaded in the kernel.
         bytes: memory that the loaded tables occupy in the kernel.
         cpu_ns: CPU time that this process's threads spent on requests.

@@ -16,7 +16,8 @@ class Limits(NamedTuple):
         total_bytes: limit for all tables.
         file_bytes: limit for a single table.
         idle_ns: time without a sample after which a table may be evicted. If the tables in use do
-            not all fit, some stay and the others are unavailable, so that tables do not thrash.
+            not all fit, some stay loaded and the others are unavailable, so that they do not evict
+            each other in turn.
     """
 
     total_bytes: int = 64 << 20
@@ -116,7 +117,10 @@ class TableSpace:
         self.bytes -= size
 
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
-        """Add the loaded table of a claim; a table loaded at time 0 is evicted first until used."""
+        """Add the loaded table of a claim.
+
+        A table loaded at time 0 is evicted first until it is used.
+        """
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 1 << 30
-"""Limit of the address space of a process that makes tables."""
+"""Limit on the address space of a process that makes tables, in bytes."""
 COUNT: Final = struct.Struct("<I")
-"""Number of pairs, which precedes the pairs in the output."""
+"""The number of pairs, which precedes the pairs in the output."""
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
 # undefined rbx, r12 to r15.
 CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
-"""A CIE of version 1 after its augmentation, up to its end."""
+"""The part of a version 1 CIE after its augmentation."""
 SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 """Code of a signal trampoline."""
 BY_RSP: Final = b"\x0c\7"
@@ -110,7 +110,8 @@ def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
         make: makes the packed tables of the mapped file.
 
     Raises:
-        SystemExit: the tables cannot be made; has the reason, which goes to standard error.
+        SystemExit: the tables cannot be made. The exception contains the reason, which Python
+            prints to standard error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

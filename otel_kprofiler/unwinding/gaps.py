@@ -11,12 +11,14 @@ from otel_kprofiler.elf import ElfError, ElfFile, Source, find_offset, read_dyna
 from otel_kprofiler.unwinding.table import Tables, read_chunks
 
 Gap = tuple[int, int]
-"""Start and end of a range of code."""
+"""The start and end of a range of code."""
 
 _FAR_BYTES: Final = 4096
-"""Minimum distance of functions to search for gaps between them: reading sizes takes time."""
+"""Minimum distance between functions for a search for gaps between them, because reading sizes
+takes time.
+"""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps that justify a process; linkers leave about 200 bytes in each file."""
+"""Minimum total size of gaps that justify a process. Linkers leave about 200 bytes in each file."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
@@ -33,7 +35,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds ranges of code without rules, ascending; none if they do not justify a process.
+    """Finds ranges of code without rules, ascending. Returns none if they do not justify a process.
 
     Args:
         source: content of the file.
@@ -125,7 +127,7 @@ def _covered(
 
 
 def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
-    """Yields the search table: starts of a function and of its entry, relative to the origin."""
+    """Yields the search table: starts of a function and of its entry, from the origin."""
     if tables.search_offset is None:
         yield from _PAIR.iter_unpack(tables.made)
         return

@@ -93,13 +93,15 @@ plus_uconst 16."""
 _PARTS: Final = ("switched", "kept", "back", "left", "left_back")
 _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 _SPARE_BYTES: Final = 4096
-"""How many bytes the result may be larger than the table; usually it has a fifth of the size."""
+"""Number of bytes by which the result may be larger than the table. Its usual size is a fifth of
+the table's.
+"""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions to check for an initial push of rbp, and the fraction that must have it."""
 
 File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
-"""Frame sizes in a function, each with its end offset."""
+"""The frame sizes in a function, each with its end offset."""
 _Shape = tuple[int, int, bool, bytes]
 """Properties of all functions with equal frame sizes: size of the code, offset of the required push
 of rbp (-1 for none), whether rbp is saved in each frame, and CFA program (empty for a function that
@@ -161,7 +163,7 @@ class Table:
 
 
 def parse_number(data: bytes, at: int) -> tuple[int, int]:
-    """Parses a varint of up to 32 bits; returns the number and its end."""
+    """Parses a varint of up to 32 bits, and returns the number and its end."""
     value = 0
     for shift in range(0, 29, 7):
         byte = data[at]
@@ -277,7 +279,7 @@ class Code:
         self._file, self._segments = file, list(segments)
 
     def read(self, address: int, size: int) -> bytes:
-        """Reads up to ``size`` bytes; none outside the segments."""
+        """Reads up to ``size`` bytes, and none outside the segments."""
         for segment in self._segments:
             at = address - segment.address
             if 0 <= at < segment.size:

@@ -1,4 +1,4 @@
-"""Writes the content of an inner map: a file's tables in the BPF program's format.
+"""Writes a file's tables to an inner map, in the BPF program's format.
 
 ======================  ================  ====================================================
 At                      Bytes             What

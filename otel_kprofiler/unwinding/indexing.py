@@ -28,17 +28,17 @@ from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, che
 MAX_FRAMES_BYTES: Final = 64 << 20
 MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
-"""Wall-clock limit on a busy machine, in addition to the CPU time limit."""
+"""Limit on elapsed time in seconds, for busy machines, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""CPU time for ``.eh_frame``: ten times what compilers' tables need."""
+"""CPU time limit for ``.eh_frame``, which is ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""CPU time for ``.gopclntab``: six times what the linker's tables need."""
+"""CPU time limit for ``.gopclntab``, which is six times what the linker's tables need."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
-"""CPU time for code without tables: five times what musl needs."""
+"""CPU time limit for code without tables, which is five times what musl needs."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
-"""Sections that identify functions and their addresses, as far as a file has them."""
+"""The sections that identify functions and their addresses. A file may have only some of them."""
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
 """Names of modules for child processes; imported here, they would stay in the agent's memory."""
 _PAIR: Final = struct.Struct("<ii")
@@ -87,7 +87,8 @@ class Children(LimitedChildren):
     ) -> bytes:
         """Run ``main`` of a module that imports at most other modules of its package, as a script.
 
-        Takes the arguments and raises the errors of :meth:`run_script`; ``module`` is its name.
+        ``module`` is the name of the module. For the other arguments and the errors, see
+        :meth:`run_script`.
         """
         path = Path(__file__).parent
         packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]

@@ -45,7 +45,7 @@ class MakeTables(Protocol):
 
 
 Index = Callable[[MakeTables], Tables]
-"""Makes missing tables."""
+"""Function that makes missing tables."""
 
 _FRAMES: Final = b".eh_frame"
 _TEXT: Final = b".text"

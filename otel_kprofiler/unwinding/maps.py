@@ -115,7 +115,10 @@ class TableMaps:
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boottime of the last sample that used each slot's table; 0 if unused."""
+        """Returns the boottime of the last sample that used each slot's table.
+
+        It is 0 if the slot is unused.
+        """
         return self._used.words.tolist()
 
     def close(self) -> None:

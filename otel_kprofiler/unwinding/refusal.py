@@ -12,7 +12,7 @@ from otel_kprofiler.host import FileProblem, MappedFileError
 
 
 class Refusal(enum.Enum):
-    """Closed list of reasons; the value is shown to users."""
+    """The reason why tables are not used. The value is shown to users."""
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     FORBIDDEN = "this process may not open the file"
@@ -44,17 +44,17 @@ MAY_PASS: Final = frozenset(
         Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
-"""Temporary failures: a later attempt may succeed."""
+"""Temporary failures, after which a later attempt may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
 """Temporary failures that may cost a table's entire work, and are retried at growing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
-    """Tables must not be used.
+    """Raised if tables must not be used.
 
     Args:
         refusal: why the tables were refused.
-        detail: specifics, for the log.
+        detail: details for the log.
     """
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:

@@ -11,7 +11,7 @@ from otel_kprofiler.host import FileRequest
 from otel_kprofiler.model import FileKey
 
 _REQUEST: Final = struct.Struct("=QIIQQQIIQQ")
-"""``struct file_request`` of the program."""
+"""The program's ``struct file_request``."""
 
 
 VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)

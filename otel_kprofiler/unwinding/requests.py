@@ -1,6 +1,6 @@
 """Distributes requests to workers, round-robin by process.
 
-Files are opened immediately, because processes exit; tables are loaded as the CPU share allows.
+Files are opened immediately, because processes may exit. Tables are loaded as the CPU share allows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum files kept open until their tables are loaded; further files are reopened."""
+"""Maximum number of files kept open until their tables are loaded. Further files are reopened."""
 
 
 class Opened(NamedTuple):
@@ -65,7 +65,10 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for the next task, whose file the caller then owns; None after :meth:`stop`."""
+        """Waits for the next task, whose file the caller then owns.
+
+        Returns None after :meth:`stop`.
+        """
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:
@@ -98,7 +101,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files after all workers have ended; may be called in a forked child."""
+        """Close the files after all workers have ended. It may be called in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

@@ -18,13 +18,15 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum processes to iterate over singly; for more, all processes of the host are listed."""
+"""Maximum number of processes to iterate over one at a time. For more, all processes of the host
+are listed.
+"""
 _READ_BYTES: Final = 256 * 1024
 
 
 @contextmanager
 def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
-    """Map files as code, so that they are listed like running programs; yields their inodes.
+    """Map files as code, so that they are listed like running programs, and yield their inodes.
 
     Files that cannot be mapped, as on a file system mounted with noexec, are left out.
     """

@@ -1,7 +1,7 @@
 """Serves the BPF program's requests for files' unwind tables.
 
 One thread takes requests from their ring; a few others open files, and load and publish tables.
-Publishing waits for an RCU grace period, about 15 ms; several threads share a grace period.
+Publishing waits for an RCU grace period, about 15 ms, which several threads may share.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made concurrently before the first sample; later, one is made at a time."""
+"""Number of tables made at a time before the first sample. Later, one is made at a time."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
@@ -142,8 +142,8 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load tables before samples request them, as many as fit; blocks.
 
-        Limited by time, not by shares of a CPU: a host may have many Go programs, whose tables take
-        half a second each.
+        Limited by time, not by CPU shares, since a host may have many Go programs, whose tables
+        take half a second each.
 
         Args:
             requests: requests for files that are not pending, most important first.
@@ -348,7 +348,7 @@ class TableStore:
             raise
 
     def _claim(self, size: int, *, evicts: bool) -> Claim:
-        """Make space for a table; removes other tables if needed."""
+        """Make space for a table, and remove other tables if needed."""
         with self._lock:
             claim = self._space.claim(
                 size, self._maps.last_uses_ns(), self._now_ns(), evicts=evicts
@@ -389,7 +389,7 @@ class TableStore:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the thread that takes requests, to compute its next timeout."""
+        """Wake the thread that takes requests, so that it recomputes its timeout."""
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:

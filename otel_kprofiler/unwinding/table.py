@@ -1,9 +1,9 @@
-"""Finds and verifies the tables that the BPF program reads: the search table and .eh_frame.
+"""Finds and verifies the tables that the BPF program reads: search table and ``.eh_frame``.
 
 ``.eh_frame_hdr`` is a header of 12 bytes and a table of pairs (start of a function, its entry in
 ``.eh_frame``), sorted, each a signed 32-bit distance from the address of ``.eh_frame_hdr`` (Linux
 Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks reject unusable
-tables; the program checks every bound again, since the file may change between check and copy.
+tables. The program checks every bound again, since the file may change between check and copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 ENTRY_BYTES: Final = 8
 """Size of a pair of the search table."""
 MAX_ENTRIES: Final = 1 << 22
-"""Maximum entries, bounded by the program's binary search; browsers have up to about 600,000."""
+"""Maximum number of entries, bounded by the program's binary search. Browsers have up to about
+600,000.
+"""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Maximum size of ``.eh_frame`` in bytes: the program has 28 bits for positions."""
+"""Maximum size of ``.eh_frame`` in bytes, since the program has 28 bits for positions."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
@@ -100,7 +102,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Check that pairs are sorted by function; returns the lowest and highest entry address.
+    """Check that pairs are sorted by function, and return the lowest and highest entry address.
 
     Raises:
         TableRefused: the pairs are not sorted.
@@ -122,7 +124,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
 
 
 def _has_pairs(head: bytes) -> bool:
-    """Returns whether a header has pairs; rejects encodings that linkers do not write."""
+    """Returns whether a header has pairs. Rejects encodings that linkers do not write."""
     if head.startswith(_ENCODINGS) and len(head) == _HEADER.size:
         return True
     if len(head) < len(_ENCODINGS) or head[0] != _ENCODINGS[0] or _OMITTED not in head[2:4]:

@@ -1,8 +1,8 @@
-"""Decodes x86-64 instructions: their length, and what they do to the stack and frame pointers.
+"""Decodes x86-64 instructions: their length and effect on stack and frame pointers.
 
-Opcode maps: Intel SDM, volume 2, appendix A. Only instructions that compilers and C libraries use
-to move rsp are understood; any other write to rsp is :attr:`Effect.LOSE_SP`. Imports nothing of
-this package, since child processes without its other modules use it.
+Opcode maps: Intel SDM, volume 2, appendix A. Only the instructions with which compilers and C
+libraries move rsp are understood. Any other write to rsp is :attr:`Effect.LOSE_SP`. Imports nothing
+from this package, since child processes use it without the package's other modules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Effect(enum.IntEnum):
 
 
 Instruction = tuple[int, int, int]
-"""Length in bytes, an :class:`Effect`, and its value."""
+"""The length of an instruction in bytes, its :class:`Effect`, and the value of the effect."""
 
 MAX_BYTES: Final = 15
 INVALID: Final[Instruction] = (0, Effect.END, 0)
@@ -99,7 +99,7 @@ _NO_MODRM_0F: Final = _numbers(
 _ABSENT_0F: Final = _numbers(0x04, 0x0A, 0x0C, range(0x24, 0x28), range(0x39, 0x40), 0xA6, 0xA7)
 _IMMEDIATE_0F: Final = _numbers(0x0F, range(0x70, 0x74), 0xA4, 0xAC, 0xBA, 0xC2, 0xC4, 0xC5, 0xC6)
 _VECTOR_MAPS: Final = {0xC4: 0x1F, 0x62: 0x07}
-"""Prefixes of VEX and EVEX, and the bits of the opcode map in the byte after them."""
+"""The prefixes VEX and EVEX, and the bits of the opcode map in the byte after each."""
 
 _WRITES_RM: Final = _numbers(*_arithmetic(1), 0x89, 0x87, 0xC7, 0xC1, 0xD1, 0xD3) - {0x39}
 _WRITES_REG: Final = _numbers(*_arithmetic(3), 0x8B, 0x8D, 0x87, 0x63, 0x69, 0x6B) - {0x3B}
@@ -225,7 +225,7 @@ class _Operands(NamedTuple):
 
 
 def _modrm_effect(operands: _Operands, op: int) -> tuple[int, int]:
-    """Returns the effect and its value, which depend on where most instructions write."""
+    """Returns the effect and its value, which mostly depend on the operand that is written."""
     read = _READERS.get(op)
     if read is not None:
         return read(operands)
@@ -287,7 +287,7 @@ def _load(operands: _Operands) -> tuple[int, int]:
 
 
 def _move(operands: _Operands, to: int, source: int, memory: Effect) -> tuple[int, int]:
-    """Returns the effect of a move; ``memory`` is the effect if it is between rbp and memory."""
+    """Returns the effect of a move. ``memory`` is the effect of a move between rbp and memory."""
     if to == _SP:
         return (Effect.FROM_FP if source == _FP else Effect.LOSE_SP), 0
     if to == _FP and source == _SP:

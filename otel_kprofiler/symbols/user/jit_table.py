@@ -122,7 +122,7 @@ class JitTable:
                 self._names[index] = b""
 
     def lookup(self, address: int, at_ns: int) -> JitCode | None:
-        """Returns the function at an address at a time; None if unknown."""
+        """Returns the function that occupied an address at the given time; None if unknown."""
         index = self._find(address)
         if index >= 0 and self._since[index] <= at_ns <= self._until[index]:
             return self._code(index)
