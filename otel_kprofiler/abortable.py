@@ -61,8 +61,8 @@ class AbortableAdapter(HTTPAdapter):
                     self._watch(connection.sock)
 
             def send_whole(*args: Any, **kwargs: Any) -> None:
-                # urllib3 reads an early response after a broken pipe, but raises the equivalent
-                # error of TLS. In TLS 1.3, the rejection of a client certificate arrives after the
+                # After a broken pipe, urllib3 reads the response if there is one, but not after the
+                # equivalent TLS error. In TLS 1.3, a client certificate is rejected after the
                 # handshake.
                 try:
                     send(*args, **kwargs)

@@ -50,7 +50,7 @@ class _Task(NamedTuple):
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: SampleCounts
-    not_offered: Mapping[str, SampleCounts]  # by exporter, when the window was closed
+    not_offered: Mapping[str, SampleCounts]  # by exporter, counted when the window was closed
 
 
 class Reporter:
@@ -231,7 +231,7 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Later queues' ``earlier`` would include samples of this process.
+        # Use the first queue's ``earlier``: in later ones, it includes samples of this process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]

@@ -62,7 +62,7 @@ _CLOSING_SHARE: Final = 0.2
 """Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
 """Share of the shutdown timeout reserved for printing the account at the end."""
-_CALLS_PER_REPORT: Final = 16  # samples between two reports of progress within a step
+_CALLS_PER_REPORT: Final = 16  # samples processed between two reports of progress within a step
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # the pipeline uses this and the next two
+        self._targets: AgentTargets | None = None  # used by the pipeline, as are the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -124,7 +124,7 @@ class Agent:
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
-        self._calls = 0  # since _alive_sometimes last reported progress
+        self._calls = 0  # calls of _alive_sometimes since it last reported progress
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
@@ -261,7 +261,7 @@ class Agent:
         if sync_s and now >= self._next_sync:
             self._next_sync = now + sync_s
             moved_ns = self._clock.sync()
-            _log.debug("clock synchronized, moved by %d ns", moved_ns)
+            _log.debug("the clock offset was measured again; it has changed by %d ns", moved_ns)
         self._draw(now)
         if self._reader:
             self._reload(self._reader)
@@ -332,7 +332,7 @@ class Agent:
             except KProfilerError as error:
                 problem = error
         if problem:
-            # Formatting here lets the filter of repeated messages pass each distinct problem.
+            # Format here, so that the filter on repeated messages passes each distinct problem.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
             _log.error(f"reload rejected, nothing has changed: {problem}{fix}")
             first = str(problem).partition("\n")[0]
@@ -370,11 +370,13 @@ class Agent:
 
     def _change_receiver(self, old: AgentConfig, new: AgentConfig, reporter: Reporter) -> None:
         if self._pipeline is None:
-            # Whatever prevented the start may be gone.
+            # The condition that prevented the start may have ended.
             self._start(reporter, new)
             return
         pipeline = self._pipeline
-        period_ns = pipeline.sampler.period_ns  # not the configured rate if a limit applies
+        period_ns = (
+            pipeline.sampler.period_ns
+        )  # differs from the configured rate if a limit applies
         targets = AgentTargets(self._access, new)
         changed_ns = pipeline.sampler.reconfigure(targets.sampler)
         self._targets = targets

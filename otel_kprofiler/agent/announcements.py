@@ -81,7 +81,7 @@ def _describe_kind(kind: str, account: Account) -> str:
     parts = [describe_count(account.taken, "sample") + " taken"]
     parts += _describe_losses(account.lost)
     if account.waiting:
-        parts.append(f"{account.waiting} not in a closed window")
+        parts.append(f"{account.waiting} in a window that is still open")
     for exporter in account.exporters:
         of_one = [f"{exporter.exported} exported", *_describe_losses(exporter.lost)]
         for count, what in (

@@ -109,7 +109,7 @@ class SelfMetrics:
             (counter, "otel.sdk.processor.profile_sample.processed", "{sample}", self._processed,
              "Samples that have left the queue; error.type has the cause of drops."),
             (counter, "otel.sdk.exporter.profile_sample.exported", "{sample}", self._exported,
-             "Samples whose export is finished; error.type has the cause of failures."),
+             "Samples whose export has finished; error.type has the cause of failures."),
             (counter, "kprofiler.sample.taken", "{sample}", self._taken,
              "Samples taken by the BPF program."),
             (counter, "kprofiler.sample.lost", "{sample}", self._lost,

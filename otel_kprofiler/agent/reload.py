@@ -52,7 +52,7 @@ class ConfigReader:
             thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # a limit on threads
+            except RuntimeError as error:  # a limit on threads is reached
                 return KProfilerError(f"the configuration cannot be read: {error}")
             self._thread = thread
         return None

@@ -38,7 +38,7 @@ class Watchdog:
     def __init__(self, after_s: float = STALLED_AFTER_S) -> None:
         self.stalls = 0
         self._interval_s = after_s / _CHECKS
-        self._missed_checks = 0  # since progress was last made
+        self._missed_checks = 0  # time since progress was last made
         self._stop = threading.Event()
 
     def alive(self) -> None:

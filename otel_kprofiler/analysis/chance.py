@@ -49,7 +49,7 @@ def chance_of_counts(first: int, second: int, share: float) -> float:
     if total > _EXACT_UP_TO:
         distance = abs(first - mean) / sqrt(mean * (1 - share))
         return 2 * _NORMAL.cdf(-distance)
-    step = -1 if first <= mean else 1  # away from the mean
+    step = -1 if first <= mean else 1  # direction away from the mean
     tail, at = 0.0, first
     while 0 <= at <= total:
         term = exp(

@@ -36,13 +36,13 @@ def weigh_latency(samples: Samples) -> Samples:
     cpu = samples.select([is_cpu[origin] for origin in samples.origins])
     if not cpu.count:
         raise KProfilerError(
-            "there are no on-CPU samples to weigh by latency",
+            "there are no on-CPU samples to weight by latency",
             hint="record without --no-on-cpu, and without -e events alone",
         )
     has_times = all(origins[origin].profile.period_ns for origin in set(cpu.origins))
     if not has_times or cpu.count != len(cpu.times):
         raise KProfilerError(
-            "latency needs the time of each sample, and the profile has sums only",
+            "latency needs the time of each sample, but the profile contains only sums",
             hint="use an OTLP profile, a raw recording or a perf.data file instead",
         )
     weighed = [
@@ -88,7 +88,7 @@ def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> No
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # of this thread; others add to it
+        running = period  # nearness of this thread; others are added
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

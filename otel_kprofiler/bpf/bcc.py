@@ -105,8 +105,8 @@ class _BccObject:
 def _missing(why: str) -> DependencyError:
     return DependencyError(
         f"bcc cannot be used: {why}",
-        hint="install it: apt-get install python3-bpfcc (the package bcc on PyPI is something "
-        "else), or use the loader libbpf",
+        hint="install it: apt-get install python3-bpfcc (the package bcc on PyPI is "
+        "unrelated), or use the loader libbpf",
     )
 
 

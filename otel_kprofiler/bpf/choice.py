@@ -23,7 +23,7 @@ def get_loader(name: str = "auto") -> Loader:
         ValueError: no loader has this name.
     """
     if name not in LOADERS:
-        raise ValueError(f"no loader {name!r}: one of {', '.join(LOADERS)}")
+        raise ValueError(f"there is no loader {name!r}; use one of {', '.join(LOADERS)}")
     if name == "libbpf" or (name == "auto" and LibbpfLoader.is_installed()):
         return LibbpfLoader()
     if name == "bcc" or BccLoader.is_installed():

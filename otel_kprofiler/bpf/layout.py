@@ -356,7 +356,7 @@ def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
 
 
 def _refuse_kind(number: int) -> NoReturn:
-    raise ValueError(f"unknown kind of sample {number}")
+    raise ValueError(f"unknown sample kind {number}")
 
 
 def _find_span(

@@ -79,7 +79,7 @@ class CodeParser:
 
     def _keep(self, code_id: int, piece: bytes, size: int) -> None:
         if len(piece) != size:
-            raise ValueError(f"a piece has {len(piece)} bytes instead of {size}")
+            raise ValueError(f"a piece of a line table has {len(piece)} bytes instead of {size}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
         if pending_id != code_id:  # a part of a failed description

@@ -37,12 +37,12 @@ _LONGEST_S: Final = 3600.0
 @click.command(name="dump")
 @click.option(
     "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-    help="This process; repeatable, like all filters.",
+    help="Only this process; repeatable, like all filters.",
 )  # fmt: skip
 @COMM_OPTION
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="The processes of this container; a prefix of its id is enough.",
+    help="Only the processes of this container; a prefix of its id is enough.",
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=DurationType(),
@@ -54,7 +54,7 @@ _LONGEST_S: Final = 3600.0
 )  # fmt: skip
 @click.option(
     "--stacks", type=click.Choice(["kernel", "both"]), default="both", show_default=True,
-    help="Sides of stacks to collect.",
+    help="Which sides of the stacks to collect.",
 )  # fmt: skip
 @USER_SYMBOLS_OPTION
 @PYTHON_OPTION

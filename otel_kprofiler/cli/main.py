@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "top": "Show live what is running: functions, processes, system calls.",
     "dump": "Show what each thread of a process is doing right now, even if it is asleep.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
-    "doctor": "Check whether this host can be profiled, and how to fix it.",
+    "doctor": "Check whether this host can be profiled, and show how to fix what is missing.",
     "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",
     "validate": "Check an agent configuration without starting the agent.",
     "print-config": "Print the effective configuration, without secrets.",

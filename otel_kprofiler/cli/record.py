@@ -60,16 +60,16 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     "--output",
     "path",
     metavar="FILE",
-    help="Output file; - is standard output. Default: profile.html, or the first unused name of "
-    "profile-2.html and so on; with the suffix of --format.",
+    help="Output file; - is standard output. Default: profile.html, or profile-2.html and so on "
+    "if that exists; --format changes the suffix.",
 )
 @click.option(
     "--export",
     "address",
     metavar="URL",
-    help="Send to an OTLP receiver; without -o, write no file: grpc://HOST:PORT, grpcs://, "
-    "http:// or https://. OTEL_EXPORTER_OTLP_[PROFILES_]* configure everything else. Samples "
-    "that it does not accept are kept in NAME.unsent.otlp.",
+    help="Send to the OTLP receiver at grpc://HOST:PORT, grpcs://, http:// or https://; without "
+    "-o, write no file. The variables OTEL_EXPORTER_OTLP_[PROFILES_]* configure everything else. "
+    "Samples that the receiver does not accept are kept in NAME.unsent.otlp.",
 )
 @click.option(
     "-f",

@@ -60,8 +60,8 @@ class GroupingType(click.ParamType[str]):
         name = str(value)
         if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
             self.fail(
-                f"{name!r} is neither {_GROUPINGS} nor an attribute, whose name has a dot; "
-                f"for a label, use label:{name}"
+                f"{name!r} is neither one of {_GROUPINGS} nor an attribute, whose name contains "
+                f"a dot; for a label, use label:{name}"
             )
         return name
 
@@ -70,7 +70,7 @@ class GroupingType(click.ParamType[str]):
 @click.argument("paths", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
-    help=f"Group samples by one of {_GROUPINGS}, an attribute such as k8s.pod.name, label:NAME.",
+    help=f"Group samples by one of {_GROUPINGS}, an attribute such as k8s.pod.name, or label:NAME.",
 )  # fmt: skip
 @click.option(
     "--callers", "callers_of", metavar="FUNCTION", help="Show the callers of this function."
@@ -80,7 +80,7 @@ class GroupingType(click.ParamType[str]):
 )
 @click.option(
     "--weight", type=click.Choice(["time", _LATENCY]), default="time", show_default=True,
-    help="latency: CPU time divided by the threads of the process that ran at the same time.",
+    help="latency: CPU time divided by the number of the process's threads that ran at that time.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,
@@ -92,7 +92,11 @@ class GroupingType(click.ParamType[str]):
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "-o", "--output", "path", metavar="OUT", help="Write to OUT instead, in a format of record."
+    "-o",
+    "--output",
+    "path",
+    metavar="OUT",
+    help="Write to OUT instead, in one of record's formats.",
 )
 @click.option(
     "-f",
@@ -147,11 +151,11 @@ class GroupingType(click.ParamType[str]):
     "--endpoint", "endpoints", multiple=True, metavar="NAME",
     help="Only spans under this local root span: 'GET /orders/{id}'.",
 )  # fmt: skip
-@click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only this kind of samples.")
+@click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only samples of this kind.")
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",
     help="Only frames of this side: kernel, user, python, jvm. Time in their callees counts as "
-    "self.",
+    "self time.",
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,

@@ -93,44 +93,44 @@ PYTHON_OPTION: Final = click.option(
 _OPTIONS: Final = (
     click.option(
         "-F", "--rate", type=click.IntRange(1, 10_000), default=None,
-        help=f"Samples per second on each CPU. Default: {CLOCK_RATE} of the clock, {EVENT_RATE} of "
-        "other events.",
+        help=f"Samples per second on each CPU. Default: {CLOCK_RATE} for the clock, {EVENT_RATE} "
+        "for other events.",
     ),
     click.option(
         "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
         help="Sample at this event instead of the clock: page-faults, context-switches, "
         "cpu-migrations, lock-contention, cycles and so on, or a tracepoint such as "
-        "block_rq_issue or sys_enter:openat; repeatable. EVENT:period=N takes every Nth event, "
-        "EVENT:freq=N about N samples per second on each CPU. `-e help` lists all events, and why "
+        "block_rq_issue or sys_enter:openat; repeatable. EVENT:period=N samples every Nth event, "
+        "EVENT:freq=N about N per second on each CPU. `-e help` lists all events, and why "
         "this host lacks some.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
-        help="Take every Nth event of each -e without a setting of its own; 1 takes all. Default: "
-        "as many as --rate allows, and all events of tracepoints.",
+        help="Sample every Nth event of each -e without period or freq; 1 samples all. Default: "
+        "--rate samples per second, and all events of tracepoints.",
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-        help="Only this process and its descendants; ends when the last of them exits. "
+        help="Only this process and its descendants; sampling ends when the last of them exits. "
         "Repeatable, like all filters: a sample must match at least one value of each filter.",
     ),
     COMM_OPTION,
     click.option(
         "--cgroup", "cgroups", multiple=True, metavar="PATH",
-        help="Only this cgroup (version 2) and its descendants; ends when its last process "
-        "exits.",
+        help="Only this cgroup (version 2) and its descendants; sampling ends when its last "
+        "process exits.",
     ),
     click.option(
         "--container", "containers", multiple=True, metavar="NAME|ID",
-        help="Only this container; a prefix of its id is enough. Ends with the container.",
+        help="Only this container; a prefix of its id is enough. Sampling ends when it stops.",
     ),
     click.option(
         "--pod", "pods", multiple=True, metavar="NAME|UID",
-        help="Only this Kubernetes pod, as NAME, NAMESPACE/NAME or UID. Ends with the pod.",
+        help="Only this Kubernetes pod, as NAME, NAMESPACE/NAME or UID. Sampling ends with it.",
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
-        help="Only this systemd unit, such as nginx.service. Ends when its last process exits.",
+        help="Only this systemd unit, such as nginx.service. Sampling ends with its last process.",
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
@@ -138,7 +138,7 @@ _OPTIONS: Final = (
     click.option(
         "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",
         show_default=True,
-        help="Sides of stacks to collect; kernel also skips all time in user mode.",
+        help="Which sides of the stacks to collect; kernel also skips all time in user mode.",
     ),
     USER_SYMBOLS_OPTION,
     PYTHON_OPTION,
@@ -149,7 +149,7 @@ _OPTIONS: Final = (
     click.option(
         "--off-cpu-rate", "off_cpu_rate", type=click.IntRange(1, 10_000), default=20,
         show_default=True,
-        help="Samples of waits per second on each CPU; they include all long waits.",
+        help="Wait samples per second on each CPU; all long waits are sampled.",
     ),
     click.option("--wakers", is_flag=True, help="Also record which thread ended a wait."),
     click.option(

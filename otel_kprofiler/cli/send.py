@@ -120,7 +120,7 @@ class _Delivery:
         if not self._again:
             return "the rejected parts cannot be sent again: the receiver accepted the rest"
         change = find_change(self._causes)
-        if self._again == list(self._paths):  # all files: the same command will do
+        if self._again == list(self._paths):  # all files remain: the same command resends them
             return f"{change or 'nothing was sent'}, then send the same again"
         command = shlex.join(["otel-kprofiler", "send", *self._again, self._address])
         return f"{change}, then {command}" if change else f"to send the rest: {command}"

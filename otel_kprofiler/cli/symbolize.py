@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="FILE",
     help="Resolve addresses in this file: RVAs of vmlinux, .ko or their debug files, otherwise "
-    "the file's own addresses (SVMA). With --kallsyms, read function sizes from it; with "
-    "--payload, names. Repeatable; addresses are then ID:ADDR, with a build id, file id or path.",
+    "the file's own addresses (SVMA). With --kallsyms, read function sizes from the file; with "
+    "--payload, names. With several files, addresses are ID:ADDR, where ID is a build id, file id "
+    "or path.",
 )
 @click.option(
     "--file-offset",
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
 @click.option(
     "--payload",
     metavar="FILE",
-    help="Add names to a file of OTLP profiles, from files of this host with the same build id.",
+    help="Add names to a file of OTLP profiles, from this host's files with the same build ids.",
 )
 @click.option("-o", "--output", metavar="FILE", help="With --payload: output file, - for stdout.")
 @click.option("--force", is_flag=True, help="Replace an existing output file.")
 @click.option(
-    "--lines", is_flag=True, help="Also source lines and inlined functions (extra: dwarf)."
+    "--lines", is_flag=True, help="Also show source lines and inlined functions (extra: dwarf)."
 )
 @click.option(
     "--debug-directory",
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     "rvas",
     multiple=True,
     metavar="[ID:]ADDR",
-    help="With --elf: an address, even if it looks like a name.",
+    help="With --elf: resolve this address, even if it looks like a name.",
 )
 @click.option("--explain", is_flag=True, help="Show every name at the address, and the reason.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")

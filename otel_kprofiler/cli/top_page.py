@@ -70,7 +70,7 @@ q, Ctrl-C  quit
 self       share of samples taken in the function itself
 total      share of samples with the function anywhere in the stack
 kernel     share of the time spent in the kernel
-ms/s, /s   milliseconds of CPU or wait time, or events, per second: sorted column
+ms/s, /s   milliseconds of CPU or wait time, or events, per second, for the sort column
 lost       samples taken but not shown, by cause
 own        CPU time of this program; 100 % is one CPU
 

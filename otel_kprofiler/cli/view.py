@@ -73,8 +73,8 @@ class EndpointType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Receive OTLP over HTTP on this address and show it. Default with --listen: its host, "
-    "port 4318.",
+    help="Receive OTLP over HTTP on this address and show it. Default with --listen: the same "
+    "host, port 4318.",
 )  # fmt: skip
 @click.option("--live", "is_live", is_flag=True, help="Sample this host and show it live.")
 @click.option(

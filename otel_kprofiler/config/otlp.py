@@ -126,7 +126,7 @@ class RetryOnFailure(Section):
         le=1,
         description="Random variation of each wait, as a fraction of it, 0 to 1.",
     )
-    multiplier: float = Field(default=1.5, ge=1, description="Factor from each wait to the next.")
+    multiplier: float = Field(default=1.5, ge=1, description="Factor by which waits grow.")
     max_interval: Duration = duration("30s", "Maximum wait between retries.", ge="1ms")
     max_elapsed_time: Duration = duration(
         "5m", "Drop a batch after this time and count it as lost; 0s retries forever."
@@ -158,7 +158,7 @@ class SendingQueue(Section):
         ge=1,
         le=100_000,
         description="Maximum number of batches in memory; beyond it, the oldest is dropped and "
-        "counted. 100 batches last eight minutes at the default reporter_interval.",
+        "counted. 100 batches cover eight minutes at the default reporter_interval.",
     )
     storage: str = Field(
         default="",

@@ -101,7 +101,7 @@ class ExportQueue:
         self._changed = threading.Condition()
         self._waiting: deque[_Held] = deque()
         self._in_flight: _Held | None = None
-        self._settling = 0  # number of settle() calls on the spool in progress
+        self._settling = 0  # number of settle() calls in progress on the spool
         self._last = 0  # number of the last batch
         self._ledgers = Ledgers(is_spooled=spool is not None)
         self._closing = False  # accept no more batches

@@ -108,7 +108,9 @@ class Recovery:
         self._wall_s = time.time()
         self._closed = True
         self._is_whole = True  # whether the preceding segment is intact
-        self._aside_from: SampleCounts | None = None  # appended before segments put aside
+        self._aside_from: SampleCounts | None = (
+            None  # samples appended before the segments put aside
+        )
         self._rest = SampleCounts()  # samples of the last batch's window in later batches
         self._appended = SampleCounts()  # samples up to the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []
@@ -228,14 +230,14 @@ class Recovery:
             os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError as error:
             self._warn(
-                "%s was written by another version, %s, but cannot be renamed: %s",
+                "%s was written by a different version, %s, but cannot be renamed: %s",
                 name,
                 version,
                 error,
             )
         else:
             self._warn(
-                "%s was written by another version, %s, which can send it: kept as %s",
+                "%s was written by a different version, %s, which can send it; it is kept as %s",
                 name, version, aside,
             )  # fmt: skip
 

@@ -186,7 +186,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             stop=self._stop,
         )
         if cause is LossCause.RETRIES_EXHAUSTED:
-            self._warn_once("given up", f"{answer.status} until time was up; giving up")
+            self._warn_once("given up", f"{answer.status} until the retry time was over; giving up")
         return answer, cause
 
     def _log_limit(self, size: int, why: str) -> None:

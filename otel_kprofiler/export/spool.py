@@ -256,7 +256,7 @@ class Spool:
                     self._write(Kind.CLOSE, self._totals.pack())
             except OSError as error:
                 _log.warning(
-                    "the spool %s: cannot be closed cleanly: %s", self._path, describe_error(error)
+                    "the spool %s cannot be closed cleanly: %s", self._path, describe_error(error)
                 )
             self._release()
             self._closed = True

@@ -45,7 +45,7 @@ _SCHEMA: Final = [
         "tableLabel": "{marker.data.reason}",
         "tooltipLabel": "wait: {marker.data.reason}",
         "description": "The thread was off the CPU. A short wait has no duration here: it was "
-        "sampled at random, and stands for the time of others, too.",
+        "sampled at random, and represents other short waits, too.",
         "fields": [
             {"key": "reason", "label": "Waited for", "format": "string"},
             {"key": "state", "label": "State", "format": "string"},
@@ -60,7 +60,7 @@ _SCHEMA: Final = [
         "chartLabel": "{marker.data.endpoint}",
         "tableLabel": "{marker.data.endpoint} {marker.data.span}",
         "tooltipLabel": "span: {marker.data.endpoint}",
-        "description": "From the first to the last sample in a span, which may be longer.",
+        "description": "From the first to the last sample in a span; the span may be longer.",
         "fields": [
             {"key": "endpoint", "label": "Endpoint", "format": "string"},
             {"key": "trace", "label": "Trace", "format": "string"},

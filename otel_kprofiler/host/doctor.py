@@ -226,7 +226,7 @@ def _names(files: HostFiles, path: str) -> list[str]:
 
 
 def _btf(files: HostFiles) -> Finding:
-    check, required = "kernel types (BTF)", "/sys/kernel/btf/vmlinux, to know start times"
+    check, required = "kernel types (BTF)", "/sys/kernel/btf/vmlinux, for processes' start times"
     if "vmlinux" in _names(files, "/sys/kernel/btf"):
         return Finding(check, Level.OK, "present", required)
     return Finding(

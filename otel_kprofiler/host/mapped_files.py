@@ -35,7 +35,7 @@ from otel_kprofiler.host.maps import parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
 
 _DELETED: Final = " (deleted)"
-_MAX_RANGES: Final = 4  # for a file whose first mapping is gone
+_MAX_RANGES: Final = 4  # tried for a file whose first mapping is gone
 _RIGHTS: Final = (errno.EPERM, errno.EACCES)
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
@@ -164,8 +164,8 @@ class _OtherInodeError(MappedFileError):
 
 class _Way(NamedTuple):
     route: str
-    opened: str  # what is opened
-    path: str  # what it is called
+    opened: str  # the path that is opened
+    path: str  # the path that is reported
 
 
 def open_mapped(

@@ -149,9 +149,11 @@ class _Reader(threading.Thread):
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
-        self._lock = lock  # under the caller's lock, so that a returned thread is not abandoned
+        self._lock = lock  # the caller's: a thread that has returned must not be abandoned
         self.jobs: deque[Job] = deque()  # used once the thread is abandoned
-        self.on_free: Callable[[], bool] | None = None  # guarded by the lock: whether to stop
+        self.on_free: Callable[[], bool] | None = (
+            None  # guarded by the lock; returns whether to stop
+        )
         self._begun: tuple[Job, threading.Event] | None = None
         self._wake = threading.Semaphore(0)
         self._ends = False

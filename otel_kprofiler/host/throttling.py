@@ -50,6 +50,6 @@ def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int)
         return ""
     return (
         f"{MAX_SAMPLE_RATE} is {limit}: the kernel suspends the sampler until its next tick, up to "
-        f"{1000 / tick_rate:g} ms after a sample; samples are fewer, in step with ticks, and those "
-        f"that are not taken are counted as missed; {least} or more suffices, {THROTTLING_FIX}"
+        f"{1000 / tick_rate:g} ms after a sample; fewer samples are taken, in step with ticks, and "
+        f"the others are counted as missed; set it to {least} or more, {THROTTLING_FIX}"
     )

@@ -263,7 +263,7 @@ class AppendedFile:
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
-            return "it has more than one name, in a directory that others can write"
+            return "it has more than one hard link, in a directory that others can write"
         if opened.st_uid not in (0, os.geteuid()):
             return f"it belongs to user {opened.st_uid}, in a directory that others can write"
         return ""

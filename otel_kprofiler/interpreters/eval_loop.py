@@ -23,7 +23,7 @@ MAX_TABLE_BYTES: Final = 4 << 20
 """Size limit of the search table, in bytes. Debian's Python has a table of 100 KB."""
 _X86_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _X86_JUMP_BYTES: Final = 6
-# Arm Architecture Reference Manual for A-profile, C4.1: instructions by bits; places of the offset
+# Arm Architecture Reference Manual for A-profile, C4.1: mask, value, and bits of the offset
 _A64_JUMPS: Final = (
     (0xFC000000, 0x14000000, 0, 26),  # b
     (0xFF000010, 0x54000000, 5, 19),  # b.cond
@@ -52,7 +52,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
         targets = _jumps_out(source, elf, loop)
         functions = Counter(_find_functions(source, elf, targets))
     except ElfError:
-        return (loop,)  # without unwind information, or damaged
+        return (loop,)  # the file has no unwind information, or is damaged
     most_common = functions.most_common(1)
     if most_common and most_common[0][1] >= max(_LEAST_JUMPS, functions.total() // 2):
         return loop, most_common[0][0]

@@ -15,7 +15,7 @@ class Refusal(enum.Enum):
     DEBUG_BUILD = "a debug build of CPython"
     OTHER_LAYOUT = "a build of CPython whose objects are not laid out as expected"
     NO_SYMBOLS = "a build of CPython without the required symbols"
-    NOT_PROVED = "this process's frames as read from memory differ from those Python reports"
+    NOT_PROVED = "the frames read from this process's memory differ from those that Python reports"
     NOT_OPENED = "a file that this process may not open, or that no longer exists"
     DAMAGED = "an ELF file that is damaged or cannot be read"
 

@@ -246,8 +246,8 @@ class Account(NamedTuple):
             if seen + self.waiting != self.received + carried:
                 sentences.append(
                     f"{self.received} samples were received and {carried} carried over,"
-                    f" but exporter {exporter.name} accounts for {seen} and {self.waiting} wait"
-                    " for their window"
+                    f" but exporter {exporter.name} accounts for {seen} and {self.waiting} are in"
+                    " an open window"
                 )
         return sentences
 

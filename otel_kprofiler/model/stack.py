@@ -138,7 +138,7 @@ class Unresolved(enum.Enum):
     FREED_INIT = "the code was freed after the kernel had booted"
     USER_ADDRESS = "user code is exported as addresses"
     NO_FILE = "the code is in memory without a file, such as JIT-compiled code"
-    FILE_UNKNOWN = "the file of the code is not known: it could not be read in time"
+    FILE_UNKNOWN = "the file of the code could not be determined in time"
     NO_NAME = "the file has no name for the function"
     SYMBOLS_PENDING = "the symbols of the file were not read yet"
     SYMBOLS_DROPPED = "the symbols of the file were not read: limit of memory or time"

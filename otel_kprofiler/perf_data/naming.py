@@ -61,7 +61,7 @@ class CodeNames:
             self._symbolizer = KernelSymbolizer.live()
         loaded = self._symbolizer.module(module.name)
         if loaded is not None and loaded.build_id == module.build_id is not None:
-            # Bases of modules have another meaning in perf's records.
+            # In perf's records, a module's base differs from the one used here.
             runtime = loaded.base + rva if module.name == VMLINUX else address
             (frame,) = self._symbolizer.resolve_addresses([runtime])
             if frame.module is loaded:

@@ -171,7 +171,7 @@ class _Recording:
         """Calls ``notify`` for each kind of data that the samples lack."""
         if self._throttled:
             times = describe_count(self._throttled, "time")
-            notify(f"the kernel suspended sampling {times} because of its rate")
+            notify(f"the kernel suspended sampling {times} because its rate was too high")
         if not self._file.build_ids and not self._has_build_ids:
             notify(
                 "code has no names, because the file has no build ids; add them with "

@@ -76,7 +76,7 @@ def _locate(read: Read, elf: LoadedElf) -> ContextPlace:
     version = _read_version(read, elf)
     minor = next((name for name in LAYOUTS if _is_release(version, name)), None)
     if minor is None:
-        raise UnsupportedGoError(f"{version or 'Go of an unknown version'} is not supported")
+        raise UnsupportedGoError(f"{version or 'an unknown version of Go'} is not supported")
     if elf.storage and elf.storage.size != _POINTER_BYTES:
         raise UnsupportedGoError("the program has thread-local variables besides Go's")
     kind, offsets = LAYOUTS[minor]

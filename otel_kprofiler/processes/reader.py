@@ -63,9 +63,9 @@ class ProcessReader:
             return None
         owner = read_owner(self._files, key.tgid) if key.owner is None else key.owner
         program = self._read_program(key.tgid)
-        # Read last: the data above belongs to the sampled process only if the pid still has the
-        # same start time, at the tick resolution of /proc, and to its program only if the stack
-        # matches.
+        # The stat file is read last. The data above belongs to the sampled process only if the pid
+        # still has the same start time (in ticks, the resolution of /proc). It belongs to the
+        # sampled program only if the start of its stack is also the same.
         stat = read_stat(self._files, key.tgid)
         if stat is None or key.start_time_ns is None:
             return None

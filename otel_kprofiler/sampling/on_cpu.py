@@ -189,7 +189,8 @@ class EbpfSampler(ForkAware):
         events = self._host_events() if old.on_cpu or old.events else None
         if len({*config.target_pids, *old.target_pids}) > attached.target_slots:
             raise HostError(
-                f"old and new target_pids exceed {attached.target_slots}: restart the agent"
+                f"old and new target_pids together exceed {attached.target_slots}: "
+                "restart the agent"
             )
         if events is not None:
             events.check(config.pin_cpu_ids)
@@ -275,7 +276,8 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # The order matters: a record missed by both reads is newer than the horizon.
+            # The order matters: a record that is neither in flight when the horizon is computed
+            # nor in the ring when that is read is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = take_snapshot(attached)

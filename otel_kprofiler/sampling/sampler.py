@@ -139,13 +139,13 @@ class SamplerConfig:
         if any(not 1 <= level <= MAX_CGROUP_LEVEL for level, _ in self.target_cgroups):
             raise ValueError(f"a cgroup must be 1 to {MAX_CGROUP_LEVEL} levels below the root")
         if not self.on_cpu and self.off_cpu is None and not self.events:
-            raise ValueError("on_cpu is off, off_cpu and events are not set: nothing is sampled")
+            raise ValueError("there is nothing to sample: enable on_cpu, off_cpu or events")
         if self.child_pid is not None and (self.off_cpu is not None or self.events):
             raise ValueError(
                 "off_cpu and events cannot follow child_pid: set it as target_pids instead"
             )
         if len(self.events) > MAX_EVENTS:
-            raise ValueError(f"{len(self.events)} events, at most {MAX_EVENTS} are possible")
+            raise ValueError(f"there are {len(self.events)} events, more than {MAX_EVENTS}")
         if len({event.kind.name for event in self.events}) < len(self.events):
             raise ValueError("two events have the same name")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:

@@ -138,7 +138,8 @@ class ThreadReader:
         user_files: KnownFiles,
         python_codes: KnownCodes,
     ) -> None:
-        # Listing the mapped files of a process takes its mmap_lock, which may stay locked.
+        # No preloading: listing a process's mapped files takes its mmap_lock, which a stuck thread
+        # may hold forever.
         self.config = config = replace(config, max_preload_s=0)
         self._files = access
         self.python: PythonMaps | None = None

@@ -140,7 +140,7 @@ class LocalRoots(ForkAware):
 
     def _store(self, span_id: int, name: bytes) -> None:
         self._encoded[span_id] = name
-        if span_id not in self._active:  # ended by now in a different thread
+        if span_id not in self._active:  # the span was ended by a different thread
             self._encoded.pop(span_id, None)
 
     def __len__(self) -> int:
@@ -190,7 +190,7 @@ class LocalRoots(ForkAware):
 
     def find(self, trace_id: int, span_id: int) -> LocalRoot | None:
         """Returns the local root of a span; None if unknown."""
-        # In the order in which spans move between the dictionaries as they end.
+        # Searched in the order in which spans move between the dictionaries as they end.
         for spans in (self._active, self._ended, self._ended_before):
             root = spans.get(span_id)
             if root is not None and root.context.trace_id == trace_id:

@@ -38,7 +38,7 @@ class Settings(Receiver):
 
     target: Literal["self", "children", "host"] = Field(
         default="self",
-        description="What to profile: this process, it and its descendants, or the host.",
+        description="What to profile: this process, this process and its descendants, or the host.",
     )
     span_links: bool = Field(
         default=True, description="Link samples to the span that was active in their thread."

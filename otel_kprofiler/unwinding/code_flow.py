@@ -218,7 +218,7 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            if is_changed or not function.states:  # the function runs into others added since
+            if is_changed or not function.states:  # it continues into functions added later
                 self._add(start, self._follow(start))
 
     def _join(self) -> dict[int, State]:
@@ -329,7 +329,7 @@ class Flow:
             targets = self._targets(at, length, effect, value)
             behind = at + length
             if effect in _CALLS and behind % _ALIGNMENT == 0:
-                # The call may end the function, even if the callee is not known never to return.
+                # The callee may never return, so the call may end the function.
                 targets = []
             forward[at] = targets
             for target in targets:

@@ -54,8 +54,8 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]
     # musl's entry point has no unwind rule; main has none in programs compiled without tables.
-    # Other files' gaps, such as assembly and the functions that V8 embeds, are not worth a wait
-    # for the tables that the file has.
+    # Gaps in other files, such as assembly and the functions that V8 embeds, are not worth
+    # delaying the tables that those files have.
     if lacking[-1] and tables.entries <= _MAX_SIZES:
         gaps = _find(source, elf, tables, starts, 0)
     elif any(lacking):

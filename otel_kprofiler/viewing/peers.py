@@ -70,7 +70,7 @@ def find_peer_user(connection: socket.socket) -> int | None:
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
         holder = _ask_kernel(peer, here)
-        # A kernel without tcp_diag does not find even this end.
+        # A kernel without tcp_diag does not find our own end either.
         has_answered = holder or _ask_kernel(here, peer)
     except OSError:
         has_answered = None

@@ -156,7 +156,7 @@ def _response(
     )
     if added.outdated:
         count = describe_count(added.outdated, "sample")
-        said.append(f"{count} not kept: older than what is kept, or from the future")
+        said.append(f"{count} not kept: older than the retention period, or from the future")
         if not added.kept + added.repeated:
             rejected += sum(len(window.profiles) for window in windows)
     response = ExportProfilesServiceResponse()

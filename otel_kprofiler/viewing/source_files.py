@@ -104,11 +104,13 @@ def _become(user: int) -> None:
         array = (ctypes.c_uint32 * len(groups))(*groups)
         is_set = libc.syscall(_SETGROUPS[platform.machine()], len(groups), array) == 0
     except KeyError as error:
-        raise SourceError(f"files cannot be read as user {user}: there is no {error}") from error
+        raise SourceError(f"cannot read files as user {user}: there is no {error}") from error
     libc.setfsgid(ctypes.c_uint32(account.pw_gid))
     libc.setfsuid(ctypes.c_uint32(user))
     if not is_set or libc.setfsuid(ctypes.c_uint32(-1)) != user:
-        raise SourceError(f"files cannot be read as user {user}: the kernel refused the change")
+        raise SourceError(
+            f"cannot read files as user {user}: the kernel refused to switch to that user"
+        )
 
 
 def _read(path: str) -> SourceFile:

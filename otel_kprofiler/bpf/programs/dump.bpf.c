@@ -13,7 +13,7 @@
 #include "sampler.bpf.c"
 
 enum {
-	MOST_TRIES = 512, /* per run: few enough branches for the verifier */
+	MOST_TRIES = 512, /* tries per run: few enough branches for the verifier */
 	MAX_NAMESPACES = 32, /* MAX_PID_NS_LEVEL */
 	BYTE_OFFSET = 0, /* enum bpf_field_info_kind */
 	BYTE_SIZE = 1,
@@ -25,7 +25,7 @@ enum {
 
 enum row_flags {
 	HAS_STACKS = 1,
-	ON_A_CPU = 2,	/* is running, or ran while its stacks were read: no stacks */
+	ON_A_CPU = 2,	/* the thread ran while its stacks were to be read: no stacks */
 	NO_RING = 4,	/* the ring has no room for its stacks */
 	IN_IOWAIT = 8,
 };
@@ -33,8 +33,8 @@ enum row_flags {
 /* Read by bpf/dump.py; change both together. The scheduler's clocks have their own origin. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
-	u64 monotonic_ns; /* at the same moment */
-	u64 clock_ns;	  /* the scheduler's, as last read on the CPU that runs this program */
+	u64 monotonic_ns; /* CLOCK_MONOTONIC at that time */
+	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
 	u64 ran_ns;	  /* how long it ran after that, without interrupts and stolen time */
 	u64 ran_until_ns; /* when it last ran, on a clock without interrupts and stolen time */
@@ -142,7 +142,7 @@ struct bpf_iter__task {
 
 SCRATCH(dump_rows, struct dump_row);
 
-/* Finds the task's ids in the pid namespace of user space; returns whether the task is in it. */
+/* Finds the task's ids in the pid namespace of user space; returns whether it has any. */
 INLINE int find_ids(const struct config *options, const struct task_struct___dump *task,
 		    struct dump_row *row)
 {

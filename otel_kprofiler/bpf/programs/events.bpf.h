@@ -18,11 +18,11 @@ struct event_layout {
 
 /* Part of struct perf_event_attr, from its member sample_period on. */
 struct event_attributes {
-	u64 period; /* or the rate */
+	u64 period; /* or the sampling rate */
 	u64 sample_type;
 	u64 read_format;
 	u64 flags;
-	u32 number; /* wakeup_events: 0 for cpu-clock, otherwise from 1 */
+	u32 number; /* wakeup_events: 0 for cpu-clock, otherwise the event's number */
 	u32 unused;
 };
 
@@ -77,7 +77,7 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {
-	/* The stacks are written later. */
+	/* Scratch memory: the stacks are written there later. */
 	const struct event_attributes *attributes = (void *)record->frames;
 	u64 period = attributes->period, by_rate = attributes->flags & EVENT_FREQUENCY;
 	struct event_count *now = (void *)record->frames;

@@ -116,7 +116,7 @@ GLOBAL int add_go_label(void)
 	return 1;
 }
 
-/* Labels until Go 1.23: a map, which does not grow any more once the labels are set. */
+/* Adds the labels of Go up to 1.23, a map that no longer grows once the labels are set. */
 INLINE void add_go_map(struct go_work *work)
 {
 	u64 map, bucket, next;
@@ -150,7 +150,7 @@ INLINE void add_go_map(struct go_work *work)
 	}
 }
 
-/* Labels of Go 1.24 and later: a slice. */
+/* Adds the labels of Go 1.24 and later, a slice. */
 INLINE void add_go_slice(struct go_work *work)
 {
 	if (READ_USER(work->slice, work->labels))

@@ -26,7 +26,7 @@ enum {
 	PTE_PRESENT = 1 << 0,
 	PTE_USER = 1 << 2,
 	PTE_HUGE = 1 << 7,
-	PTE_PROT_NONE = 1 << 8, /* of a non-present entry: NUMA balancing */
+	PTE_PROT_NONE = 1 << 8, /* in a non-present entry: NUMA balancing */
 	HUGE_BITS = 21,	 /* 2 MiB page */
 	GIANT_BITS = 30, /* 1 GiB page */
 };
@@ -36,13 +36,13 @@ struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of an entry that hold the physical address */
 	u64 tried;	   /* number of starts tried below the page table, 1 GiB apart */
-	u64 proof_at;	   /* address in the reading process, and the word at it */
+	u64 proof_at;	   /* address in the reading process; next, the word stored there */
 	u64 proof;
 };
 
 struct kept_page {
 	u64 page;
-	u64 at; /* its kernel address */
+	u64 at; /* the page's kernel address */
 };
 
 struct other {

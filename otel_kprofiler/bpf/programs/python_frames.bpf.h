@@ -129,7 +129,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	if (problem != GO_ON)
 		return problem;
 	w->seen++;
-	/* Frames that CPython calls incomplete: not started, or helpers such as that of __init__. */
+	/* CPython calls these frames incomplete: not yet started, or shims like that of __init__. */
 	if (owner != OWNED_BY_GENERATOR && instruction < (s32)code_half(w, l->code_traceable))
 		return w->rooted ? put_entry(w) : GO_ON;
 	word = instruction < 0 || instruction > NO_INSTRUCTION ? NO_INSTRUCTION : instruction;
@@ -169,7 +169,7 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Returns whether the loop was just entered: its own struct is linked before its frame. */
+/* Returns whether the loop was just entered: its C struct is linked, its frame may not be. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;

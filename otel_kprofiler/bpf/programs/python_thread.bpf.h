@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Finds CPython's state of the interrupted thread, in the interpreter's list of thread states.
+ * Finds CPython's state of the interrupted thread in the interpreter's list of thread states.
  *
  * Thread-local storage has it only while the thread holds the GIL, and threads that are in the
  * kernel mostly do not. Other threads may change the list at the same time, so a state counts only
@@ -76,7 +76,7 @@ INLINE u32 innermost_tid(const struct python_config *c)
 
 /*
  * Advances in the list to the interpreter at an address, or to the last one for 0; returns 0 on
- * success. Other addresses may be those of former interpreters, whose memory means nothing.
+ * success. An address that is not in the list may be that of an interpreter that was freed.
  */
 GLOBAL int go_to_interpreter(u64 wanted)
 {

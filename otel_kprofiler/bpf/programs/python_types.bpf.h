@@ -9,21 +9,21 @@
 
 enum {
 	MAX_PYTHON_FRAMES = 127,
-	MORE_STEPS = 64,	 /* for hidden frames */
+	MORE_STEPS = 64,	 /* steps for frames that are not shown */
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
-	MAX_PYTHON_THREADS = 512, /* of a process, examined to find one */
+	MAX_PYTHON_THREADS = 512, /* threads of a process examined to find one */
 	MAX_PYTHON_INTERPRETERS = 128,
 	CHEAP_SEARCH = 16, /* threads examined at each sample */
 	THREAD_BYTES = 512,
 	FRAME_BYTES = 128,
-	FRAME_WINDOW = 1024, /* of the data stack; a power of two */
+	FRAME_WINDOW = 1024, /* bytes of the data stack read at once; a power of two */
 	CODE_BYTES = 256,
 	CODE_ID_BITS = 40,
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
 	MAX_NEW_CODES = 32, /* code objects described in one interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* of their line tables, except the first */
+	MAX_NEW_BYTES = 1 << 15, /* bytes of their line tables, except the first */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
@@ -36,7 +36,7 @@ enum {
 /* Age from which waiting processes are reported; running ones are reported at any age. */
 #define LEAST_AGE_NS 1000000000ULL
 
-#define FROM_C (1ULL << 62) /* in a word */
+#define FROM_C (1ULL << 62) /* flag in a frame's word: it was called from C */
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
@@ -106,9 +106,9 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* the loop, and its bytes that run before its frame is current */
+	u64 eval_start; /* the loop; next, its bytes that run before its frame is current */
 	u64 eval_bytes;
-	u64 image; /* of its first sample; 0: not sampled yet */
+	u64 image; /* the program at its first sample; 0: not sampled yet */
 };
 
 /* Outcomes of stacks, and of descriptions. */
@@ -116,9 +116,9 @@ enum python_outcomes {
 	PYTHON_COMPLETE,
 	PYTHON_TRUNCATED,
 	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
-	PYTHON_INTERPRETERS, /* too many, or the thread's interpreter is uncertain */
+	PYTHON_INTERPRETERS, /* too many interpreters, or the thread's is uncertain */
 	PYTHON_NO_THREAD,    /* a thread unknown to Python */
-	PYTHON_THREADS,	     /* too many */
+	PYTHON_THREADS,	     /* too many threads */
 	PYTHON_NO_FRAME,
 	PYTHON_ENTERING,   /* entering the interpreter's loop */
 	PYTHON_UNROOTED,   /* a generator is being linked to its caller */
@@ -131,9 +131,9 @@ enum python_outcomes {
 	CODE_DESCRIBED,
 	CODE_RING_FULL,
 	CODE_UNREADABLE,
-	CODE_TOO_MANY, /* in one interrupt */
+	CODE_TOO_MANY, /* too many code objects in one interrupt */
 	CODE_NO_TABLE, /* described without its line table, which is too large */
-	PYTHON_OUTCOMES = 32, /* reserve included: 256 bytes */
+	PYTHON_OUTCOMES = 32, /* with a reserve; 256 bytes in all */
 };
 
 struct python_line {
@@ -142,7 +142,7 @@ struct python_line {
 
 /* The Python side of a record: head, then a word for each frame; see model/python_stack.py. */
 struct python_head {
-	u8 end; /* 0: complete, 1: limit of frames */
+	u8 end; /* 0: complete; 1: truncated at the limit on frames */
 	u8 version;
 	u16 frames;
 	u32 tag;
@@ -199,7 +199,7 @@ struct process_told {
 	u64 image;
 	u64 code_pages;
 	u64 time_ns;
-	u64 wait_ns; /* until the same program is reported again */
+	u64 wait_ns; /* time until the same program may be reported again */
 };
 
 struct code_key {
@@ -232,11 +232,11 @@ struct python_work {
 	u64 image;
 	u64 user_ip;
 	u64 time_ns;
-	u64 sample; /* its number */
+	u64 sample; /* number of the sample */
 	u32 tgid;
 	u32 tid;
 	u32 layout;
-	u32 limit;  /* of frames */
+	u32 limit;  /* limit on frames */
 	u32 native; /* the thread's id in its own namespace */
 	u32 cpu;
 	u64 interpreter;
@@ -248,7 +248,7 @@ struct python_work {
 	u64 seen;  /* frames of functions so far */
 	u64 open;  /* index + 1 of the last word, if it may have been entered from C; otherwise 0 */
 	u64 rooted;
-	u64 top_at; /* of a frame being created; otherwise 0 */
+	u64 top_at; /* address of a frame being created; otherwise 0 */
 	u64 window_at;
 	u64 new_codes;
 	u64 new_bytes;

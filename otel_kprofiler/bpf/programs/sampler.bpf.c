@@ -18,8 +18,8 @@
 enum {
 	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask, it preserves every length up to itself */
-	PYTHON_STACK_BYTES = 2048, /* more than the largest; a power of two */
-	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record of at most 640 bytes */
+	PYTHON_STACK_BYTES = 2048, /* more than the largest stack; a power of two */
+	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record has at most 640 bytes */
 	CONTEXT_MASK = 1023,
 	CONTEXT_BYTES = 1152, /* a record's head, and attributes within the verifier's bound */
 	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* not a user id, as for chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* between runs on a CPU that stays online, plus two periods */
+	LONGEST_GAP_NS = 500000000, /* limit between runs on an online CPU, plus two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -45,15 +45,15 @@ enum flags {
 	A64 = 256,	   /* calls are those of arm64 */
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
-	PROGRAM_AND_OWNER = 2048, /* these fields of tasks can be read */
+	PROGRAM_AND_OWNER = 2048, /* the fields in struct program_offsets can be read */
 	THREAD_CONTEXTS = 4096,
 };
 
 /* How the programs of this object collect user frames. */
 enum user_frames {
 	BY_FRAME_POINTERS,
-	BY_TABLES,	/* registers by bpf_task_pt_regs */
-	BY_TABLES_5_10, /* registers from the top of the kernel stack */
+	BY_TABLES,	/* by tables; registers from bpf_task_pt_regs */
+	BY_TABLES_5_10, /* by tables; registers from the top of the kernel stack */
 };
 
 enum written {
@@ -82,14 +82,14 @@ struct config {
 	u64 leader_offset; /* of task_struct.group_leader */
 	u64 start_offset;  /* of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* fill mark at which the reader is woken */
-	u64 stack_bytes; /* limit of one side, at most STACK_BYTES */
-	u64 namespace_device; /* of the pid namespace, followed by its inode number */
+	u64 stack_bytes; /* limit on one side of a stack, at most STACK_BYTES */
+	u64 namespace_device; /* device of the pid namespace; next, its inode number */
 	u64 namespace_inode;
 	u64 parent_offset; /* of task_struct.real_parent */
 	u64 tgid_offset;   /* of task_struct.tgid */
 	u64 comm_offset;   /* of task_struct.comm; 0: unknown */
 	u64 cgroup_levels; /* bit mask of the cgroups' depths */
-	u64 period_ns;	   /* between two runs on a CPU; 0: runs are irregular */
+	u64 period_ns;	   /* time between two runs on a CPU; 0: runs are irregular */
 	u64 regular_since_ns; /* time from which missing runs are counted */
 	u64 thread_pointer; /* of task_struct.thread.fsbase, the user thread pointer */
 	struct program_offsets program;
@@ -111,8 +111,8 @@ struct cpu_line {
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */
-	u64 counted;   /* events up to the last run; not of cpu-clock */
-	u64 overflows; /* overflows of its period up to the last run */
+	u64 counted;   /* events up to the last run; unused for cpu-clock */
+	u64 overflows; /* overflows of the event's period up to the last run */
 	u64 skipped;   /* events of a tracepoint while this CPU was in another program */
 	u64 unused[4];
 };
@@ -140,7 +140,7 @@ struct record {
 	u32 owner;   /* effective user id; NO_OWNER: neither field is known */
 	u16 cpu;
 	u16 kind;
-	s16 kernel_bytes; /* or a negative errno, or NOT_COLLECTED */
+	s16 kernel_bytes; /* size, a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
 	u16 phase; /* of a wait; flags of a lock (locks.bpf.h); 0 for other samples */
@@ -231,7 +231,7 @@ INLINE u64 start_time(const struct config *options)
 
 /*
  * Records which program a task runs, and as which user. During execve(2), the new program's stack
- * has no start yet; when a process exits, its stack is gone. The id changes in one step.
+ * has no start yet; when a process exits, its stack is gone. exec_id changes in one step.
  */
 INLINE void note_program(const struct config *options, struct record *record, u64 task)
 {
@@ -345,7 +345,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes in a band, since two CPUs may jump over the mark; above the band, the reader is awake. */
+/* Wakes in a band above the mark, which CPUs may jump over; above that, the reader is awake. */
 INLINE u64 find_wakeup(const struct config *options)
 {
 	u32 zero = 0;
@@ -380,7 +380,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* Only one side is wanted, and the interrupt hit the other: not an error, no sample. */
+	/* Only one side is wanted, and the interrupt hit the other: no error, and no sample. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;

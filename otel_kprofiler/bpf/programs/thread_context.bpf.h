@@ -9,9 +9,9 @@
 
 /* Location of the variable in the threads of a process. */
 struct context_place {
-	u64 start_time_ns; /* of the process, then of its program's stack: identifies the program */
+	u64 start_time_ns; /* start time of the process; next, start of its program's stack */
 	u64 stack_start;
-	u64 offset;	/* from the thread pointer, or in the module's block */
+	u64 offset;	/* offset from the thread pointer, or in the module's block */
 	u64 module;	/* 0: the offset is from the thread pointer */
 	u64 generation; /* first generation of the thread's vector (DTV) that has the module */
 	u64 length_at;	/* offset of the number of modules from the vector's address */
@@ -53,7 +53,7 @@ HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
 ARRAY(context_slots, u64, SLOTS / 64); /* a bit for the low bits of each key of thread_contexts */
 
-/* Returns whether a process may publish: others cost no lookup in the hash table. */
+/* Returns whether a process may publish; others need no lookup in the hash table. */
 INLINE int may_publish(u32 tgid)
 {
 	u32 word = tgid % SLOTS / 64;

@@ -3,7 +3,7 @@
  * Samples at a raw tracepoint. Included by sampler.bpf.c.
  *
  * Before 6.10 the kernel cannot pass a value to a program at a raw tracepoint. The program is
- * therefore loaded once for each tracepoint, with other constants and the same maps.
+ * therefore loaded once for each tracepoint, with different constants but the same maps.
  */
 #pragma once
 

@@ -4,11 +4,11 @@
  *
  * 1. by the rule in the file's .eh_frame, or in one that code_frames.py made;
  * 2. in a signal trampoline, by the registers that the kernel saved;
- * 3. in a leaf without a rule, in a file with rules: the return address on top, which is a guess;
+ * 3. in a leaf without a rule, in a file with rules, by the word on top of the stack, as a guess;
  * 4. in code without tables (JIT, Go), by the frame pointer.
  *
- * In all cases, a return address counts only if it is executable and follows a call; if a table led
- * to it, its code may be unreadable. A file whose table is not loaded yet ends the stack: a frame
+ * In all cases, a return address counts only if it is executable and follows a call. If a table led
+ * to it, unreadable code is accepted. A file whose table is not loaded yet ends the stack: a frame
  * pointer would be a guess there.
  */
 #pragma once
@@ -271,7 +271,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 		w->source = FROM_FRAME_POINTER;
 		return 0;
 	}
-	/* 0 does not prove that the stack ends: bash and Python put other values into fp. */
+	/* fp = 0 does not prove that the stack ends: bash and Python use fp for other values. */
 	if (w->fp_lost || !fp || fp < w->sp || fp & 7 || fp - w->sp > MAX_FP_DISTANCE)
 		return stop(w, END_NO_RULE);
 	if (READ_USER(w->pair, fp))

@@ -156,7 +156,7 @@ INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 	return number > 31 || !length ? 0 : 1 + length;
 }
 
-/* Sets the CFA from the kinds of expressions that compilers, linkers and we emit; x: its bytes. */
+/* Sets the CFA from an expression (bytes: x) of a kind that compilers, linkers or we emit. */
 INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 bytes)
 {
 	s64 offset;
@@ -220,7 +220,7 @@ INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 
 		return 0;
 	offset *= w->data_align;
 	if (op == DW_CFA_val_offset || op == DW_CFA_val_offset_sf) {
-		/* sp becomes the CFA without any rule. */
+		/* Without a rule, sp becomes the CFA. */
 		if (column != c->sp_column || offset)
 			set_rule(w, c, column, NOT_UNDERSTOOD, 0, 0);
 	} else {
@@ -527,7 +527,7 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 
 /*
  * Returns the error for code without a rule, unless it is the entry point. The dynamic linker's
- * entry point has no rule, and functions that it calls return to it: it has no caller.
+ * entry point has no rule, but functions that it calls return to it; its frame is the outermost.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
 {
@@ -537,7 +537,7 @@ INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header
 	return RULE_FOUND;
 }
 
-/* Finds the row for an address in the current mapping's file: enum rule_errors, and `row`. */
+/* Sets `row` for an address in the current mapping's file; returns one of enum rule_errors. */
 GLOBAL int read_row(u64 address)
 {
 	struct unwind_work *w = get_work();

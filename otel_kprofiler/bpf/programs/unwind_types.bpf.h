@@ -22,8 +22,8 @@ enum {
 	OPS_PER_CALL = 16,
 	MAX_OP_CALLS = 192,
 	MAX_STATES = 4,	     /* nested DW_CFA_remember_state */
-	RULES = 2048,	     /* in a CPU's cache */
-	KEPT_MAPPINGS = 16,  /* per CPU */
+	RULES = 2048,	     /* rules in each CPU's cache */
+	KEPT_MAPPINGS = 16,  /* mappings kept per CPU */
 	MAX_COLUMNS = 64,    /* supported DWARF register numbers */
 	MAX_PRESERVED = 16,  /* indices of registers that calls preserve; 0 stands for all others */
 	MAX_BLOCK_BYTES = 512,
@@ -33,14 +33,14 @@ enum file_states {
 	FILE_PENDING,
 	FILE_LOADED,
 	FILE_NO_TABLE,	  /* frame pointers may be followed */
-	FILE_UNAVAILABLE, /* has a table that is not available */
+	FILE_UNAVAILABLE, /* the file has a table, which is not available */
 	NO_FILE,	  /* anonymous memory; only in struct mapping */
 };
 
 enum unwind_flags {
 	A64_CALLS = 1,	   /* calls are BL and BLR; otherwise those of x86-64 */
 	LINK_REGISTER = 2, /* a leaf's return address is in a register */
-	KEEP_MAPPINGS = 4, /* across samples: mm_sequence shows whether they are still valid */
+	KEEP_MAPPINGS = 4, /* kept across samples; mm_sequence shows if they are still valid */
 	RB_TREE = 8,	   /* the kernel has no maple tree of mappings */
 };
 

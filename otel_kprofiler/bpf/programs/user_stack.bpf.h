@@ -10,15 +10,15 @@
 enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
-	NO_MAPPING = 15,   /* anonymous memory, or more mappings than fit */
+	NO_MAPPING = 15,   /* the frame is in anonymous memory, or in a mapping that did not fit */
 	ADDRESS_BITS = 56, /* of a frame's word; followed by mapping and source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
 	USER_STACK_MARKER = 0xffff,
-	USER_STACK_BYTES = 1536, /* more than the largest */
+	USER_STACK_BYTES = 1536, /* more than the largest stack */
 };
 
-/* Why a stack ends. */
+/* Reasons why a stack ends. */
 enum stack_end {
 	END_COMPLETE,	 /* the outermost frame is marked */
 	END_FRAMES,	 /* the limit on frames */
@@ -32,17 +32,17 @@ enum stack_end {
 	END_NO_PROGRESS, /* the caller's frame is not above its callee's */
 	END_DAMAGED,	 /* the table contradicts itself */
 	END_32_BIT,	 /* never in records: frame pointers are followed instead */
-	END_NO_USER,	 /* also never: a kernel thread, or a program that has not started yet */
+	END_NO_USER,	 /* never in records: a kernel thread, or a program not started yet */
 };
 
-/* How a frame was found. */
+/* Ways in which a frame was found. */
 enum frame_source {
 	FROM_REGISTERS,
 	FROM_TABLE,
 	FROM_FRAME_POINTER,
 	FROM_GUESS, /* code without an entry in its file's table: return address on top */
 	FROM_SIGNAL,
-	FROM_DISASSEMBLY, /* by a table that user space made from the code */
+	FROM_DISASSEMBLY, /* by a table that user space derived from the code */
 	IN_MOVED_TEXT = 8, /* additional bit: its file is that of the mappings around it */
 };
 

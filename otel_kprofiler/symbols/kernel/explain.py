@@ -43,5 +43,5 @@ def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[Free
     if frame.offset < 0:
         return "the address is in the padding in front of the function"
     if freed:
-        return "a freed init function was at this address; the live symbol names it"
+        return "the live symbol; a freed init function was at this address before"
     return "the nearest symbol at or below the address"

@@ -142,7 +142,7 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
     if kallsyms.bad_lines:
         damage.append(
             f"{PROC_KALLSYMS}: {kallsyms.bad_lines} of {kallsyms.lines} lines are malformed or out"
-            " of order, so the code at them has no name"
+            " of order, so code at their addresses has no name"
         )
     if kallsyms.cut:
         damage.append(f"{PROC_KALLSYMS}: the last line is truncated, so symbols are missing")

@@ -16,7 +16,7 @@ and later). Functions of kernel/cfi.c have the same prefix but no preamble."""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Names of generic entry points, which are the same in every module."""
 
-# Every boundary symbol of code in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
+# Symbols that mark boundaries of code in the linker scripts of kernels 5.10 to 6.18 (x86, arm64).
 _MARKER = re.compile(
     rb"(?:__pi_|__efistub_|__kvm_nvhe_)?(?:"  # prefixes of arch/arm64/kernel/image-vars.h
     rb"_[se]?text|_[se]inittext"  # arch/*/kernel/vmlinux.lds.S

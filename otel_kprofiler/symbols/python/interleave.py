@@ -196,5 +196,5 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]
 
 
 def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # Takes half of the time of Side(…), for ten runs in a stack.
+    # Takes half of the time of Side(…), which counts, as a stack may have ten runs.
     return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

@@ -96,8 +96,8 @@ class ReadingBudget:
             if count_bytes > self.left_bytes:
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
-                    f"{purpose}: reading takes {_mib(self._held + count_bytes)} MiB, the limit is "
-                    f"{self.limit_bytes >> 20}, three quarters of {_KEY}; raise it",
+                    f"{purpose}: reading it takes {_mib(self._held + count_bytes)} MiB, more than "
+                    f"{self.limit_bytes >> 20}, three quarters of {_KEY}; raise that",
                 )
             self._held += count_bytes
             self._mine.held += count_bytes

@@ -72,7 +72,7 @@ def _convert() -> None:
     if made.version != VERSION:
         raise ValueError(f"unsupported symcache version {made.version} (expected {VERSION})")
     source = FileSource(0, os.fstat(0).st_size)
-    # The library uses the first segment as base address, whatever the order.
+    # symbolic takes the address of the first PT_LOAD as the base, even if it is not the lowest.
     base = next((start for start, _ in read_load_addresses(source)), 0)
     _write(HEADER.pack(MAGIC, base, _is_partial(source)))
     stream = cast("_Stream", made.open_stream())

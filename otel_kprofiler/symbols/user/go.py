@@ -62,7 +62,7 @@ _SHT_PROGBITS, _SHF_WRITE = 1, 1
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _FUNCTION: Final = struct.Struct("<8I")
 _WORD: Final = struct.Struct("<I")
-_PART_BYTES: Final = 1 << 20  # read at a time
+_PART_BYTES: Final = 1 << 20  # bytes read at a time
 _QUANTA: Final = (1, 2, 4)
 _POINTER_BYTES: Final = 8
 _NO_OFFSET: Final = 0xFFFFFFFF
@@ -82,7 +82,7 @@ class _Format(NamedTuple):
     """Differences between versions of the format."""
 
     parts: int  # index of the first part among the words
-    start: str  # form of a start
+    start: str  # format character of a start address
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
     has_calls: bool  # whether inlined calls have the format of ``_INLINED_CALL``
 
@@ -114,7 +114,7 @@ _KEPT: Final = KeptValues[tuple[Any, ...], Any](_MAX_KEPT_BYTES)
 
 class _Module(NamedTuple):
     text: int  # start of the code (SVMA)
-    calls: int | None  # where the offsets of inlined calls count from (SVMA)
+    calls: int | None  # base of the offsets of inlined calls (SVMA)
 
 
 def find_go_section(sections: list[Section]) -> Section | None:
@@ -236,7 +236,7 @@ class GoTable:
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):
-            raise _damaged("functions in disorder")
+            raise _damaged("functions that are not sorted by address")
         if starts[-1] - starts[0] >= _SPAN_LIMIT or max(structs) > MAX_PART_BYTES:
             raise _damaged("functions out of bounds")
         return starts, structs

@@ -116,8 +116,8 @@ def test_only_cpu_time_is_weighed():
     ("profile", "message"),
     [
         (window((7, [row("other", 1, [START])]), kind=OFF_CPU, period=0), "no on-CPU samples"),
-        (window((7, [row("other", 1, [START])._replace(values=[5])])), "has sums only"),
-        (window((7, [row("other", 1, [START])]), period=0), "has sums only"),
+        (window((7, [row("other", 1, [START])._replace(values=[5])])), "contains only sums"),
+        (window((7, [row("other", 1, [START])]), period=0), "contains only sums"),
     ],
 )
 def test_profiles_without_times_are_refused(profile, message):

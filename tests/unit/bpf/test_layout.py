@@ -133,7 +133,7 @@ def test_a_truncated_thread_context_is_rejected():
 
 
 def test_a_record_of_an_unknown_kind_is_rejected():
-    with pytest.raises(ValueError, match="unknown kind of sample 77"):
+    with pytest.raises(ValueError, match="unknown sample kind 77"):
         parse(pack(kind=77))
 
 

@@ -36,7 +36,7 @@ def test_a_limit_that_suspends_sampling_is_reported(rate, limit, least):
     if least:
         assert f"is {limit}:" in warning
         assert "up to 4 ms after a sample" in warning
-        assert f"{least} or more suffices" in warning
+        assert f"set it to {least} or more" in warning
         assert not find_throttling(Limit(least), rate, 250)
 
 

@@ -223,7 +223,7 @@ def test_links_of_other_users_are_not_followed_when_appending(theirs, tmp_path):
     with pytest.raises(OSError, match="symbolic link that others can change"):
         AppendedFile(str(theirs / "symbolic"))
     os.link(tmp_path / "ours", theirs / "hard")
-    with pytest.raises(OSError, match="more than one name"):
+    with pytest.raises(OSError, match="more than one hard link"):
         AppendedFile(str(theirs / "hard"))
     os.unlink(theirs / "hard")
     (theirs / "prepared").write_bytes(b"")

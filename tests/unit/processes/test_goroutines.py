@@ -81,7 +81,7 @@ def test_the_version_is_found_anywhere_in_writable_data(gap):
 )
 def test_the_error_for_an_unsupported_version_names_it(version):
     with pytest.raises(
-        UnsupportedGoError, match=f"^{version or 'Go of an unknown version'} is not"
+        UnsupportedGoError, match=f"^{version or 'an unknown version of Go'} is not"
     ):
         Program(version).find()
 

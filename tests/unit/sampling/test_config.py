@@ -78,5 +78,5 @@ def test_wait_settings_have_limits(settings, wrong):
 
 def test_a_sampler_needs_something_to_sample():
     assert SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig()).off_cpu == OffCpuConfig()
-    with pytest.raises(ValueError, match="nothing is sampled"):
+    with pytest.raises(ValueError, match="nothing to sample"):
         SamplerConfig(on_cpu=False)

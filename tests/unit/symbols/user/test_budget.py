@@ -93,7 +93,7 @@ def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
     report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]
-    assert "the limit is 6, three quarters of max_user_symbol_megabytes; raise it" in reason
+    assert "more than 6, three quarters of max_user_symbol_megabytes; raise that" in reason
 
 
 def test_held_memory_is_limited_and_released():
@@ -102,7 +102,7 @@ def test_held_memory_is_limited_and_released():
         budget.take(60, "one")
         with budget.hold(40, "two"):
             assert budget.left_bytes == 0
-        with pytest.raises(ElfError, match="other: reading takes") as caught:
+        with pytest.raises(ElfError, match="other: reading it takes") as caught:
             budget.take(41, "other")
         assert caught.value.problem is ElfProblem.TOO_LARGE
         assert budget.left_bytes == 40
