@@ -374,9 +374,7 @@ class Agent:
             self._start(reporter, new)
             return
         pipeline = self._pipeline
-        period_ns = (
-            pipeline.sampler.period_ns
-        )  # differs from the configured rate if a limit applies
+        period_ns = pipeline.sampler.period_ns  # not the configured rate if a limit applies
         targets = AgentTargets(self._access, new)
         changed_ns = pipeline.sampler.reconfigure(targets.sampler)
         self._targets = targets

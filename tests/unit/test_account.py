@@ -41,7 +41,7 @@ def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
     assert swapped.exported == RECEIVER.exported
     gaps = Account.of_kinds(SAMPLED, (swapped,)).gaps()
     assert [gap.partition(":")[0] for gap in gaps] == ["on_cpu", "off_cpu"]
-    assert "exporter a accounts for 91 and 7 wait" in gaps[0]
+    assert "exporter a accounts for 91 and 7 are in an open window" in gaps[0]
 
 
 def test_a_kind_that_only_a_spool_holds_is_accounted_for():

@@ -245,7 +245,7 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
         again.settle(stored.number, stored.samples)
         again.close()
         assert path.with_suffix(".spool.aside").read_bytes() == content
-    assert caplog.text.count("another version, kpspool1, which can send it: kept as") == 1
+    assert caplog.text.count("a different version, kpspool1, which can send it; it is kept as") == 1
 
 
 def rotated(directory):
