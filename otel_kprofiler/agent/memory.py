@@ -140,7 +140,7 @@ def _find_segments(library: _Library) -> Iterator[tuple[int, int]]:
 
 
 def read_resident_bytes(pid: int | str = "self") -> int:
-    """Returns the resident memory of a process in bytes, from ``/proc/PID/statm``."""
+    """Returns the resident set size of a process in bytes, from ``/proc/PID/statm``."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
 

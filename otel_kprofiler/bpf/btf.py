@@ -64,7 +64,7 @@ class KernelTypes:
         return None if bit is None else bit // 8
 
     def bit_offset(self, name: str, *path: str) -> int | None:
-        """Like :meth:`offset`, in bits, for bit fields; bit 0 is the lowest of a byte."""
+        """Returns the :meth:`offset` of a bit field in bits. Bit 0 is the lowest of a byte."""
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 

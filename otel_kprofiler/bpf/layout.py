@@ -65,7 +65,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""The first event's kind has this number in records; the other events follow."""
+"""Number of the first event's kind in records. The numbers of other events follow."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -230,7 +230,7 @@ class ReaderFlag:
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """Sums the counters of lines; returns also whether no CPU had a record in progress."""
+    """Sums the counters of lines. Also returns whether no CPU had a record in progress."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class LibbpfLoader:
-    """Loads objects with libbpf. Thread-safe: one load at a time."""
+    """Loads objects with libbpf. Thread-safe, with one load at a time."""
 
     name = "libbpf"
 

@@ -25,7 +25,7 @@ LOCK_LAYOUT: Final = ".rodata.locks"
 LOCK_PHASE: Final = 128
 """Phase of records of lock waits, to which the flags of the lock are added."""
 LOCK_BUCKETS: Final = 2048
-"""Buckets of waits in progress, each with eight places; a power of two."""
+"""Number of buckets for waits in progress, each with eight places; a power of two."""
 _CONSTANTS: Final = struct.Struct("=10Q")
 _CONFIG_WORDS: Final = 2
 _FLAGS: Final = 64

@@ -49,7 +49,7 @@ class ProcessSeen(NamedTuple):
 
 
 class CodeParser:
-    """Assembles descriptions; one thread at a time."""
+    """Assembles descriptions. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         # A CPU describes code objects one by one: the line table in pieces, then the rest.

@@ -224,7 +224,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def pass_over(self, program: Program) -> None:
-        """Ignore processes with this program for a minute: it runs no interpreter.
+        """Ignore processes with this program for a minute, because it runs no interpreter.
 
         Raises:
             OSError: the kernel rejected the call.

@@ -81,7 +81,7 @@ class RingMemory:
 
 
 class RingReader:
-    """Reads records from a ring; one thread at a time.
+    """Reads records from a ring. Only one thread at a time may use it.
 
     Args:
         memory: the ring, mapped into this process.

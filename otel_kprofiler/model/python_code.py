@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
 """Default limit on the memory for descriptions, in bytes."""
 _OBJECT_BYTES: Final = 512
-"""Memory of a description besides its strings: objects and dictionary entries."""
+"""Memory used by a description besides its strings: objects and dictionary entries."""
 
 
 class PythonCode(NamedTuple):
@@ -82,7 +82,7 @@ class KnownCodes:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the approximate memory of all descriptions."""
+        """Returns the approximate memory used by all descriptions."""
         return self._bytes
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class KnownCodes:
         return self._codes.get(code_id)
 
     def add(self, code: PythonCode) -> None:
-        """Add a description; it is dropped at once if it alone exceeds the limit."""
+        """Add a description. It is dropped at once if it alone exceeds the limit."""
         with self._lock:
             old = self._codes.pop(code.id, None)
             self._bytes += code.size_bytes - (old.size_bytes if old else 0)

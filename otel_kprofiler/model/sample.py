@@ -30,7 +30,7 @@ class SpanLink(NamedTuple):
 LabelSet = tuple[tuple[str, str], ...]
 """Labels of a sample: names and values, sorted."""
 MAX_LABELS: Final = 16
-"""Maximum labels of a sample."""
+"""Maximum number of labels on a sample."""
 MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 

@@ -126,7 +126,7 @@ class Module:
 
 
 class Unresolved(enum.Enum):
-    """Reason for a frame without function name; the value is shown to users."""
+    """The reason why a frame has no function name. The value is shown to users."""
 
     HIDDEN = "kernel symbols are hidden from this process"
     NO_SYMBOL = "the address lies between the symbols of its module"

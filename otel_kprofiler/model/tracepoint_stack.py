@@ -20,7 +20,7 @@ class TracepointStacks:
         self._cut: dict[Stack, Stack] = {}
 
     def cut(self, stack: Stack) -> Stack:
-        """Returns the stack without the program; other stacks are returned unchanged."""
+        """Returns the stack without the program. Other stacks are returned unchanged."""
         cut = self._cut.get(stack)
         if cut is None:
             sides = tuple(map(_cut_side, stack.sides))

@@ -1,4 +1,4 @@
-"""Windows: the samples of a reporting interval, by resource."""
+"""Holds windows: the samples of a reporting interval, by resource."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the 
     _profiler: KernelProfiler | None = None
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """Returns no dependencies: the process itself is instrumented."""
+        """Returns no dependencies, because the process itself is instrumented."""
         return []
 
     def _instrument(self, **options: Any) -> None:

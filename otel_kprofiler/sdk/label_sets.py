@@ -27,7 +27,9 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
-"""Maximum distinct label sets in a window; the sets with the fewest samples are left out."""
+"""Maximum number of distinct label sets in a window. The sets with the fewest samples are left
+out.
+"""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
 """Key of the number in OpenTelemetry's context; compared by identity, not as a string."""

@@ -247,7 +247,7 @@ class LocalRoots(ForkAware):
         return root
 
     def after_fork_in_child(self) -> None:
-        """Keep the forking thread's spans; other threads' spans never end in the child."""
+        """Keep the forking thread's spans. Spans of other threads never end in the child."""
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}
@@ -416,7 +416,10 @@ class RootNames:
 def _describe(
     sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
 ) -> WindowSample:
-    """Returns a sample with its local root's name and labels; the sample's labels win."""
+    """Returns a sample with its local root's name and labels.
+
+    The sample's own labels take precedence.
+    """
     link = sample.link
     if link is None:
         return sample

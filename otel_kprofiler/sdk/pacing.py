@@ -15,7 +15,7 @@ PAUSE_S: Final = 0.00005
 
 
 class Pacer:
-    """Sleeps briefly after every 0.3 ms of CPU time; call repeatedly during long work.
+    """Sleeps briefly after every 0.3 ms of CPU time. Call it repeatedly during long work.
 
     A busy thread keeps the GIL for 5 ms before others can run (``sys.getswitchinterval()``),
     which would be noticeable in a service. Belongs to one thread. Measures CPU time, since time

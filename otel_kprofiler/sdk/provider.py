@@ -213,7 +213,7 @@ class ProfilerProvider(ForkAware):
             self._not_offered[profile_processor] = self._handed_over.copy()
 
     def on_window(self, window: Window) -> None:
-        """Pass a window to all processors; an exception in one does not affect the others."""
+        """Pass a window to all processors. An exception in one does not affect the others."""
         forks.catch_up()
         with self._lock:
             self._handed_over.update(window.sample_counts)

@@ -41,7 +41,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum endpoints kept encoded; services with ids in their span names have more."""
+"""Maximum number of endpoints kept encoded. Services with ids in their span names have more."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 

@@ -53,7 +53,7 @@ class IteratedKallsyms:
         self.list_dir, self.read_link = files.list_dir, files.read_link
 
     def open_fd(self, path: str) -> int:
-        """Open for reading; the caller closes the descriptor."""
+        """Open a file for reading; the caller closes the descriptor."""
         text = self._read(path)
         if text is None:
             return self._files.open_fd(path)

@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import Fence
 from otel_kprofiler.model import Ksymbol, KsymbolAction, KsymbolChange, ModuleKind
 
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""Prefix of BPF program functions, followed by the tag; the kernel uses it for nothing else."""
+"""Prefix of the names of BPF program functions. The program's tag follows the prefix."""
 PROGRAM_LOADED: Final = 1
 
 _LOST: Final = 2

@@ -86,4 +86,4 @@ class NoEvents:
         return []
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Does nothing, because there is nothing to release."""

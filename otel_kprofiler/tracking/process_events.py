@@ -59,9 +59,9 @@ SETTLE_NS: Final = 5_000_000
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
-"""Maximum records waiting to be sorted, about 30 MB; further records count as lost."""
+"""Maximum number of records waiting to be sorted, about 30 MB. Further records count as lost."""
 MAX_READ_AGAIN: Final = 3
-"""Maximum readings of a process that changes during each reading."""
+"""Maximum number of readings of a process that changes during each reading."""
 SAME_START_NS: Final = 50_000_000 + TICK_NS
 _TIME: Final = attrgetter("time_ns")
 

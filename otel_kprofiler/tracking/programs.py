@@ -190,7 +190,7 @@ class _Arrays:
         self._info = _ProgramInfo()
 
     def read(self, fd: int) -> tuple[ProgramFacts, int]:
-        """Read a program's facts; returns the facts and the capacity that the program needs."""
+        """Read a program's facts, and return them with the capacity that the program needs."""
         info, capacity = self._info, self.capacity
         ctypes.memmove(ctypes.addressof(info), self._question, len(self._question))
         read_info(fd, info)

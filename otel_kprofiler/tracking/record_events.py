@@ -166,7 +166,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
         self._count(cpu, event, event.lost_by_records)
 
     def follow(self) -> None:
-        """Adapt to CPUs that came online or went offline; the rings must have been emptied."""
+        """Adapt to CPUs that came online or went offline. The rings must have been emptied."""
         try:
             changes = self.update()
         except OSError as error:
