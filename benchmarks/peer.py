@@ -270,6 +270,7 @@ def run(
             receivers[0].endpoint,
             samples_per_second=RATE,
             stacks="both",
+            user_symbols="off",  # the other program leaves names of native code to the back end
             python_frames=python_frames,
             resources=grain,
         )

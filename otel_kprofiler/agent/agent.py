@@ -42,6 +42,7 @@ from otel_kprofiler.model import Account
 from otel_kprofiler.pipeline import (
     DRAIN_INTERVAL_S,
     IDLE_S,
+    LONGEST_DRAIN_INTERVAL_S,
     Pipeline,
     PipelineOptions,
     change_attributes,
@@ -250,7 +251,7 @@ class Agent:
 
     def _go_round(self) -> None:
         if self._pipeline:
-            self._pipeline.step(idle_s=self._find_idle_s())
+            self._pipeline.step(longest_s=LONGEST_DRAIN_INTERVAL_S, idle_s=self._find_idle_s())
             if self._targets:
                 self._targets.follow(self._pipeline.sampler)
         else:
@@ -260,8 +261,7 @@ class Agent:
         sync_s = self._config.clock_sync_interval_s
         if sync_s and now >= self._next_sync:
             self._next_sync = now + sync_s
-            moved_ns = self._clock.sync()
-            _log.debug("the clock offset was measured again; it has changed by %d ns", moved_ns)
+            _log.debug("clock offset measured again; changed by %d ns", self._clock.sync())
         self._draw(now)
         if self._reader:
             self._reload(self._reader)

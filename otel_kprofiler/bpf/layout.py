@@ -137,7 +137,7 @@ class ProgramConfig(NamedTuple):
 MAPS: Final = {
     "config": MapShape(2, 4, _CONFIG.size),
     "cpu_lines": MapShape(2, 4, _CPU_LINE_BYTES, MMAPABLE),
-    "reader_waits": MapShape(2, 4, 8, MMAPABLE),
+    "reader": MapShape(2, 4, 16, MMAPABLE),
     "thread_contexts": MapShape(1, 4, PLACE_BYTES),
     "context_slots": MapShape(2, 4, 8),
     "targets": MapShape(1, 4, 1),
@@ -208,8 +208,14 @@ class CpuLines:
         self._mapped.close()
 
 
+NO_WAKEUP_NS: Final = (1 << 64) - 1
+"""Start time later than that of any process."""
+
+
 class ReaderFlag:
-    """The mapped flag ``reader_waits``: setting it needs no system call.
+    """The mapped ``struct reader``, which selects the records that wake the reader.
+
+    Accesses need no system call. The ring's fill mark always wakes the reader.
 
     Args:
         map_fd: descriptor of the map.
@@ -217,15 +223,24 @@ class ReaderFlag:
 
     def __init__(self, map_fd: int) -> None:
         self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
-        self._word = memoryview(self._mapped)[:8].cast("Q")
+        self._words = memoryview(self._mapped)[:16].cast("Q")
+        self.wake_since(NO_WAKEUP_NS)
 
-    def set(self, waits: bool) -> None:
-        """Make the program wake the reader at each record, or only at the fill mark."""
-        self._word[0] = waits
+    def wake_since(self, start_time_ns: int) -> None:
+        """Let records wake the reader if their process started at a boottime or later.
+
+        Args:
+            start_time_ns: 0 for all records, :data:`NO_WAKEUP_NS` for none.
+        """
+        self._words[0] = start_time_ns
+
+    def newest_start_ns(self) -> int:
+        """Returns the latest boottime at which a process with a record started."""
+        return self._words[1]
 
     def close(self) -> None:
-        """Unmap the flag."""
-        self._word.release()
+        """Unmap the struct."""
+        self._words.release()
         self._mapped.close()
 
 

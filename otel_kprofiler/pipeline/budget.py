@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from otel_kprofiler.host import CpuShare
@@ -92,22 +92,35 @@ class ProcessBudgets:
         """Returns the stack and the Resource of a sample."""
         if not self._is_limiting:
             return self._stacks.resolve(sample), self._resources.get(sample)
-        stack, resource = self._stacks.find(sample), self._resources.find(sample)
-        if stack is not None and resource is not None:
+        resource = self._resources.find(sample) or self._identify(sample)
+        stack = self._stacks.find(sample)
+        if stack is not None:
             return stack, resource
         began_ns = self._now_ns()
         shares = self._get_shares(sample)
-        is_over = _is_spent(shares, began_ns)
-        if resource is None and is_over:
-            resource = self._resources.find_newest(sample) or self._resources.get_shared(sample)
-            self.coarse["resource"] += 1
-        if resource is None:
-            resource = self._resources.get(sample)
-        if stack is None:
-            self.coarse["stack"] += is_over
-            stack = self._stacks.resolve(_without_user_frames(sample) if is_over else sample)
+        if _is_spent(shares, began_ns):
+            self.coarse["stack"] += 1
+            sample = _without_user_frames(sample)
+        stack = self._stacks.resolve(sample)
         _spend(shares, self._now_ns() - began_ns)
         return stack, resource
+
+    def identify(self, samples: Iterable[RawSample]) -> None:
+        """Find the Resources of samples' processes while these run."""
+        for sample in samples:
+            if self._resources.find(sample) is None:
+                self._identify(sample)
+
+    def _identify(self, sample: RawSample) -> Resource:
+        """Returns the Resource of a sample's process, or that of its previous program."""
+        began_ns = self._now_ns()
+        shares = self._get_shares(sample) if self._is_limiting else ()
+        if _is_spent(shares, began_ns):
+            self.coarse["resource"] += 1
+            return self._resources.find_newest(sample) or self._resources.get_shared(sample)
+        resource = self._resources.get(sample)
+        _spend(shares, self._now_ns() - began_ns)
+        return resource
 
     def admit(self, sample: RawSample, resource: Resource) -> bool:
         """Charge a process for a new group of samples; returns False if it exceeds its budget.

@@ -29,6 +29,7 @@ from otel_kprofiler.model import (
     Account,
     LossCause,
     Losses,
+    RawSample,
     Resource,
     SampleCounts,
     StreamTotals,
@@ -38,7 +39,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.pipeline.budget import ProcessBudgets
 from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
-from otel_kprofiler.pipeline.idle_wait import SETTLE_S, wait_for_samples
+from otel_kprofiler.pipeline.idle_wait import SETTLE_S, WaitTimes, wait_for_samples
 from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.python_frames import PythonFrames
 from otel_kprofiler.pipeline.windows import (
@@ -126,7 +127,8 @@ class Pipeline(Generic[SamplerT]):
         self._clock = clock
         self._gate = EventTimeGate()
         self._windows: WindowBuilder | None = None
-        self._looked_ns, self._is_busy = 0, False
+        self._looked_ns = self._collected_ns = 0
+        self._is_busy = False
         # Held while samples move from one count to another, so that each is counted exactly once.
         # Reentrant: a signal handler may read the account.
         self._lock = threading.RLock()
@@ -173,23 +175,30 @@ class Pipeline(Generic[SamplerT]):
         """End a window when the sampler's settings changed; apply its period and a new schedule."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
-    def step(self, timeout_s: float = DRAIN_INTERVAL_S, idle_s: float = 0.0) -> None:
+    def step(
+        self, timeout_s: float = DRAIN_INTERVAL_S, longest_s: float = 0.0, idle_s: float = 0.0
+    ) -> None:
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
         had few samples, the wait starts with the first sample, which is awaited for up to
-        ``idle_s``.
+        ``idle_s``. If samples may wait longer than the timeout, up to ``longest_s`` and ``idle_s``,
+        a step may only identify new processes, and takes longer if there are none.
         """
-        end_ns = self._get_windows().end_boot_ns
+        end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
             self.sampler.wait(timeout_s)  # the window is over but waits for symbols
         else:
             is_idle = not (self._is_busy or self._gate.counts)
-            wait_for_samples(
-                self.sampler, self._clock, end_ns, timeout_s, idle_s if is_idle else 0.0
-            )
-        self._drain()
+            waited_s = 0.0 if is_idle else (self._looked_ns - self._collected_ns) / 1e9
+            times = WaitTimes(timeout_s, longest_s - waited_s, idle_s if is_idle else 0.0)
+            wait_for_samples(self.sampler, self._clock, end_ns, times)
+        samples = self._drain()
         now_ns = self._looked_ns = self._clock.boot_ns()
+        if now_ns < min(end_ns, self._collected_ns + round(longest_s * 1e9)):
+            self.budgets.identify(samples)
+            return
+        self._collected_ns = now_ns
         passed_ns = self._gate.passed_ns(
             self.sampler.complete_until_ns(), self._stacks.advance(now_ns), now_ns
         )
@@ -264,7 +273,7 @@ class Pipeline(Generic[SamplerT]):
         }
         return Account.of_kinds(sampled, self.options.exporters())
 
-    def _drain(self) -> None:
+    def _drain(self) -> list[RawSample]:
         samples = self.sampler.drain()
         self._is_busy = len(samples) > _FEW
         if self.options.on_drained:
@@ -272,6 +281,7 @@ class Pipeline(Generic[SamplerT]):
         with self._lock:
             self._gate.push(samples)
             self._counts = self.sampler.counts()
+        return samples
 
     def _collect(self, passed_ns: int) -> None:
         """Resolve and collect the samples taken before ``passed_ns``; close due windows."""

@@ -54,6 +54,9 @@ class ReplaySampler:
     def wait(self, timeout_s: float) -> None:
         """Return at once."""
 
+    def wait_new(self, least_s: float, most_s: float) -> None:
+        """Return at once."""
+
     def wait_first(self, timeout_s: float) -> bool:
         """Return at once."""
         return True

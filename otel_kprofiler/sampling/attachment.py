@@ -183,13 +183,13 @@ class Attachment:
             ring_fd = program.map_fd("ring")
             self.ring = RingReader(RingMemory(ring_fd, size), size)
             undo.callback(self.ring.close)
+            self.knows_start_times = plans.task is not None
             self.follows_spans = _follow_spans(program, config, loader.name)
             self.reads_contexts = plans.thread_pointer > 0
             self.contexts = undo.enter_context(
                 contextlib.closing(open_contexts(plans.thread_pointer, program))
             )
-            flag = ReaderFlag(program.map_fd("reader_waits"))
-            undo.callback(flag.close)
+            flag = undo.enter_context(contextlib.closing(ReaderFlag(program.map_fd("reader"))))
             self.waiter = RecordWaiter(self.ring, ring_fd, self.lines, flag)
             undo.callback(self.waiter.close)
             self.tracepoints = undo.enter_context(

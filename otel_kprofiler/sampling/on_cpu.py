@@ -103,7 +103,7 @@ class EbpfSampler(ForkAware):
         self._lock = ProcessLock()
         self._attached: Attachment | None = None
         self.stack_limit = 0
-        self._complete_until_ns = 0
+        self._complete_until_ns = self._drained_ns = 0
         self._next_follow_ns = 0
         self.busy_ns = 0
         self._counts: Mapping[str, SamplerCounts] = start_counts(config)
@@ -259,6 +259,18 @@ class EbpfSampler(ForkAware):
         """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
         self._attachment().waiter.wait(timeout_s)
 
+    def wait_new(self, least_s: float, most_s: float) -> None:
+        """Block until a process that started after the last :meth:`drain` was sampled.
+
+        See :meth:`Sampler.wait_new`. If waits are followed, or start times are unknown, blocks for
+        ``least_s`` seconds.
+        """
+        attached = self._attachment()
+        if attached.waits is None and attached.knows_start_times:
+            attached.waiter.wait_new(self._drained_ns, least_s, most_s)
+        else:
+            attached.waiter.wait(least_s)
+
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is in the ring, :meth:`wake` is called, or the timeout expires.
 
@@ -281,6 +293,7 @@ class EbpfSampler(ForkAware):
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = take_snapshot(attached)
+            self._drained_ns = now
             data, complete = attached.ring.take(position)
             if attached.python is not None:
                 attached.python.receive()

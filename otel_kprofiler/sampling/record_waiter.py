@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
+from typing import Final
 
-from otel_kprofiler.bpf import CpuLines, ReaderFlag, RingReader
+from otel_kprofiler.bpf import NO_WAKEUP_NS, CpuLines, ReaderFlag, RingReader
+
+_START_NS: Final = 50_000_000
+"""Longest usual time from the start of a process to that of its program."""
 
 
 class RecordWaiter:
@@ -16,10 +21,16 @@ class RecordWaiter:
         ring: the BPF ring buffer to wait for.
         ring_fd: descriptor of the ring's map.
         lines: counters that show records in flight.
-        flag: makes the program wake the reader on the next record.
+        flag: selects the records at which the program wakes the reader.
     """
 
-    def __init__(self, ring: RingReader, ring_fd: int, lines: CpuLines, flag: ReaderFlag) -> None:
+    def __init__(
+        self,
+        ring: RingReader,
+        ring_fd: int,
+        lines: CpuLines,
+        flag: ReaderFlag,
+    ) -> None:
         self._ring, self._lines, self._flag = ring, lines, flag
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
@@ -45,20 +56,38 @@ class RecordWaiter:
                     os.eventfd_read(fd)
         return woken
 
+    def wait_new(self, since_ns: int, least_s: float, most_s: float) -> None:
+        """Block until the ring has a record of a process that started after a boottime.
+
+        Blocks for at least ``least_s`` and at most ``most_s`` seconds, unless the fill mark is
+        passed or :meth:`wake` is called.
+        """
+        until = time.monotonic() + least_s
+        if self.wait(least_s) or time.monotonic() < until:
+            return
+        since_ns -= _START_NS
+        self._flag.wake_since(since_ns)
+        try:
+            # Such a process may have been sampled before the flag was set.
+            if self._flag.newest_start_ns() < since_ns:
+                self.wait(most_s - least_s)
+        finally:
+            self._flag.wake_since(NO_WAKEUP_NS)
+
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a record is in the ring, :meth:`wake` is called, or the timeout expires.
 
         Returns:
             Whether a record is ready, and :meth:`wake` was not called.
         """
-        self._flag.set(True)
+        self._flag.wake_since(0)
         try:
             # The program may have read the flag before it was set.
             if not self._ring.is_empty() or any(self._lines.in_flight()):
                 return True
             return not self.wait(timeout_s) and not self._ring.is_empty()
         finally:
-            self._flag.set(False)
+            self._flag.wake_since(NO_WAKEUP_NS)
 
     def wake(self) -> None:
         """End a wait. It may be called from any thread or signal handler."""

@@ -210,6 +210,13 @@ class Sampler(Protocol):
     def wait(self, timeout_s: float) -> None:
         """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
 
+    def wait_new(self, least_s: float, most_s: float) -> None:
+        """Block until a sample of a process that started since the last :meth:`drain` is ready.
+
+        Such a process should be identified while it runs. Blocks for at least ``least_s`` and at
+        most ``most_s`` seconds, unless the fill mark is passed or :meth:`wake` is called.
+        """
+
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s`` expires.
 

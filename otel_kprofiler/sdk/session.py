@@ -205,7 +205,7 @@ class Session:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._pipeline.step(self._interval_s, IDLE_S)
+                self._pipeline.step(self._interval_s, idle_s=IDLE_S)
                 if self._own_contexts is not None:
                     self._own_contexts.prepare()
                 while not self._commands.empty():

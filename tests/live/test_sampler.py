@@ -33,6 +33,15 @@ from otel_kprofiler.symbols import KernelSymbolizer
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
 SPIN = "while True: pass"
+FORK = """
+import os
+parent = os.getpid()
+while not os.path.exists({path!r}): pass
+if os.fork() == 0:
+    while os.getppid() == parent: pass
+else:
+    while True: pass
+"""
 READ = "while True: open('/proc/stat').read()"
 
 
@@ -474,6 +483,23 @@ def test_the_first_sample_ends_the_wait_of_an_idle_reader():
             threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
             assert sampler.wait_first(600)
             assert sampler.drain()
+
+
+def test_only_a_new_process_ends_the_wait_of_a_reader_for_new_processes(tmp_path):
+    path = tmp_path / "fork"
+    with (
+        load(FORK.format(path=str(path))) as pid,
+        sampling(target_pids=(pid,), target_descendants=True, samples_per_second=99) as sampler,
+    ):
+        sampler.wait_first(600)
+        sampler.drain()
+        began = time.monotonic()
+        sampler.wait_new(0.05, 0.5)
+        assert time.monotonic() - began >= 0.4, "the older process ended it"
+        collect(sampler, 0.1)
+        path.touch()
+        sampler.wait_new(0.05, 600)
+        assert {sample.tgid for sample in sampler.drain()} - {pid}
 
 
 def test_calling_wake_ends_the_wait_of_an_idle_reader():

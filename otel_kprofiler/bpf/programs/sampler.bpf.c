@@ -127,6 +127,12 @@ struct comm {
 	char name[16];
 };
 
+/* User space reads and writes it through a mapping. */
+struct reader {
+	u64 waits_since;  /* it waits for a record of a process that started then, or later */
+	u64 newest_start; /* latest start of a process in the records */
+};
+
 struct record {
 	u64 time_ns;
 	u64 start_time_ns; /* 0: unknown */
@@ -171,7 +177,7 @@ struct scratch {
 
 ARRAY(config, struct config, 1);
 MMAP_ARRAY(cpu_lines, struct cpu_line, SIZED_BY_LOADER);
-MMAP_ARRAY(reader_waits, u64, 1); /* whether the reader waits for the next record */
+MMAP_ARRAY(reader, struct reader, 1);
 SCRATCH(scratch, struct scratch);
 RING(ring);
 
@@ -346,13 +352,17 @@ GLOBAL int collect_span(void)
 #endif
 
 /* Wakes in a band above the mark, which CPUs may jump over; above that, the reader is awake. */
-INLINE u64 find_wakeup(const struct config *options)
+INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
-	const u64 *waits = LOOKUP(reader_waits, &zero);
+	struct reader *waiting = LOOKUP(reader, &zero);
 
-	if (waits && *waits)
-		return BPF_RB_FORCE_WAKEUP;
+	if (waiting) {
+		if (start_time_ns > waiting->newest_start)
+			waiting->newest_start = start_time_ns;
+		if (start_time_ns >= waiting->waits_since)
+			return BPF_RB_FORCE_WAKEUP;
+	}
 	return RING_USED(ring) - options->wakeup_bytes < options->wakeup_bytes / 8 ?
 		       BPF_RB_FORCE_WAKEUP :
 		       BPF_RB_NO_WAKEUP;
@@ -417,7 +427,8 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		*(struct comm *)((u8 *)record->frames + bytes) = *holder;
 		bytes += sizeof(*holder);
 	}
-	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, find_wakeup(options)))
+	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes,
+			find_wakeup(options, record->start_time_ns)))
 		return NO_ROOM;
 #ifndef KPROFILER_BCC
 	if (python_bytes)

@@ -175,7 +175,7 @@ GLOBAL int remove_thread(u32 place)
 	record->tid = thread->tid;
 	if (!bpf_probe_read_kernel(record->frames, sizeof(*thread), thread) &&
 	    (!has_room(options, ENDED_EIGHTHS) ||
-	     RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*thread), find_wakeup(options))))
+	     RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*thread), find_wakeup(options, 0))))
 		line->lost++;
 	bucket->tasks[place % PLACES] = 0;
 	__sync_fetch_and_add(&thread->claims, -1);
@@ -399,7 +399,7 @@ GLOBAL int write_end(u64 kernel_bytes)
 		line->taken++;
 	if ((!has_room(options, WAIT_EIGHTHS) ||
 	     RING_OUTPUT(ring, record, HEADER_BYTES + sizeof(*end) + stack_bytes(kernel_bytes),
-			 find_wakeup(options))) &&
+			 find_wakeup(options, 0))) &&
 	    is_kept)
 		line->ring_full++;
 	*(volatile u64 *)&times->in_flight = 0;

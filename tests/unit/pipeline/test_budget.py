@@ -149,6 +149,17 @@ def test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames(parts):
     assert statuses(good) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OK}
 
 
+def test_identifying_a_process_costs_its_budget_and_leaves_its_stack(parts):
+    given, began_ns = sample(GOOD), parts.time.ns
+    parts.budgets.identify([given, given])
+    assert parts.time.ns - began_ns == parts.resources.cost_ns
+    assert not parts.stacks.resolved
+    assert parts.add(given)[1].attributes["process.pid"] == GOOD
+    parts.budgets.identify(sample(NOISY, exec_id=number) for number in range(1000))
+    assert parts.budgets.coarse["resource"]
+    assert parts.budgets.coarse["stack"] == 0
+
+
 def test_known_stacks_of_a_noisy_process_stay_complete(parts):
     first, _ = parts.add(sample(NOISY, 0))
     for number in range(200):

@@ -51,6 +51,7 @@ class ScriptedSampler:
         self.lost = {}
         self.running = False
         self.first_after_s = None
+        self.most_s = float("inf")
         self.waits = []
 
     def start(self):
@@ -59,6 +60,10 @@ class ScriptedSampler:
     def wait(self, timeout_s):
         self.waits.append(("more", round(timeout_s, 3)))
         self.time.boot += round(timeout_s * SECOND)
+
+    def wait_new(self, least_s, most_s):
+        self.waits.append(("new", round(least_s, 3), round(most_s, 3)))
+        self.time.boot += round(min(most_s, self.most_s) * SECOND)
 
     def wait_first(self, timeout_s):
         self.waits.append(("first", round(timeout_s, 3)))
@@ -182,6 +187,30 @@ def test_an_idle_pipeline_sleeps_until_the_first_sample_or_the_end_of_the_window
     pipeline.step(0.25, idle_s=5)
     assert sampler.waits == [("first", 0.155)]
     assert counts(windows) == [4]
+
+
+def test_samples_wait_to_be_processed_while_their_processes_are_identified(parts):
+    pipeline, sampler, symbols, windows, time = parts
+    sampler.first_after_s = 0
+    sampler.ready = [raw(time.boot + 1)]
+    pipeline.step(0.2, longest_s=0.4, idle_s=5)
+    assert symbols.stacks, "the first samples wait"
+    symbols.stacks.clear()
+    sampler.most_s = 0.2  # a new process ends the wait
+    sampler.ready = [raw(time.boot + 1)._replace(tgid=8)]
+    sampler.waits.clear()
+    pipeline.step(0.2, longest_s=0.4, idle_s=5)
+    assert sampler.waits == [("first", 0.605), ("new", 0.2, 0.4)]
+    assert not symbols.stacks
+    assert pipeline.account().waiting == 2
+    assert pipeline.resources.find(raw(0)._replace(tgid=8))
+    sampler.waits.clear()
+    pipeline.step(0.2, longest_s=0.4, idle_s=5)
+    assert sampler.waits == [("more", 0.2)]
+    assert symbols.stacks
+    sampler.ready = [raw(time.boot + 1)._replace(tgid=8)]
+    pipeline.step(0.2, longest_s=10, idle_s=10)
+    assert counts(windows) == [3], "the window did not end the wait"
 
 
 def test_a_pipeline_sleeps_after_a_single_sample(parts):
