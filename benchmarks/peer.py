@@ -31,13 +31,13 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from benchmarks.__main__ import print_rows
-from benchmarks.bench_agent import AgentRun
+from benchmarks.bench_agent import AgentRun, mixed_load
 from benchmarks.bench_unwinding import program_times
 from benchmarks.entry_points import Files
 from benchmarks.peer_load import PROGRAMS, user_load
 from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
-from benchmarks.usage import cpu_seconds
+from benchmarks.usage import children_cpu_seconds, cpu_seconds
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.model import USER_SIDE, Frame
 from otel_kprofiler.otlp import check_payload, decode_windows
@@ -50,9 +50,10 @@ LEAST_SAMPLES = 100
 
 
 class Usage(NamedTuple):
-    """CPU seconds of a process and of its BPF programs, and bytes resident."""
+    """CPU seconds of a process, its children and its BPF programs, and bytes resident."""
 
     process_s: float
+    children_s: float
     programs_s: float
     resident_bytes: int
 
@@ -65,7 +66,12 @@ class Usage(NamedTuple):
                 values = dict(re.findall(r"^(\w+):\s+(\d+)$", path.read_text(), re.MULTILINE))
                 if "run_time_ns" in values:
                     programs[values["prog_id"]] = int(values["run_time_ns"])
-        return cls(cpu_seconds(pid), sum(programs.values()) / 1e9, read_resident_bytes(pid))
+        return cls(
+            cpu_seconds(pid),
+            children_cpu_seconds(pid),
+            sum(programs.values()) / 1e9,
+            read_resident_bytes(pid),
+        )
 
 
 class Peer:
@@ -213,13 +219,20 @@ def compare(ours: Stacks, theirs: Stacks, files: Files) -> Iterator[Row]:
 
 def cost(name: str, usages: list[tuple[Usage, Usage]], seconds: float) -> Iterator[Row]:
     """CPU and memory of both."""
-    cpu = [(after.process_s - before.process_s) / seconds for before, after in usages]
-    programs = [(after.programs_s - before.programs_s) / seconds for before, after in usages]
-    both = [sum(pair) for pair in zip(cpu, programs, strict=True)]
-    for what, values in (("CPU of the process", cpu), ("CPU in BPF programs", programs),
-                         ("CPU of both", both)):  # fmt: skip
+    used = [
+        [(end - start) / seconds for end, start in zip(later[:3], earlier[:3], strict=True)]
+        for earlier, later in usages
+    ]
+    process, children, programs = zip(*used, strict=True)
+    parts = {
+        "CPU of the process": process,
+        "CPU of its children": children,
+        "CPU in BPF programs": programs,
+        "CPU of all": tuple(map(sum, used)),
+    }
+    for what, values in parts.items():
         yield Row(f"{what}, {name}", f"{values[0]:.2%} of a core", f"{values[1]:.2%}",
-                  values[0] / values[1])  # fmt: skip
+                  values[0] / values[1] if values[1] else None)  # fmt: skip
     sizes = [after.resident_bytes / 2**20 for _, after in usages]
     yield Row(f"RSS, {name}", f"{sizes[0]:.1f} MiB", f"{sizes[1]:.1f} MiB",
               sizes[0] / sizes[1], "<= 60 MB")  # fmt: skip
@@ -258,12 +271,14 @@ def run(
     without: Collection[str],
     keep: str,
     grain: str,
+    load: str,
+    from_start: bool,
 ) -> Iterator[Row]:
-    """Runs both side by side under the load, then compares their requests."""
+    """Runs both side by side under a load, then compares their requests."""
     receivers = Receiver(), Receiver()
     files = Files()
     whole = WARM_UP_S + seconds + 150
-    with tempfile.TemporaryDirectory() as folder, user_load(whole, without), program_times():
+    with tempfile.TemporaryDirectory() as folder, _run_load(load, whole, without), program_times():
         python_frames = 64 if "python" in tracers else 0
         agent = AgentRun(
             folder,
@@ -276,16 +291,19 @@ def run(
         )
         peer = Peer(program, receivers[1].endpoint, tracers)
         pids = (agent.process.pid, peer.process.pid)
-        for receiver in receivers:
-            receiver.wait_first(60)
-        time.sleep(WARM_UP_S)
-        sent = [len(receiver.requests) for receiver in receivers]
-        before, began = [Usage.of(pid) for pid in pids], time.monotonic()
+        earlier, began = [Usage(0.0, 0.0, 0.0, 0)] * 2, time.monotonic()
+        sent = [0, 0]
+        if not from_start:
+            for receiver in receivers:
+                receiver.wait_first(60)
+            time.sleep(WARM_UP_S)
+            sent = [len(receiver.requests) for receiver in receivers]
+            earlier, began = [Usage.of(pid) for pid in pids], time.monotonic()
         while time.monotonic() < began + seconds:
             files.look()
             time.sleep(2)
         took = time.monotonic() - began
-        usages = list(zip(before, [Usage.of(pid) for pid in pids], strict=True))
+        usages = list(zip(earlier, [Usage.of(pid) for pid in pids], strict=True))
         peer.stop()
         agent.stop()
     for receiver in receivers:
@@ -305,6 +323,15 @@ def run(
         yield Row(f"check, {name}", str(dict(rules) or "no violation"), goal="no violation")
         for number, request in enumerate(stacks.requests if keep else ()):
             Path(keep, f"{name}-{number:03}.otlp").write_bytes(request)
+
+
+def _run_load(
+    load: str, seconds: float, without: Collection[str]
+) -> contextlib.AbstractContextManager[object]:
+    """Runs a load until the end of the block."""
+    if load == "idle":
+        return contextlib.nullcontext()
+    return mixed_load(seconds) if load == "churn" else user_load(seconds, without)
 
 
 def main() -> None:
@@ -329,6 +356,17 @@ def main() -> None:
         choices=[grain.value for grain in Grain],
         help="what gets a separate Resource in our requests",
     )
+    parser.add_argument(
+        "--load",
+        default="steady",
+        choices=["steady", "churn", "idle"],
+        help="programs that run on, many short-lived ones, or none",
+    )
+    parser.add_argument(
+        "--from-start",
+        action="store_true",
+        help="measure from the start of both, which read the programs that run already",
+    )
     given = parser.parse_args()
     print("measuring …", file=sys.stderr, flush=True)
     result = run(
@@ -338,6 +376,8 @@ def main() -> None:
         without=given.without,
         keep=given.keep,
         grain=given.resources,
+        load=given.load,
+        from_start=given.from_start,
     )
     print_rows(list(result))
 
