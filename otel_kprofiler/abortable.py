@@ -55,7 +55,7 @@ class AbortableAdapter(HTTPAdapter):
                 return opened
 
             def connect_tracked() -> None:
-                # Abort while connecting, too: a proxy's response or a handshake may trickle in.
+                # Abort even while connecting: a proxy's response or a handshake may trickle in.
                 with connecting:
                     connect()
                     self._watch(connection.sock)

@@ -11,7 +11,7 @@ def checked_number(value: Any, least: int = 0, most: int = TOP) -> int:
     """Return the value if it is an integer within the bounds.
 
     Raises:
-        ValueError: it is not an integer, or out of bounds.
+        ValueError: the value is not an integer, or is out of bounds.
     """
     if not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{_shown(value)} is not a number from {least} to {most}")
@@ -22,7 +22,7 @@ def checked_text(value: Any) -> str:
     """Return the value if it is a string.
 
     Raises:
-        ValueError: it is not a string.
+        ValueError: the value is not a string.
     """
     if not isinstance(value, str):
         raise ValueError(f"{_shown(value)} is not a string")  # noqa: TRY004 - bad data, not a defect

@@ -19,7 +19,7 @@ SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
 """Offset change that exceeds measurement error and a few minutes of slewing."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
-"""2020-01-01: an earlier clock has not been set since boot."""
+"""2020-01-01; a clock that shows an earlier time has not been set since boot."""
 CATCH_UP: Final = 2
 """A stream ahead of the clock runs slower by this factor until the clock has caught up."""
 

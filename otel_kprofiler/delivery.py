@@ -36,7 +36,7 @@ _ENCODING_SHARE: Final = 0.7
 _log = logging.getLogger(__name__)
 
 Encoder = Callable[[Window, Encoding], Encoded]
-"""Encodes a window as an exporter requires it."""
+"""Encodes a window in the way that an exporter requires."""
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
@@ -61,7 +61,7 @@ class Reporter:
     tied to the exporter's name and continues when its queue is replaced.
 
     Args:
-        queues: the exporters' queues, one each.
+        queues: one queue for each exporter.
         encoder: encodes a window.
         capacity: maximum number of windows waiting to be encoded, with at most
             :data:`MAX_WAITING_SAMPLES` samples in total; beyond it, the oldest is dropped and
@@ -131,7 +131,7 @@ class Reporter:
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """Returns a task for (part of) a window and the current queues; call with the lock held."""
+        """Returns a task for a window or a part of it; call with the lock held."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)
@@ -205,7 +205,7 @@ class Reporter:
         queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
     def _make_final_request(self, queue: ExportQueue) -> Batch | None:
-        """Returns a request with only the account; None if there is nothing new to report."""
+        """Returns a request that has only the account; None if there is nothing new to report."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:
@@ -231,7 +231,7 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Use the first queue's ``earlier``: in later ones, it includes samples of this process.
+        # Use the first queue's ``earlier``: in later queues, it includes samples of this process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]
@@ -380,7 +380,7 @@ def _totals(window: Window) -> dict[str, StreamTotals]:
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
-    """Returns the window with totals that include samples this receiver will not get."""
+    """Returns a window whose totals include the samples that this receiver will not get."""
     profiles = [
         _profile_for_receiver(
             profile,

@@ -1,4 +1,4 @@
-"""Errors of otel-kprofiler: one tree, each with a cause and a fix.
+"""The errors of otel-kprofiler: a single tree, in which each error has a cause and a fix.
 
 ::
 
@@ -29,7 +29,7 @@ class KProfilerError(Exception):
 
     Args:
         message: what went wrong, in one sentence.
-        hint: how to fix it; the command line prints it after ``fix:``.
+        hint: how to fix the problem; the command line prints it after ``fix:``.
     """
 
     exit_status: int = 1
@@ -53,7 +53,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_status(status: int) -> str:
-    """Describes how a process ended: with the name of a signal, if ``status`` is negative."""
+    """Describes how a process exited; names the signal if ``status`` is negative."""
     if status >= 0:
         return f"status {status}"
     try:

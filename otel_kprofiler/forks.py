@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.workers import call_in_workers
 
 _MAX_WAIT_S: Final = 1.0
-"""Maximum delay of a fork by an unresponsive file system."""
+"""Longest time, in seconds, for which an unresponsive file system may delay a fork."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,15 +49,15 @@ class ForkAware:
         """Release the locks in the parent, even if the fork failed."""
 
     def after_fork_in_child(self) -> None:
-        """Reset in the child, where only the forking thread exists.
+        """Reset the object in the child, where only the forking thread exists.
 
         After C's ``fork()``, :meth:`before_fork` has not run, and any thread of the parent may
-        have held any lock: use :class:`ProcessLock`, or replace them.
+        have held any lock: use :class:`ProcessLock`, or replace the locks.
         """
 
 
 class ForkGate:
-    """Prevents forks during work: the child would keep descriptors and views that threads use."""
+    """Delays forks during work, so that no child inherits descriptors that threads are using."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

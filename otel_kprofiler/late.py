@@ -12,7 +12,7 @@ def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     Args:
         package: ``__name__`` of the package.
-        modules: module of each name, relative to the package.
+        modules: maps each name to its module, relative to the package.
     """
 
     def load(name: str) -> Any:

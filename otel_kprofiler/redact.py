@@ -37,7 +37,8 @@ class Secrets:
     """Redacts a connection's secrets in messages from libraries and receivers.
 
     Args:
-        addresses: addresses of receiver and proxies; their passwords and queries are secret.
+        addresses: addresses of the receiver and its proxies; passwords and queries in them are
+            secret.
         headers: headers whose values are secret.
     """
 

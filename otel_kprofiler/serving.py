@@ -1,4 +1,4 @@
-"""HTTP servers that limit connections: their number, duration and header size."""
+"""HTTP servers that limit the number and duration of connections, and the size of headers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close another that waits for its client.
+        """Serve a connection; at the limit, close another connection that waits for its client.
 
         Closes the oldest connection whose request has not been read yet, or else the connection
         whose client has been idle for the longest time.
@@ -119,8 +119,8 @@ class HttpServer(ThreadingHTTPServer):
     def keep(self, request: socket.socket) -> None:
         """Keep open a connection whose request was read, however many clients connect.
 
-        It ends with its response, at its deadline, or once its client stops reading while other
-        clients wait.
+        The connection ends after its response, at its deadline, or once its client stops reading
+        while other clients wait.
         """
         with self._changed:
             if request in self._open:
@@ -166,7 +166,7 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def _break_off(request: socket.socket) -> None:
-    """Make the serving thread see that the connection ended."""
+    """Shut down a connection, so that the thread that serves it notices the end."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
@@ -217,7 +217,7 @@ class HttpHandler(BaseHTTPRequestHandler):
 
 
 class _Headers:
-    """Lines of a file up to :data:`MAX_HEADER_BYTES`."""
+    """Reads header lines from a file; limits their total size to :data:`MAX_HEADER_BYTES`."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self._file = file

@@ -2,8 +2,8 @@
 
 A thread reading a file on an unresponsive file system ends when the file system responds, or never.
 The caller that stops everything sets a deadline, within which each component joins its threads. The
-log names the files that are still being read and, separately, the threads that were still working
-otherwise.
+log names the files that are still being read and, separately, all other threads that were still
+working.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name the path that this thread reads, for the log at stopping; the innermost block counts."""
+    """Name the path that this thread reads, for the log; in nested blocks, the innermost counts."""
     thread = threading.get_ident()
     outer = _read.get(thread)
     _read[thread] = path
@@ -52,7 +52,7 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
-    """Limit the total time of :func:`join_all` calls in this block; the outermost block counts.
+    """Limit the total time of :func:`join_all` calls in this block; the outermost counts.
 
     Args:
         timeout_s: total time in seconds; 0 to not wait for threads.
@@ -102,7 +102,7 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
 
 
 def join_and_release(threads: Sequence[threading.Thread], release: Callable[[], None]) -> None:
-    """Release what the threads use, once all have ended; waits for them as :func:`join_all` does.
+    """Join threads like :func:`join_all`, and release what they use once all have ended.
 
     A descriptor that is closed under a running thread may be reused, and the thread would then
     use the wrong file. Threads that outlast the deadline are awaited in the background.

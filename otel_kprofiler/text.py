@@ -3,7 +3,7 @@
 File names are bytes; Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Process and file names may contain terminal escapes, which move the cursor, rename the
 window or hide the rest of a line. Output for people (terminals, tables, pages, folded stacks) has
-no control characters; output for programs (OTLP, pprof, speedscope, JSON) has unchanged names,
+no control characters; output for programs (OTLP, pprof, speedscope, JSON) contains names unchanged,
 except for bytes that are not UTF-8.
 """
 
@@ -46,5 +46,5 @@ def _escape(char: str) -> str:
 
 
 def describe_count(count: int, noun: str, plural: str = "") -> str:
-    """Formats a count and its noun: ``1 sample``, ``2,000 samples``."""
+    """Formats a count with its noun: ``1 sample``, ``2,000 samples``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

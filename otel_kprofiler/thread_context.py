@@ -6,7 +6,7 @@ Needs neither sampling nor privileges::
 
     thread_context.start()
 
-Format: OpenTelemetry's thread context (OTEP 4947).
+The format is OpenTelemetry's thread context (OTEP 4947).
 """
 
 from otel_kprofiler.sdk import start_thread_contexts as start

@@ -33,7 +33,7 @@ def call_in_workers(hook: Callable[[], object]) -> None:
 
 
 def is_before_workers() -> bool:
-    """Returns whether this process is uWSGI before it forks its workers."""
+    """Returns whether this is a uWSGI process that has not forked its workers yet."""
     uwsgi = _find_uwsgi()
     if uwsgi is None:
         return False
@@ -41,7 +41,7 @@ def is_before_workers() -> bool:
 
 
 def lacks_threads() -> bool:
-    """Returns whether this is a uWSGI that runs Python threads only while serving a request."""
+    """Returns whether this uWSGI process runs Python threads only while it serves a request."""
     uwsgi = _find_uwsgi()
     return uwsgi is not None and not uwsgi.has_threads
 

@@ -19,5 +19,5 @@ def further_between(cases):
 
 
 def further_of(cases, first):
-    """All cases, of which only the ``first`` are not `long`."""
+    """All cases; all but the ``first`` are marked `long`."""
     return [*first, *further(*(case for case in cases if case not in first))]

@@ -186,7 +186,7 @@ class _Server:
             return
         answer = self._make_answer(opcode, inode, request[_IN.size :])
         error, body = (-answer, b"") if isinstance(answer, int) else (0, answer)
-        with contextlib.suppress(FileNotFoundError):  # its process has ended
+        with contextlib.suppress(FileNotFoundError):  # its process has exited
             os.write(self._fd, _OUT.pack(_OUT.size + len(body), error, unique) + body)
 
     def _make_answer(self, opcode, inode, body):

@@ -114,7 +114,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # used by the pipeline, as are the next two
+        self._targets: AgentTargets | None = None  # used by the pipeline, like the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -282,7 +282,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _alive_sometimes(self) -> None:
-        """Report progress on some calls only, since there is a call for each sample."""
+        """Report progress on some calls only, because this is called for each sample."""
         self._calls = (self._calls + 1) % _CALLS_PER_REPORT
         if not self._calls:
             self._alive()

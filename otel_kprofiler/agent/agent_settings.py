@@ -1,4 +1,4 @@
-"""The agent's settings, from the configuration, and fixed limits, such as the size of windows.
+"""The agent's settings from the configuration, and fixed limits such as the size of windows.
 
 The conversion runs in the process that checks the configuration, so that the agent does not load
 the schema's libraries.
@@ -40,11 +40,11 @@ class AgentConfig:
     Attributes:
         sampler: settings of the sampler.
         groups: containers, pods and units to sample.
-        user_symbols: details of user frames besides their addresses.
+        user_symbols: detail of user frames beyond their addresses.
         loader: library that loads the BPF program.
         schedule: the length of windows.
         resource: attributes of every Resource.
-        grain: unit that has its own Resource, from a process to the host.
+        grain: the unit that has its own Resource, from a process to the host.
         leaves_out_self_profiled: whether processes that sample themselves are left out.
         service_sources: sources of names for services that publish none.
         exporters: exporters of the pipeline, by id and in order.
@@ -54,7 +54,7 @@ class AgentConfig:
         monitor_interval_s: interval at which the agent checks its limits.
         clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
             startup.
-        limits: limits on the agent's usage.
+        limits: limits on the agent's CPU and memory usage.
         drop_all: whether to drop every capability once sampling has started.
         health_endpoint: address of the health endpoint; empty for none.
         shutdown_timeout_s: time limit for stopping.
@@ -117,7 +117,7 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
 """Receiver keys that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Memory limit / ring size: decoded samples use about six times their size in the ring."""
+"""Ratio of memory limit to ring size; samples grow about sixfold when they are decoded."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
 """About 5 s of samples from 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8

@@ -26,7 +26,7 @@ def describe_agent(
     stalls: int,
     cpu_time: CpuTime,
 ) -> dict[str, object]:
-    """Describes the account, failing receivers and disks, rate, files, processes and CPU time.
+    """Describes the account, failing receivers and disks, the rate, files, processes and CPU time.
 
     Thread-safe.
 
@@ -73,7 +73,7 @@ def open_health(
         endpoint: ``host:port``, or empty.
         probes: health checks, by path of the URL.
         describe: returns the body of ``/status``.
-        waits: whether to wait for a port that another process has.
+        waits: whether to wait for a port that another process uses.
     """
     if not endpoint:
         return None

@@ -9,14 +9,14 @@ from otel_kprofiler.sampling import EbpfSampler
 
 
 class CpuTime(NamedTuple):
-    """CPU seconds since the start.
+    """CPU time since the start, in seconds.
 
     Attributes:
         user: CPU time of the agent's process in user mode.
         system: CPU time of the agent's process in kernel mode.
-        children: time of reaped child processes, which read files for the agent.
-        programs: time of the sampling BPF program in interrupts on all CPUs. The kernel charges it
-            to the interrupted processes.
+        children: CPU time of reaped child processes, which read files for the agent.
+        programs: CPU time of the sampling BPF program, in interrupts on all CPUs. The kernel
+            charges it to the interrupted processes.
     """
 
     user: float

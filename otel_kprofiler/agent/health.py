@@ -17,7 +17,7 @@ CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
 
 RETRY_S: Final = 5.0
-"""Time between two attempts to listen on a port that another process has, in seconds."""
+"""Time in seconds between two attempts to listen on a port that another process uses."""
 
 Probe = Callable[[], list[str]]
 """Returns the problems, one sentence each; empty if healthy."""
@@ -31,7 +31,7 @@ class HealthServer:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
         probes: health checks by path, such as ``/livez``; called in server threads.
         status: returns the body of ``/status`` as values for JSON; called in server threads.
-        waits: whether to wait for a port that another process has, and listen once it is free: any
+        waits: whether to wait for a port that another process uses, and listen once it is free: any
             user may take a port above 1023 before this process does.
 
     Raises:

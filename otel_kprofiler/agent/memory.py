@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Number of new objects that starts a collection; most samples live until their window closes."""
+"""Number of new objects between two collections; most samples live until a window closes."""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
@@ -71,7 +71,7 @@ _CALLBACK: Final = ctypes.PYFUNCTYPE(
 def limit_allocator() -> None:
     """Make malloc return freed memory to the kernel; call before threads start.
 
-    By default, every thread gets an arena, although only one thread runs Python at a time; and
+    By default, every thread gets an arena, although only one thread runs Python at a time. Also,
     once a large block is freed, later blocks of that size come from the heap and fragment it.
     """
     mallopt = _find("mallopt")
@@ -101,10 +101,10 @@ def give_back_memory() -> None:
 
 
 def unmap_startup_pages() -> None:
-    """Unmap pages of libraries used only at startup, so that they no longer count as resident.
+    """Unmap library pages that only startup used, so that they no longer count as resident.
 
-    Code and constants that are used again are mapped from the page cache, without disk access.
-    Mappings that differ from their files (private pages; see proc_pid_smaps(5)) are kept.
+    Code and constants that are used again are mapped again from the page cache, without disk
+    access. Mappings that differ from their files (private pages; see proc_pid_smaps(5)) are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
     if not hasattr(libc, "dl_iterate_phdr"):

@@ -1,4 +1,4 @@
-"""The agent's own metrics, collected by opentelemetry-sdk and sent like profiles.
+"""Collects the agent's own metrics with opentelemetry-sdk, and sends them like profiles.
 
 Names follow the semantic conventions: ``process.*``, and ``otel.sdk.*`` for processors and
 exporters, by analogy with spans, log records and metric data points, since the conventions do not
@@ -253,7 +253,7 @@ def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
 
 
 class _Exporter(MetricExporter):
-    """Sends metrics once per interval, without retries: the next values replace lost ones.
+    """Sends metrics once per interval, without retries, because later values replace lost values.
 
     Warns once, with the reason, that metrics do not arrive. An unreachable receiver and a missing
     metrics pipeline are separate warnings.

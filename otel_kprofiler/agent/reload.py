@@ -1,4 +1,4 @@
-"""Changes at run time: a new configuration on SIGHUP, and probabilistic sampling."""
+"""Makes changes at run time: a new configuration on SIGHUP, and probabilistic sampling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ConfigReader:
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Returns the result of a finished read, once: a configuration or an error."""
+        """Returns the result of a finished read, a configuration or an error, once."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome

@@ -20,7 +20,7 @@ ExportObserver = Callable[[str, ExportResult, float], None]
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter without a queue yet, and the spool for its future queue, if any."""
+    """An exporter that has no queue yet, and the spool, if any, for its future queue."""
 
     exporter: ProfileExporter
     spool: Spool | None
@@ -85,7 +85,7 @@ def put_in_place(
     opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
-    """Give every exporter a queue: the existing queue if the new exporter can send its batches."""
+    """Give every exporter a queue: the existing one if the new exporter can send its batches."""
     placed = {}
     for name, settings in wanted.items():
         fresh, old = opened.get(name), running.get(name)

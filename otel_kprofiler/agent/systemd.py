@@ -1,4 +1,4 @@
-"""Sends notifications to systemd by the protocol of sd_notify(3), as datagrams to a socket."""
+"""Sends notifications to systemd with the protocol of sd_notify(3), as datagrams to a socket."""
 
 from __future__ import annotations
 

@@ -17,16 +17,16 @@ ITSELF: Final = Key("[itself]")
 
 
 def callers(samples: Samples, function: str | Key) -> list[Group]:
-    """Groups samples by the caller of a function; for recursion, by the outermost call's caller.
+    """Groups samples by a function's caller; in recursion, by the caller of the outermost call.
 
     Samples without the function are left out, so weights add up to the function's total.
-    ``function`` may be a pattern, or the key of one group.
+    ``function`` may be a pattern, or the key of a single group.
     """
     return collect(samples, _neighbour(function, lambda calls: (calls[0] - 1, NO_CALLER)))
 
 
 def callees(samples: Samples, function: str | Key) -> list[Group]:
-    """Groups samples by the callee of a function; for recursion, by the innermost call's callee."""
+    """Groups samples by a function's callee; in recursion, by the callee of the innermost call."""
     return collect(samples, _neighbour(function, lambda calls: (calls[-1] + 1, ITSELF)))
 
 

@@ -1,4 +1,4 @@
-"""Significance tests for the difference of two means and of two counts."""
+"""Significance tests for the difference between two means, and between two counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_TERMS: Final = 300
 def chance_of_means(
     difference: float, first: tuple[float, int], second: tuple[float, int]
 ) -> float:
-    """Returns the two-sided p-value of the difference of two means (Welch's t-test).
+    """Returns the two-sided p-value of the difference between two means (Welch's t-test).
 
     Args:
         difference: one mean minus the other.
@@ -35,12 +35,12 @@ def chance_of_means(
 
 
 def chance_of_counts(first: int, second: int, share: float) -> float:
-    """Returns the two-sided p-value of two counts (binomial test).
+    """Returns the two-sided p-value of the difference between two counts (binomial test).
 
     Args:
-        first: events of the first side.
-        second: events of the second side.
-        share: expected share of the first side in all events, 0 to 1.
+        first: number of events on the first side.
+        second: number of events on the second side.
+        share: expected fraction of all events that are on the first side, 0 to 1.
     """
     total = first + second
     if not 0 < share < 1 or not total:

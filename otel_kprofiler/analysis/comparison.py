@@ -2,9 +2,9 @@
 
 Each side is divided into intervals of equal length. The variance of a share across the intervals of
 a side shows how much the share may differ between the sides by chance, even if samples come in
-bursts. With few samples, the variance is underestimated, so a test of the two counts must agree. At
-most five of a hundred comparisons of equal profiles report any change (Holm, "A simple sequentially
-rejective multiple test procedure", 1979).
+bursts. With few samples, the variance is underestimated, so a test of the two counts must agree. If
+nothing has changed between the sides, at most 5 in 100 comparisons report any change (Holm, "A
+simple sequentially rejective multiple test procedure", 1979).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 
 LEVEL: Final = 0.05
-"""Probability that a comparison of two equal profiles reports any change."""
+"""Probability that a comparison reports any change although nothing has changed."""
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
@@ -126,7 +126,7 @@ class _Side:
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
         """Returns a ratio of sums over the intervals, and its variance (Cochran 1977, section 6.3).
 
-        The variance is computed over whole intervals, so bursts of samples are allowed.
+        The variance is computed over whole intervals, so samples may come in bursts.
         """
         if not self.size:
             return 0.0, 0.0
@@ -161,7 +161,7 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Selects the changed groups; the probability that any of them is wrong is at most ``LEVEL``.
+    """Selects the changed groups; the probability of any wrong selection is at most ``LEVEL``.
 
     Args:
         chances: for each group, the smaller of the p-values of ``own`` and ``total``; 1 if there

@@ -33,14 +33,14 @@ class Filter:
         threads: names (``comm``) or ids of threads.
         containers: names of containers, or the first characters of their ids.
         services: names of services.
-        cpus: logical CPUs.
-        modules: modules with a frame in the stack, loaded or built in; ``-`` and ``_`` are treated
-            as the same character.
+        cpus: numbers of logical CPUs.
+        modules: names of kernel modules, loaded or built in, that must have a frame in the stack;
+            ``-`` and ``_`` are treated as the same character.
         functions: names of functions that must be in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.
         kinds: names of kinds of samples.
-        attributes: ``NAME=VALUE`` of attributes of the resource, or labels of the sample.
+        attributes: attributes of the resource, or labels of the sample, as ``NAME=VALUE``.
     """
 
     processes: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Filter:
     def find_processes(self, samples: Samples) -> list[bool] | None:
         """Returns whether each resource matches, by index.
 
-        None if the filter has conditions that only the samples of a resource can fulfil.
+        Returns None if the filter has conditions on samples, which a resource alone cannot meet.
         """
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
@@ -172,7 +172,7 @@ def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Threa
 def _names_of_process(resource: Resource, thread_name: str) -> Iterator[str]:
     """Yields the names that select a process: its id, its name and the parts of its name.
 
-    ``gunicorn (python3.11)`` is also ``gunicorn`` and ``python3.11``.
+    For example, ``gunicorn`` and ``python3.11`` each select ``gunicorn (python3.11)``.
     """
     name = process_name(resource, thread_name)
     script, bracket, executable = name.removesuffix(")").partition(" (")

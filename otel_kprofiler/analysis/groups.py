@@ -33,7 +33,7 @@ class Group(NamedTuple):
             to the weight of all samples.
         total: weight of all samples in which the key occurs; each sample counts once.
         kernel: the part of ``own`` spent in the kernel.
-        samples: number of samples of ``own``.
+        samples: number of samples whose weights add up to ``own``.
     """
 
     key: Key
@@ -63,7 +63,7 @@ class Assignment(NamedTuple):
 
     Attributes:
         column: indices, row by row.
-        find: returns the groups of an index.
+        find: returns the groups to which an index belongs.
     """
 
     column: Sequence[int]
@@ -261,7 +261,7 @@ def select_group(samples: Samples, by: str, key: Key) -> Samples:
 
 
 def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
-    """Merges groups of disjoint samples."""
+    """Merges groups from disjoint sets of samples."""
     sums = _Sums()
     for groups in parts:
         for group in groups:

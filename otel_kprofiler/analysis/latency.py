@@ -23,7 +23,8 @@ def weigh_latency(samples: Samples) -> Samples:
     CPU at that time, as ``perf report --latency`` does for a whole recording. Another thread counts
     more the nearer its samples are in time: fully for a sample at the same time, not at all for one
     a period or more away. A thread that runs without pause thus counts as one, whatever the phase
-    of its CPU's timer. Where threads begin or end, the number is wrong for up to one period.
+    of its CPU's timer. When a thread begins or ends, the number of threads is wrong for up to one
+    period.
 
     Args:
         samples: all samples of the processes; a selection would miss threads.

@@ -1,4 +1,4 @@
-"""Exact waits for locks, next to their estimate from samples."""
+"""Exact counts and times of waits for locks, shown beside the estimates from samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LockSummary(NamedTuple):
 
     Attributes:
         exact: waits by type of lock, without sampling error; the longest time first.
-        uncounted: waits whose begin or end could not be followed.
+        uncounted: number of waits whose beginning or end could not be followed.
     """
 
     exact: LockTotals
@@ -28,7 +28,7 @@ class LockSummary(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Returns their time."""
+        """Returns the total time of the waits, in nanoseconds."""
         return sum(total.total_ns for total in self.exact.values())
 
 
@@ -37,8 +37,8 @@ def summarize_locks(
 ) -> LockSummary | None:
     """Summarizes the exact waits in the profiles of a kind.
 
-    Returns None if there are none, or if samples were left out: the waits are those of all
-    processes.
+    Returns None if there are no waits. Also returns None if the samples were filtered, because the
+    exact waits are counted for all processes together.
 
     Args:
         samples: the selected samples.

@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread with one of its names and one set of labels.
+    """A thread under one of its names, with one set of labels.
 
     ``resource`` is the index of its process.
     """
@@ -166,7 +166,7 @@ class Samples:
         return self._kept(keep, compress(self._lengths(), keep), times, values)
 
     def between(self, start_unix_ns: int = 0, end_unix_ns: int = _END) -> Samples:
-        """Returns the samples of an interval; rows keep only the times inside it."""
+        """Returns the samples within an interval; rows keep only the times inside it."""
         inside = [start_unix_ns <= time < end_unix_ns for time in self.times]
         lengths = [sum(inside[start:end]) for start, end in self.spans()]
         times = array("Q", compress(self.times, inside))
@@ -176,7 +176,7 @@ class Samples:
     def split(self, edges: Sequence[int]) -> list[Samples]:
         """Splits samples by time: before the first edge, between edges, and from the last edge on.
 
-        Takes one pass. A row is in each part that contains one of its times.
+        Takes one pass. A row is in each part that contains at least one of its times.
 
         Args:
             edges: Unix times in nanoseconds, ascending.

@@ -1,7 +1,8 @@
 """Breakdown of spans' time: user code, kernel, waits, and other work of their threads.
 
-The samples show all of these: a thread that leaves a span for a while, as event loops do at each
-``await``, is sampled in other spans, in no span, or waiting for events.
+All of these are visible in the samples. When a thread leaves a span for a while, as an event-loop
+thread does at each ``await``, its samples fall into other spans, into no span, or into a wait for
+events.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 def _find_times(
     events: Sequence[_Event], spans: Collection[_Span]
 ) -> Iterator[tuple[_Span, str, int, int]]:
-    """Yields spans, what they did (``USER``, ``KERNEL`` or ``WAIT``), how long, and when."""
+    """Yields each span with what it did (``USER``, ``KERNEL`` or ``WAIT``), how long, and when."""
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
     latest: dict[bytes, tuple[int, _Span]] = {}
     for at, event in enumerate(events):
@@ -241,7 +242,7 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields each name and trace of spans, with its parts of a thread's samples.
+    """Yields each name and trace of spans, with the parts into which it divides a thread's samples.
 
     The parts cover the time from the trace's first to its last sample with that name. The cost does
     not depend on the number of names.
@@ -288,7 +289,7 @@ def _part(name: str, weight: int, count: int) -> Group:
 
 
 def _complete(events: list[_Event]) -> list[_Event]:
-    """Assigns waits between two samples of a span to that span: not all waits carry their span."""
+    """Assigns waits between two samples of a span to it, as some waits do not record their span."""
     completed, last, pending = list[_Event](), None, list[int]()
     for event in events:
         if event.is_wait and event.span is None and not event.is_loop:

@@ -44,8 +44,8 @@ def summarize_waits(
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
     represents the threshold. The variance of this estimate is at most the threshold squared or, if
-    it is split into two parts (asleep, and waiting for a CPU), at most twice the sum of the parts'
-    squares.
+    the wait is split into two parts (asleep, and waiting for a CPU), at most twice the sum of the
+    parts' squares.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

@@ -1,4 +1,4 @@
-"""BPF programs: the sampler, the loaders, the ring reader, BTF."""
+"""The BPF programs, such as the sampler, and what they need: loaders, the ring reader, BTF."""
 
 from pathlib import Path
 from typing import Final

@@ -3,7 +3,7 @@
 bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
 our environment. The child gets no environment variables, and only the headers in ``stubs`` and next
-to the source. Maps and programs are created by bpf(2); see include/uapi/linux/bpf.h.
+to the source. Maps and programs are created with bpf(2); see include/uapi/linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs ne
 _PROG_LOAD: Final = 5
 _NAME_BYTES: Final = 15
 _INSTRUCTION_BYTES: Final = 8
-_LOG_BYTES: Final = (1 << 24) - 1  # the maximum of kernels before 5.11
+_LOG_BYTES: Final = (1 << 24) - 1  # the maximum in kernels before 5.11
 _LICENSE: Final = b"Dual BSD/GPL"
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class BccLoader:
 
 
 class _BccObject:
-    """Descriptors of programs and their maps."""
+    """The descriptors of loaded programs and of their maps."""
 
     def __init__(self, programs: dict[str, int], maps: dict[str, int]) -> None:
         self._programs = programs
@@ -193,7 +193,7 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
 
 
 def _verify(name: str, code: bytes, log_level: int) -> str:
-    """Returns the verifier's log, truncated to the buffer."""
+    """Returns the verifier's log, truncated to the buffer's size."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     with contextlib.suppress(OSError):  # the log has the reason, or is empty
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))

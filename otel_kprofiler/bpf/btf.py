@@ -1,4 +1,4 @@
-"""Reads BTF, the type information of the kernel and of programs.
+"""Reads BTF, the type information for the kernel and for BPF programs.
 
 Format: Documentation/bpf/btf.rst. Types refer to each other by number, so all types are indexed
 once (about 130,000 kernel types in 20 ms).
@@ -25,7 +25,7 @@ _KIND_FUNC: Final = 12
 _KIND_FUNC_PROTO: Final = 13
 # Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
-# Bytes after a type's three words, by kind: fixed part, and per member.
+# Number of bytes after a type's three words, by kind: fixed part, and per member.
 _TAILS: Final = {
     1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
     17: (4, 0), 19: (0, 12),
@@ -35,7 +35,7 @@ _TRACEPOINT: Final = b"btf_trace_"
 
 
 class KernelTypes:
-    """Structs of a kernel.
+    """The structs in a kernel's BTF.
 
     Args:
         btf: content of ``/sys/kernel/btf/vmlinux``, in the byte order of this machine.
@@ -170,7 +170,7 @@ def list_tracepoints(btf: bytes) -> set[str]:
 
 
 class ProgramBtf(NamedTuple):
-    """BTF of a program: function names by type id, and the string section."""
+    """A program's BTF: function names by type id, and the string section."""
 
     functions: dict[int, str]
     texts: bytes

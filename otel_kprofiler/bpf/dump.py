@@ -1,4 +1,4 @@
-"""Rows and maps of the program that dumps threads (``dump.bpf.c``)."""
+"""The rows and maps of the program that dumps threads (``dump.bpf.c``)."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class DumpRow(NamedTuple):
     Attributes:
         time_ns: ``CLOCK_BOOTTIME`` of the row.
         monotonic_ns: ``CLOCK_MONOTONIC`` of the same moment.
-        clock_ns: the scheduler's clock, as of its last reading on the CPU of the dump.
+        clock_ns: the scheduler's clock, as last read on the CPU that ran the dump.
         arrived_ns: when the thread last got a CPU, on the scheduler's clock; 0 if unknown.
         ran_ns: how long it has run since ``arrived_ns``, without interrupts and stolen time.
         ran_until_ns: when it last ran, on a clock that excludes interrupts and stolen time; 0 if
             unknown.
-        lacking_ns: how far the clock of ``ran_until_ns`` is behind the scheduler's at ``time_ns``.
+        lacking_ns: how far the clock of ``ran_until_ns`` is behind the scheduler's clock at
+            ``time_ns``.
         queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
-        tgid: process id, in the pid namespace of the dump.
-        tid: thread id, in the pid namespace of the dump.
+        tgid: process id, in the pid namespace of the process that dumps.
+        tid: thread id, in the pid namespace of the process that dumps.
         flags: :data:`HAS_STACKS` and the following constants.
         cpu: the CPU on which it runs or ran last; -1 if unknown.
         comm: the thread's name.
@@ -87,10 +88,10 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns when the thread left its CPU or was queued for one; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. It is early by the interrupts
-        and the stolen time during the thread's last run. Where the kernel does not record when the
-        thread last got a CPU, it is late by the interrupts and the stolen time during the whole
-        wait.
+        The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the time of
+        interrupts and stolen time during the thread's last run. Where the kernel does not record
+        when the thread last got a CPU, it is too late by the time of interrupts and stolen time
+        during the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns

@@ -1,4 +1,4 @@
-"""Where a kernel keeps the attributes of a perf event (``events.bpf.h``)."""
+"""Finds where a kernel keeps the attributes of a perf event (``events.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.btf import KernelTypes
 
 EVENT_LAYOUT: Final = ".rodata.events"
-"""Section of the constant ``event_layout``."""
+"""Section that contains the constant ``event_layout``."""
 _LAYOUT: Final = struct.Struct("=4Q")
 
 

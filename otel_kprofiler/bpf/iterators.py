@@ -56,7 +56,7 @@ def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
 
 
 def open_iterator(link: int) -> int:
-    """Open an iteration: reading the descriptor runs the program. The caller closes it.
+    """Open an iteration; reading its descriptor, which the caller closes, runs the program.
 
     Raises:
         OSError: the kernel rejected the call.

@@ -1,4 +1,4 @@
-"""Structs shared with sampler.bpf.c; change both together."""
+"""The structs shared with sampler.bpf.c; change both together."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Size of the head of the scratch memory: the last run, and whether the memory is in use."""
+"""Size of the scratch memory's head: the last run, and whether the memory is in use."""
 
 
 class ProgramConfig(NamedTuple):
@@ -166,7 +166,8 @@ class ProgramCounts(NamedTuple):
 class CpuLines:
     """The mapped array of ``struct cpu_line``: reads need no system call.
 
-    The kernel runs no program on a CPU that is inside bpf(2), so samples would be missed.
+    Reading through bpf(2) would miss samples, because the kernel runs no program on a CPU inside
+    it.
 
     Args:
         map_fd: descriptor of the map.
@@ -364,7 +365,7 @@ def parse_records(
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
-    """Finds the wait for a lock; ``end`` is that of the stacks."""
+    """Finds the wait for a lock; ``end`` is the end of the stacks."""
     (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
     comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
     return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)
@@ -396,7 +397,7 @@ def _keep(
 
 @lru_cache(256)
 def _collected(*statuses: StackStatus | None) -> Collected:
-    """Returns the status of kernel and user side; None for sides not requested."""
+    """Returns the status of the kernel side and the user side; None for a side not requested."""
     sides = zip(_KINDS, statuses, strict=True)
     return tuple([(kind, status) for kind, status in sides if status is not None])
 

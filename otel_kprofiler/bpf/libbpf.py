@@ -22,7 +22,7 @@ _LIBRARY: Final = "libbpf.so.1"
 _PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_BYTES: Final = 1 << 20
 _LOADING: Final = "loading"
-_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the maximum of kernels before 5.11
+_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the maximum in kernels before 5.11
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """Convert a failure to an exception; only the log shows a rejection by the verifier."""
+        """Convert a failure to an exception; only the log shows whether the verifier caused it."""
         log = self._messages.text()
         if code == errno.EBADF:  # libbpf continues after a failed open
             code = errno.EMFILE

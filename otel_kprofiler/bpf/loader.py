@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-"""Signals that, when blocked, kill the process without running handlers such as faulthandler's."""
+"""Signals that, if blocked, kill the process without running handlers such as faulthandler's."""
 
 
 @contextlib.contextmanager
@@ -34,13 +34,13 @@ class ObjectSpec(NamedTuple):
     """An object, and the programs in it to load.
 
     Attributes:
-        source: the C file, for loaders that compile.
-        object: the compiled file, for loaders that do not.
+        source: the C file, for loaders that compile it.
+        object: the compiled file, for loaders that do not compile.
         programs: the C functions to load. Other programs in the object are not loaded, so this
             kernel need not support them.
         map_entries: ``max_entries`` by map, chosen at run time (bytes for a ring).
-        log_level: level of the verifier's log: 0 only if it rejects a program, 1 each
-            instruction's state, 2 all branches. Loaders log it at level INFO.
+        log_level: level of the verifier's log. 0 logs only rejections, 1 also each instruction's
+            state, 2 also all branches. Loaders log it at level INFO.
         constants: contents of sections of constants, by name; only libbpf sets them.
         maps_of: an object loaded from the same file, whose maps are used; ``map_entries`` is
             ignored. Only libbpf supports this.
@@ -56,7 +56,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Loaded programs; the kernel unloads each when it and all events that run it are closed."""
+    """Loaded programs; the kernel unloads each once it and all events that run it are closed."""
 
     def program_fd(self, name: str) -> int:
         """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""

@@ -21,7 +21,7 @@ from otel_kprofiler.model import (
 LOCK_BEGIN: Final = "kprofiler_lock_begin"
 LOCK_END: Final = "kprofiler_lock_end"
 LOCK_LAYOUT: Final = ".rodata.locks"
-"""Section of the constant ``lock_layout``."""
+"""Section that contains the constant ``lock_layout``."""
 LOCK_PHASE: Final = 128
 """Phase of records of lock waits, to which the flags of the lock are added."""
 LOCK_BUCKETS: Final = 2048
@@ -35,7 +35,7 @@ _LINE_WORDS: Final = _FIRST_SUM + 2 * _FLAGS
 
 
 class LockOffsets(NamedTuple):
-    """Byte offsets of the owners of locks; see ``struct lock_layout``. None: unknown."""
+    """Byte offsets of lock owners, None if unknown; see ``struct lock_layout``."""
 
     mutex_owner: int | None
     rwsem_owner: int | None
@@ -59,7 +59,7 @@ def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool
     Args:
         offsets: offsets of the running kernel.
         number: number of the event, from 1.
-        by: how user stacks are collected (``enum user_frames``).
+        by: how to collect user stacks (``enum user_frames``).
         python: whether to collect Python frames.
     """
     namespace = os.stat("/proc/self/ns/pid")

@@ -1,4 +1,4 @@
-"""bpf(2) calls on maps."""
+"""Calls bpf(2) to create and change maps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 def create_inner_map(pages: int, name: str) -> int:
     """Create an array of ``pages`` elements for an array of maps to hold; mmap(2) can map it.
 
-    Otherwise the same as ``create_map``.
+    In all other respects, this is the same as ``create_map``.
     """
     return create_map(name, MapShape(_MAP_TYPE_ARRAY, 4, PAGE_BYTES, MMAPABLE | _INNER_MAP), pages)
 

@@ -1,4 +1,4 @@
-"""Layouts of CPython for the BPF program that reads frames: structs of python_types.bpf.h."""
+"""CPython's layouts for the BPF program that reads frames (structs of python_types.bpf.h)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 PYTHON_CFRAME = 1
 """The current frame is in a struct on the C stack, ``_PyCFrame`` (3.11, 3.12)."""
 PYTHON_IS_ENTRY = 2
-"""Frames have a flag for entry from C (3.11); later versions insert entry frames instead."""
+"""Frames have a flag for entry from C (3.11). Later versions insert entry frames instead."""
 
 
 class PythonLayout(NamedTuple):
@@ -19,33 +19,34 @@ class PythonLayout(NamedTuple):
         interpreters_head: the first interpreter, in ``_PyRuntime``.
         interpreter_next: the next interpreter, in an interpreter.
         interpreter_threads: the first thread state, in an interpreter.
-        thread_bytes: number of bytes read of a thread state.
+        thread_bytes: number of bytes that are read from a thread state.
         thread_previous: the previous thread state, in a thread state.
         thread_next: the next thread state, in a thread state.
         thread_interpreter: the interpreter, in a thread state.
         thread_native: the thread's gettid(2), in a thread state.
-        thread_status: status bits, in a thread state; bit 3 is set if its thread used this state
-            last (from 3.13 on). 0 if there are none.
+        thread_status: status bits, in a thread state; 0 if it has none. From 3.13 on, bit 3 is set
+            if this is the state that the thread used last.
         thread_frame: the current frame, or ``_PyCFrame``, in a thread state.
         thread_chunk: the chunk of memory with the newest frames, in a thread state; the next two
             words are the end of the chunk's used part and the end of the chunk.
         cframe_frame: the current frame, in a ``_PyCFrame``.
-        frame_bytes: number of bytes read of a frame: up to its variables.
+        frame_bytes: number of bytes that are read from a frame, up to its variables.
         frame_code: the code object, in a frame; the lowest two bits may be set.
         frame_previous: the caller's frame, in a frame.
         frame_instruction: the current or last instruction, in a frame.
         frame_owner: the owner of a frame's memory, one byte; 1 for generators.
         frame_entry: whether the frame was entered from C, one byte; used with ``PYTHON_IS_ENTRY``.
-        frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` covers all.
-        entry_owner: lowest value of the owner in entry frames, which belong to no function.
+        frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` includes
+            them.
+        entry_owner: lowest owner value in entry frames, which belong to no function.
         generator_state_back: bytes from a generator's state (one byte) to its frame.
         generator_executing: the state of a running generator.
         code_bytes: number of bytes of a code object up to its instructions.
         code_traceable: index of the first instruction of the function itself, 32 bits.
-        code_frame_words: words of the code's frames, 32 bits; 0 if the code object has only the
-            next two sizes.
-        code_stack_words: words of the stack in the code's frames, 32 bits.
-        code_variables: words of variables in the code's frames, 32 bits.
+        code_frame_words: size of the code's frames in words, 32 bits; 0 if the code object has only
+            the next two sizes.
+        code_stack_words: size of the stack in the code's frames, in words, 32 bits.
+        code_variables: size of the variables in the code's frames, in words, 32 bits.
         code_version: distinguishes code objects, 32 bits; 0 if there is none.
         code_first_line: first line of the function (``co_firstlineno``), 32 bits.
         code_file: reference to the file name, a string.
@@ -53,8 +54,9 @@ class PythonLayout(NamedTuple):
         code_table: reference to the line table, bytes.
         string_ascii: the characters of an ASCII string.
         string_other: the characters of another string.
-        string_kind_shift: shift of the bytes per character in a string's state, three bits.
-        string_ascii_shift: shift of the flag for ASCII strings in a string's state, one bit.
+        string_kind_shift: lowest bit of the field with the bytes per character in a string's state,
+            three bits.
+        string_ascii_shift: number of the flag for ASCII strings in a string's state, one bit.
     """
 
     flags: int

@@ -1,4 +1,4 @@
-"""Parses the ring of descriptions: code objects, and newly seen processes.
+"""Parses the ring of descriptions, which has code objects and newly seen processes.
 
 See python_types.bpf.h for the structs.
 """
@@ -56,9 +56,9 @@ class CodeParser:
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
-        """Yields code objects whose description ends in a chunk of the ring, and processes seen.
+        """Yields code objects whose description ends in a chunk of the ring, and new processes.
 
-        Strings come unchecked from the process's memory, truncated at 508 bytes.
+        Strings come from the process's memory, unchecked and truncated at 508 bytes.
 
         Raises:
             ValueError: the chunk is damaged.

@@ -1,4 +1,4 @@
-"""Maps of the BPF program for Python frames: processes, layouts, descriptions, counts."""
+"""The maps used for Python frames: processes, layouts, descriptions and counts."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def release(self, tgid: int) -> bool:
-        """Stop reading frames of a process; returns whether it was registered."""
+        """Stop reading Python frames of a process; returns whether it was registered."""
         with self._lock:
             if not self._is_open or tgid not in self._registered:
                 return False
@@ -238,7 +238,7 @@ class PythonMaps(LockedForForks):
     def receive(self) -> None:
         """Receive the descriptions in the ring.
 
-        Afterwards, all code objects of samples completed before the call are described.
+        Afterwards, every code object in a sample completed before the call has a description.
         """
         with self._lock:
             if not self._is_open:

@@ -38,10 +38,10 @@ class SpanPath(NamedTuple):
         tid_at: offset of the thread id in a thread state.
         context_at: offset of the current context in a thread state.
         context_type: ``contextvars.Context``.
-        hamt_type: type of a context's mapping, a HAMT.
-        bitmap_type: type of its nodes with up to 16 entries.
-        array_type: type of its nodes with more entries.
-        collision_type: type of its nodes for keys with equal hashes.
+        hamt_type: type of a context's mapping, which is a HAMT.
+        bitmap_type: type of the HAMT's nodes with up to 16 entries.
+        array_type: type of the HAMT's nodes with more entries.
+        collision_type: type of the HAMT's nodes for keys with equal hashes.
         variable: OpenTelemetry's context variable.
         variable_hash: hash of the variable in a HAMT, 32 bits.
         otel_context_type: OpenTelemetry's ``Context``, a dictionary.
@@ -52,7 +52,7 @@ class SpanPath(NamedTuple):
         dict_type: ``dict``.
         attribute: name of the attribute in which spans keep their span context.
         attribute_hash: hash of ``attribute``.
-        values_style: storage of instance attributes, one of ``VALUES_…``.
+        values_style: where instance attributes are stored, one of ``VALUES_…``.
         classes: known classes of spans, up to :data:`MAX_SPAN_CLASSES`.
     """
 

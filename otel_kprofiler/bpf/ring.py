@@ -1,4 +1,4 @@
-"""Reads a BPF ring buffer by mmap, without system calls.
+"""Reads a BPF ring buffer through mmap(2), without further system calls.
 
 See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The kernel maps a page with the
 consumer's position, a page with the producer's, and the data twice in succession, so that a record
@@ -47,7 +47,7 @@ class RingChunk(NamedTuple):
 
     Attributes:
         data: committed records as in the ring, including headers.
-        complete: whether it has every record reserved up to the requested position.
+        complete: whether the chunk has every record reserved up to the requested position.
     """
 
     data: bytes

@@ -1,4 +1,4 @@
-"""The layout of span contexts, which the sampler reads at the interrupt."""
+"""The layout of span contexts, which the sampler reads in its interrupt."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SpanLayout(NamedTuple):
         flags_type: type of the flags, with the layout of ``int``.
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
-        size_shift: in an integer's word with the number of digits, the number of flag bits below
-            it.
-        negative_bit: mask of the flag bit that marks negative integers; 0 if their number of digits
-            is negative instead.
+        size_shift: number of flag bits below the number of digits, in an integer's word with that
+            number.
+        negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
+            digits marks them.
         unsampled: 1 to include spans that are not sampled.
     """
 

@@ -1,4 +1,4 @@
-"""Offsets of ``task_struct`` fields that the sampler reads."""
+"""The offsets of the ``task_struct`` fields that the sampler reads."""
 
 from __future__ import annotations
 

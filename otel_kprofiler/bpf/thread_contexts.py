@@ -21,14 +21,14 @@ PLACE_BYTES: Final = _PLACE.size
 # struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 IS_GO: Final = 2
-"""Value of ``valid`` if attributes are named labels instead of numbered ones."""
+"""Value of ``valid`` if attributes are labels with names instead of numbers."""
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
 TRACE_LABEL: Final = b"trace_id"
 SPAN_LABEL: Final = b"span_id"
-"""Labels with the ids of a goroutine's span, in lower-case hexadecimal; the names are those of
-OpenTelemetry's "Trace Context in non-OTLP Log Formats"."""
+"""Labels with the ids of a goroutine's span, in lower-case hexadecimal, named as in OpenTelemetry's
+"Trace Context in non-OTLP Log Formats"."""
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX: Final = frozenset(b"0123456789abcdef")
 
@@ -116,7 +116,7 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
 
 
 def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the names and values of labels: two lengths of a byte each, then both strings.
+    """Yields names and values of labels; a label has two lengths of a byte each, then both strings.
 
     Ends at a truncated label.
     """
@@ -148,8 +148,8 @@ class ThreadContexts(LockedForForks):
     Args:
         map_fd: descriptor of the map, which the caller closes; None means that no process can be
             registered.
-        slots_fd: descriptor, which the caller closes, of the map of bits by low bits of process
-            ids.
+        slots_fd: descriptor, which the caller closes, of the map that has a bit for each value of a
+            process id's low bits.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -214,7 +214,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def _mark(self, tgid: int) -> None:
-        """Write the word with a process's bit, which also has the bits of other processes."""
+        """Write the word that contains a process's bit, and the bits of other processes."""
         word = tgid % _SLOTS // 64
         bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""Programs at raw tracepoints (``tracepoint.bpf.h``): their constants, attaching them."""
+"""Attaches programs to raw tracepoints, and packs their constants (``tracepoint.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.bpf.call import bpf_call
 
 TRACEPOINT_PROGRAM: Final = "kprofiler_tracepoint"
 TRACEPOINT: Final = ".rodata.tracepoint"
-"""Section of the constant ``tracepoint``."""
+"""Section that contains the constant ``tracepoint``."""
 NO_ARGUMENT: Final = 255
 MAX_ARGUMENTS: Final = 6
 _RAW_TRACEPOINT_OPEN: Final = 17  # enum bpf_cmd, include/uapi/linux/bpf.h
@@ -24,8 +24,8 @@ class TracepointValue(NamedTuple):
 
     Attributes:
         argument: number of the tracepoint's argument; :data:`NO_ARGUMENT` if each event counts 1.
-        member: byte offset of the value in the struct to which the argument points, where it has
-            32 bits; None if the argument is the value.
+        member: byte offset of the 32-bit value in the struct to which the argument points; None if
+            the argument is the value.
         is_order: whether the value is ``1 << argument``.
         unit: unit of the value, in bytes.
     """

@@ -1,4 +1,4 @@
-"""Settings of the user unwinder: offsets of the kernel, and properties of the processor.
+"""The settings of the user unwinder: kernel struct offsets, and properties of the processor.
 
 The structs mirror ``programs/unwind_types.bpf.h``; change both together.
 """
@@ -140,7 +140,7 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 48) - 1,  # without a hint to mmap(2), no address of a process is above
+    address_mask=(1 << 48) - 1,  # without a hint to mmap(2), no address in a process is higher
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=b"",
@@ -161,16 +161,16 @@ AARCH64: Final = Processor(
 )
 
 PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH64}
-"""Register layouts by ``platform.machine()``."""
+"""The properties of each processor, by ``platform.machine()``."""
 
 _LEAST_THREAD_BYTES: Final = 16384
-"""THREAD_SIZE of both processors: arch/x86/include/asm/page_64_types.h,
-arch/arm64/include/asm/memory.h. On arm64, it is larger if pages are.
+"""Minimum THREAD_SIZE on both processors: arch/x86/include/asm/page_64_types.h,
+arch/arm64/include/asm/memory.h. On arm64, it is larger if pages are larger.
 """
 
 
 class KernelOffsets(NamedTuple):
-    """Offsets in structs of the kernel, in the order of ``struct unwind_config``."""
+    """Offsets in the kernel's structs, in the order of ``struct unwind_config``."""
 
     flags: int
     stack_top_registers: int
@@ -208,7 +208,7 @@ _FORMER: Final = {
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
-"""Member names in older kernels."""
+"""The names of members in older kernels."""
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 
@@ -219,7 +219,7 @@ def find_kernel_offsets(
 
     Args:
         types: the kernel's types.
-        page_bytes: size of its pages.
+        page_bytes: size of the kernel's pages.
     """
     flags, offsets = 0, []
     for member in _MEMBERS:

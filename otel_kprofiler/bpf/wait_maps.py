@@ -1,4 +1,4 @@
-"""Structs and maps of the programs for off-CPU time (``wait_types.bpf.h``)."""
+"""The structs and maps of the programs for off-CPU time (``wait_types.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _END: Final = struct.Struct("=4Q4I16s")
 WAIT_END_BYTES: Final = _END.size
 THREAD_BYTES: Final = _THREAD.size
 WAIT_LAYOUT: Final = ".rodata.waits"
-"""Section of the constant ``wait_layout``."""
+"""Section that contains the constant ``wait_layout``."""
 WAIT_UNIT_NS: Final = 256
 """Thresholds are multiples of this (``UNIT_SHIFT``), and fit into 32 bits in this unit."""
 PLACES: Final = 16
@@ -102,7 +102,7 @@ def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
 
 
 class WaitConfig(NamedTuple):
-    """The configuration of the programs: ``struct wait_config``."""
+    """The configuration of the programs (``struct wait_config``)."""
 
     epoch: int = 0
     threshold_ns: int = 0
@@ -150,7 +150,7 @@ class WaitThread(NamedTuple):
     """Sums of a thread, and its current wait; see ``struct thread``.
 
     Attributes:
-        ended_ns: ``CLOCK_BOOTTIME`` at which the thread ended; 0 if it runs.
+        ended_ns: ``CLOCK_BOOTTIME`` at which the thread exited; 0 if it has not.
     """
 
     id: int
@@ -184,9 +184,9 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses consecutive structs of threads; they ended at ``ended_ns`` unless that is 0.
+    """Parses consecutive ``struct thread``; the threads exited at ``ended_ns`` unless that is 0.
 
-    Raises ``ValueError`` if one is truncated.
+    Raises ``ValueError`` if a struct is truncated.
     """
     if len(data) % THREAD_BYTES:
         raise ValueError("an entry of the off-CPU totals is truncated")

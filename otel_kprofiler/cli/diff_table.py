@@ -74,7 +74,7 @@ def table(
     Args:
         by: grouping of the samples.
         changes: rows of the table, in order.
-        kind: kind of the samples.
+        kind: the kind of samples.
         way: the compared quantity.
         width: width of the terminal; None for no limit.
     """

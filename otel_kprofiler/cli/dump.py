@@ -109,7 +109,7 @@ def command(
         remarks = dumper.remarks()
     shown = [_select(process, chosen[process.tgid]) for process in dumped]
     if not shown:
-        raise KProfilerError("the process has ended", hint="see ps, pgrep")
+        raise KProfilerError("the process has exited", hint="see ps, pgrep")
     _write(shown, form, interval_s)
     for remark in remarks:
         say(remark, err=True)
@@ -175,7 +175,7 @@ def _find_named(
                 if name in names:
                     named[int(tid)] = name
         except OSError:
-            pass  # a thread or the process has ended
+            pass  # a thread or the process has exited
         if named:
             yield int(entry), (int(entry) in named, frozenset(named.values()))
 

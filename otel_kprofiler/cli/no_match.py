@@ -23,7 +23,8 @@ def check_matches(chosen: Filter, *sources: Samples) -> None:
     """Check that samples of at least one source match a filter, unless there are no samples.
 
     Raises:
-        KProfilerError: no sample matches; the fix names existing values.
+        KProfilerError: no sample matches; if a single option matches nothing, the hint lists the
+            values that exist.
     """
     filled = [source for source in sources if source.count]
     if not filled or any(chosen.apply(source).count for source in filled):

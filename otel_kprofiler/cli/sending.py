@@ -35,7 +35,7 @@ def find_change(causes: Iterable[LossCause]) -> str:
 
 
 def describe_failure(result: ExportResult) -> str:
-    """Returns the error of the receiver or of the network."""
+    """Returns the error from the receiver or from the network."""
     return ": ".join(filter(None, (result.error_type, result.message)))
 
 

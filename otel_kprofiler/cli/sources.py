@@ -24,7 +24,7 @@ class Choice(NamedTuple):
     """A selection of samples from a source.
 
     Attributes:
-        chosen: filter of the samples.
+        chosen: filter on the samples.
         start: first moment of the time range; None for no limit.
         end: moment after the time range; None for no limit.
         sides: sides of stacks to which the samples are reduced.

@@ -61,7 +61,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Follow new processes, and return whether all processes have ended."""
+        """Follow new processes, and return whether all processes have exited."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)

@@ -26,7 +26,7 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a table of profiles, with conditions.
+    """The address of a table of profiles, with conditions on samples.
 
     Attributes:
         host: name or address of the server.
@@ -35,8 +35,8 @@ class Address:
         table: name of the table of profiles.
         user: name of the user.
         password: the user's password.
-        secure: whether to connect by TLS.
-        attributes: ``NAME=VALUE`` of attributes that samples must have.
+        secure: whether to connect with TLS.
+        attributes: attributes that samples must have, as ``NAME=VALUE``.
         secrets: redacts passwords from messages.
     """
 

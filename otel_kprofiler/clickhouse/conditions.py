@@ -35,11 +35,11 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Yields conditions that all rows matching a filter fulfil; ignores the filter's ``kinds``.
+    """Yields conditions that hold for all rows matching a filter; ignores the filter's ``kinds``.
 
     Args:
         chosen: filter that selects the samples.
-        rows: table with time condition, for a subquery.
+        rows: the table with its time condition, for subqueries.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")
@@ -105,7 +105,7 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Returns the condition that a column matches a pattern, as precisely as ``LIKE`` allows."""
+    """Returns a condition for a column to match a pattern, as precisely as ``LIKE`` allows."""
     terms = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"

@@ -1,4 +1,4 @@
-"""Connection to a ClickHouse server: streams rows, and explains errors with a hint."""
+"""Connects to a ClickHouse server, streams rows, and explains errors with a hint."""
 
 from __future__ import annotations
 

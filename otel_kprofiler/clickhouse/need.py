@@ -1,4 +1,4 @@
-"""The parts of samples that a report needs: the server merges samples with equal parts."""
+"""The parts of samples that a report needs; the server merges samples in which these are equal."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Need:
     """The parts of samples to read.
 
     Attributes:
-        resources: names of attributes of resources; None for all.
-        samples: names of attributes of samples; None for all.
+        resources: names of resource attributes; None for all.
+        samples: names of sample attributes; None for all.
         links: whether spans are read.
         stacks: whether stacks are read; otherwise only whether they have kernel frames.
         times: whether all times are read; otherwise the first and the last of merged samples.
@@ -69,7 +69,7 @@ def _attributes(*names: str) -> Need:
 
 
 ALL: Final = Need(None, None, links=True, stacks=True, times=True)
-"""Need of files: all data of the table."""
+"""The need of a written file, which is all data in the table."""
 
 PAGE: Final = Need(
     frozenset({*_PROCESS, "host.name", "os.version"}),
@@ -77,7 +77,7 @@ PAGE: Final = Need(
     stacks=True,
     times=True,
 )
-"""Need of flame graphs."""
+"""The need of a flame graph."""
 
 _THREADS: Final = Need(samples=frozenset(_THREAD))
 _PROCESSES: Final = Need(frozenset(_PROCESS), frozenset({"thread.name"}))

@@ -21,7 +21,7 @@ KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
 KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
-"""Mappings of kernel code only; modules may share names with files."""
+"""Names that only mappings of kernel code have; modules may share names with files."""
 KERNEL_FLOOR: Final = 1 << 63
 """Lowest kernel address, for code without a mapping."""
 _IN_KERNEL: Final = (
@@ -53,7 +53,7 @@ def table_name(database: str, table: str) -> str:
 
 
 def rows_between(table: str, times: Range) -> str:
-    """Returns a table, with the condition that profiles may have samples in a range."""
+    """Returns a table with a condition that selects profiles that may have samples in a range."""
     start, end = max(0, times.start_ns - _LONGEST_PROFILE_NS), times.end_ns
     return (
         f"{table} WHERE Timestamp >= fromUnixTimestamp64Nano(toInt64({start})) "
@@ -123,7 +123,7 @@ def samples(
 
 
 def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects the stacks of matching samples by number, with columns of frames, leaf first."""
+    """Selects the numbered stacks of matching samples, with columns of frames, leaf first."""
     frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
     source = _samples(rows, conditions, times)
     return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608
@@ -132,7 +132,7 @@ def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
     """Selects counts of samples taken and lost, by kind.
 
-    Each part of a window, and each of its samples, has the counts of the whole window.
+    Each part of a window, and each sample in it, has the counts of the whole window.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (
@@ -151,7 +151,8 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
     """Selects rows with the sample times within a range, and their values.
 
-    A row without times has the start of its profile as time; rows that sum to 0 are left out.
+    A row without times gets the start of its profile as its time, and is left out if its values add
+    up to 0.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
     all_values = (

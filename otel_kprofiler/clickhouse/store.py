@@ -27,7 +27,8 @@ MAX_STACKS: Final = 1_000_000
 EXACT_TIMES: Final = 2_000_000
 """Up to this number, samples keep their times; beyond it, samples of a time step are merged."""
 _STEPS: Final = 1200
-"""Time steps; a multiple of the intervals of ``diff``, and about the bins of a page."""
+"""Number of time steps: a multiple of the intervals in ``diff``, and close to the bins of a
+page."""
 
 
 class Selection(NamedTuple):
@@ -43,7 +44,7 @@ class Selection(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Extent of a kind: number of samples, start and end of their profiles."""
+    """The extent of a kind: the number of samples, and the start and end of their profiles."""
 
     samples: int
     start_ns: int
@@ -89,7 +90,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
         """Reads the samples of a selection, including some that do not match its filter.
 
-        Returns one window that covers the profiles; several if the period changed within it.
+        Returns one window that covers the profiles; several windows if the period changed.
 
         Args:
             selection: the samples to read.
@@ -155,7 +156,7 @@ def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
 
 
 def _order(kind: Kind) -> tuple[int, Kind]:
-    """Sorts our kinds first, in their order."""
+    """Sorts the kinds that every sampler has first, in the order of ``KINDS``."""
     profile_kind = kind.kind
     return (KINDS.index(profile_kind) if profile_kind in KINDS else len(KINDS)), kind
 

@@ -20,7 +20,7 @@ from otel_kprofiler.config.service import Service
 
 _WIDTH: Final = 96
 _HEADING: Final = """\
-# Configuration of otel-kprofiler: every key, set to its default unless the comment says otherwise.
+# Configuration of otel-kprofiler: every key, set to its default unless a comment says otherwise.
 # Generated from the schema by `make generated`. Durations have units (200ms, 5s, 1m30s);
 # ${env:NAME}, ${env:NAME:-default} and $$ work in every value; nothing else reads the environment.
 """

@@ -166,7 +166,7 @@ def _validate(document: Document, model: type[_Model], values: Any, prefix: Path
 
 
 def _explain(document: Document, model: type[Section], prefix: Path, detail: Any) -> None:
-    """Convert an error of pydantic to a problem."""
+    """Convert an error from pydantic to a problem."""
     inner: Path = detail["loc"]
     at_key = inner[-1:] == ("[key]",)
     inner = inner[:-1] if at_key else inner

@@ -38,7 +38,7 @@ class KindResult(NamedTuple):
 
     Attributes:
         exported: number of samples known to have arrived; a lower bound.
-        lost: number of all other samples, by cause.
+        lost: number of samples not known to have arrived, by cause.
     """
 
     exported: int
@@ -67,7 +67,7 @@ class ExportResult(NamedTuple):
 
     @property
     def lost(self) -> Losses:
-        """Returns the number of all other samples of all kinds, by cause."""
+        """Returns the number of samples of all kinds not known to have arrived, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:

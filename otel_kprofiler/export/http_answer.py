@@ -38,7 +38,7 @@ _TOO_LARGE: Final = re.compile(
 )
 """Matches messages from receivers that reject a request's size with a status other than 413.
 
-A Collector answers with 400 and the error of Go's ``http.MaxBytesReader``.
+A Collector answers with 400 and the error from Go's ``http.MaxBytesReader``.
 """
 _GZIP_WINDOW_BITS: Final = 47
 """Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""

@@ -43,7 +43,7 @@ class QueueCounts(NamedTuple):
             samples of several kinds.
         queued_bytes: size of these batches; 0 inside a kind.
         carried: samples left in the spool by earlier runs.
-        carried_lost: the part of ``lost`` from earlier runs.
+        carried_lost: the part of ``lost`` that earlier runs had sampled.
         kinds: counts of each kind, by name; empty inside a kind.
         earlier: samples that all earlier runs put in the spool, by kind; None inside a kind, or if
             there is no spool.

@@ -63,7 +63,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             retries.
         signal: kind of data that is sent.
         endpoint: address of the receiver for messages, without credentials.
-        secrets: texts that are removed from all messages of receivers and libraries.
+        secrets: texts that are removed from all messages from receivers and libraries.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ def speaks_no_tls(message: str) -> bool:
 
 
 def advise_plain_text(message: str) -> str:
-    """Put the fix before the TLS handshake error of a receiver that does not speak TLS."""
+    """Put the fix before the TLS handshake error from a receiver that does not speak TLS."""
     return f"{_NO_TLS} ({message})" if speaks_no_tls(message) else message
 
 

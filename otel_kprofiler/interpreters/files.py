@@ -109,7 +109,7 @@ class InterpreterFiles:
     def _read(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | None:
-        """Reads an interpreter; raises ``InterpreterRefused`` or an error of :meth:`_open`."""
+        """Reads an interpreter; raises ``InterpreterRefused`` or an error from :meth:`_open`."""
         file = self._open(pid, mapping, build_id)
         try:
             return find_interpreter(FileSource(file.fd, file.size))

@@ -1,4 +1,4 @@
-"""Registers the CPython processes of this host as they start and exit."""
+"""Registers this host's CPython processes when they start, and removes them when they exit."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class PythonProcesses:
             self._register(event.process.tgid, interpreter)
 
     def _read_code(self, pid: int) -> list[MemoryMapping]:
-        """Returns the executable mappings of a process; empty if it has ended."""
+        """Returns the executable mappings of a process; empty if it has exited."""
         try:
             maps = read_maps(self._host, pid)
         except (FileNotFoundError, ProcessLookupError):

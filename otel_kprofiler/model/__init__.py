@@ -1,4 +1,4 @@
-"""Value types that every layer shares; imports nothing else of the package.
+"""Value types that all layers share; imports nothing else from the package.
 
 Addresses of different kinds are different types, ranges are half-open
 ``[start, end)``, times are integers in nanoseconds. All values here are immutable

@@ -65,7 +65,7 @@ class StreamTotals(NamedTuple):
         stream_id: random; a new value for each start of a sampler.
         samples: samples in all windows so far, including this window.
         taken: samples that the kernel program took: ``samples``, and samples lost in the kernel or
-            waiting for their window.
+            still waiting for their window.
         lost: samples lost so far, by cause: in the kernel and, once a window is encoded for a
             receiver, on the way to that receiver.
         earlier_samples: samples of earlier streams that were in this receiver's spool.
@@ -96,7 +96,7 @@ class ExporterAccount(NamedTuple):
         pending: samples in flight, or in the spool for the next run.
         not_offered: samples of windows closed while the exporter was not configured.
         carried: samples of earlier runs that were in the spool at startup.
-        carried_lost: the part of ``lost`` from earlier runs.
+        carried_lost: the part of ``lost`` that earlier runs had sampled.
         unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples taken
             after this time is unknown.
         kinds: accounts by sample kind; empty in the account of a single kind.
@@ -163,7 +163,7 @@ class ExporterAccount(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Outcomes of all samples taken by the kernel program; no count is computed by subtraction.
+    """Outcomes of all samples that the kernel program took; no count is derived by subtraction.
 
     Attributes:
         taken: counted by the kernel program.

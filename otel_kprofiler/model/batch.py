@@ -31,16 +31,15 @@ class UnnamedFrames(enum.Enum):
     ADDRESSES = "addresses"
     """Frames have file and address but no function; back ends resolve the names."""
     NAMES = "names"
-    """Frames have a function name from file, address and reason: ``vmlinux+0x40 [no_symbol]``;
-    from the reason alone if the file is unknown. For back ends that drop frames without a
-    function."""
+    """Frames get a function name made of file, address and reason (``vmlinux+0x40 [no_symbol]``),
+    or only the reason if the file is unknown. For back ends that drop frames without a function."""
 
 
 class Encoding(NamedTuple):
     """How windows are encoded for a receiver.
 
     Attributes:
-        form: protobuf, or JSON by OTLP's mapping.
+        form: protobuf, or JSON in OTLP's mapping.
         max_bytes: maximum size of a request before compression; None for no limit.
         attributes: how resource and scope attributes are written.
         unnamed_frames: how frames without a function name are written.
@@ -53,7 +52,7 @@ class Encoding(NamedTuple):
 
 
 class ProfileSamples(NamedTuple):
-    """Number of samples in one profile of a request.
+    """The number of samples in one profile of a request.
 
     Attributes:
         kind: name of the sample kind.
@@ -89,7 +88,7 @@ class Batch:
 
     @property
     def sample_counts(self) -> SampleCounts:
-        """Returns the number of samples by kind; 0 for a kind with only empty profiles."""
+        """Returns the number of samples by kind; 0 for a kind that has only empty profiles."""
         counts = SampleCounts()
         for profile in self.profiles:
             counts[profile.kind] += profile.samples

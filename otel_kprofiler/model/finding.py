@@ -17,7 +17,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a host check: subject, observed state, required state, fix."""
+    """The result of a host check: subject, observed state, required state and fix."""
 
     check: str
     level: Level

@@ -35,7 +35,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Returns the unit of weights for people: ``samples`` or ``events`` if they are counts."""
+        """Returns the unit shown for weights; for counts, it is ``samples`` or ``events``."""
         unit = self.measure[1]
         if unit != "count":
             return unit
@@ -60,8 +60,8 @@ OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 opentelemetry-ebpf-profiler."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
-"""Sampled waits for the kernel's locks; each counts the time that it represents. An event: its
-number differs by sampler."""
+"""Sampled waits for the kernel's locks; each counts the time that it represents. It is an event
+kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
 """Kinds that every sampler has, in the order of a window's profiles; kinds of events follow."""

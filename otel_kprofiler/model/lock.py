@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 LOCK_TYPE: Final = "otel_kprofiler.lock.type"
-"""Label of samples of lock waits: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
+"""Label on samples of lock waits: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
 LOCK_HOLDER_ID: Final = "otel_kprofiler.lock.holder.thread.id"
-"""Label of samples of lock waits: thread that held the lock when the wait began, if known; its id
-is that of the initial pid namespace."""
+"""Label on samples of lock waits: id, in the initial pid namespace, of the thread that held the
+lock when the wait began, if known."""
 LOCK_HOLDER_NAME: Final = "otel_kprofiler.lock.holder.thread.name"
 
 _SPIN, _READ, _WRITE, _RT, _PERCPU, _MUTEX = (1 << bit for bit in range(6))
@@ -33,11 +33,11 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 named as in ``perf lock contention``."""
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Type in totals: waits whose begin or end could not be followed, with a time of 0."""
+"""Type, in totals, of waits whose beginning or end could not be followed; their time is 0."""
 
 
 def name_lock(flags: int) -> str:
-    """Returns the type of a lock from the flags of its tracepoint."""
+    """Returns the type of a lock, given the flags in its tracepoint."""
     return LOCK_TYPES.get(flags, OTHER_LOCK)
 
 
@@ -66,22 +66,22 @@ class LockWait(NamedTuple):
 
 
 class LockTotal(NamedTuple):
-    """Waits for the locks of a type, without sampling error.
+    """Waits for all locks of one type, without sampling error.
 
     Attributes:
         waits: number of waits that have ended.
-        total_ns: their time.
+        total_ns: total time of these waits, in nanoseconds.
     """
 
     waits: int
     total_ns: int
 
     def plus(self, other: LockTotal) -> LockTotal:
-        """Returns the sum of both."""
+        """Returns the sum of two totals."""
         return LockTotal(self.waits + other.waits, self.total_ns + other.total_ns)
 
     def minus(self, other: LockTotal) -> LockTotal:
-        """Returns the difference of both."""
+        """Returns the difference between two totals."""
         return LockTotal(self.waits - other.waits, self.total_ns - other.total_ns)
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
 """Default limit on the memory for descriptions, in bytes."""
 _OBJECT_BYTES: Final = 512
-"""Memory used by a description besides its strings: objects and dictionary entries."""
+"""Memory used by a description besides its strings, for objects and dictionary entries."""
 
 
 class PythonCode(NamedTuple):
@@ -20,7 +20,8 @@ class PythonCode(NamedTuple):
         id: code id in samples; unique within a recording.
         process: process id in the initial pid namespace.
         address: runtime address of the code object.
-        image: distinguishes programs run by the same process, and processes with a reused pid.
+        image: distinguishes programs that the same process executed, and processes with a reused
+            pid.
         file: source file (``co_filename``).
         function: qualified name (``co_qualname``).
         first_line: 1-based (``co_firstlineno``), 0 if unknown.

@@ -7,7 +7,7 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Maximum number of files; beyond it, native frames of the loop appear beside Python frames."""
+"""Maximum number of files; in further files, native loop frames appear beside Python frames."""
 
 
 class KnownLoops:

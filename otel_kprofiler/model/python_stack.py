@@ -25,7 +25,7 @@ MAX_CODE_ID: Final = (1 << _ID_BITS) - 1
 NO_CODE: Final = 0
 """Code id of frames whose code object has no description."""
 NO_INSTRUCTION: Final = (1 << _INSTRUCTION_BITS) - 1
-"""Instruction index of frames where it is unknown, or too large for the field."""
+"""Instruction index if the instruction is unknown, or its index is too large for the field."""
 _FROM_C: Final = 1 << (_ID_BITS + _INSTRUCTION_BITS)
 
 
@@ -71,7 +71,7 @@ class PythonStack(NamedTuple):
 
     Attributes:
         end: why the stack ends.
-        tag: number that user space assigned on registering the process.
+        tag: number that user space assigned when it registered the process.
         frames: leaf first.
     """
 
@@ -106,7 +106,7 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns the index after each frame entered from C code, given a stack's words."""
+    """Returns the index after each frame that C code entered, given a stack's words."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 

@@ -35,7 +35,7 @@ MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 
 COARSE: Final = "otel_kprofiler.coarse"
-"""Label of samples with less detail, because their process exceeds its budget; its value is
+"""Label on samples with less detail because their process exceeds its budget. The value is
 ``true``."""
 
 
@@ -63,7 +63,7 @@ Collected = tuple[tuple[SideKind, StackStatus], ...]
 
 
 class RawSample(NamedTuple):
-    """A single event, as recorded by the kernel program.
+    """A single sampled event, as recorded by the kernel program.
 
     Attributes:
         kind: what was sampled.
@@ -75,8 +75,8 @@ class RawSample(NamedTuple):
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, None if unknown.
         cgroup_id: cgroup v2 id (inode number), 0 or 1 on hosts with cgroup v1.
         comm: thread name, at most 15 bytes, without trailing zeros.
-        collected: collected sides of the stack, from leaf to root, with outcomes. Samples share
-            these tuples.
+        collected: collected sides of the stack, from leaf to root, with outcomes. Samples with
+            equal outcomes share one tuple.
         stacks: words of each side, as in :class:`RawSide`.
         link: current span of the thread, if known.
         labels: number of the thread's current set of labels; 0 for none.
@@ -130,8 +130,8 @@ class ProcessKey(NamedTuple):
 
     Attributes:
         tgid: process id, as in samples.
-        start_time_ns: ``CLOCK_BOOTTIME`` of its start, which distinguishes processes with a reused
-            id; None if unknown.
+        start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, which distinguishes
+            processes with a reused id; None if unknown.
         exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child
             inherits its parent's value.
         owner: effective user id; None if unknown or irrelevant.

@@ -39,14 +39,14 @@ class ModuleKind(enum.Enum):
     LOADED = "module"
     BPF = "bpf"
     OUT_OF_LINE = "ool"
-    """Code pages that the kernel creates at run time: ftrace trampolines, kprobe slots."""
+    """Code pages that the kernel creates at run time: ftrace trampolines and kprobe slots."""
     USER = "user"
 
     __hash__ = object.__hash__  # Enum's __hash__ is Python code
 
 
 class RangeSource(enum.Enum):
-    """Sources of a module's executable ranges, best first."""
+    """The source of a module's executable ranges; the best source comes first."""
 
     SECTIONS = "sections"
     """/sys/module/NAME/sections: exact."""
@@ -97,7 +97,7 @@ class Module:
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, in whole pages.
         range_source: where ``ranges`` came from.
-        generation: grows by one with each module seen, so that a reloaded module is a new module.
+        generation: serial number of the module, so that a reloaded module is a new module.
         program: the BPF program containing the code, if known.
         file_offset: for a user object, the file offset of the first byte of its range.
     """
@@ -138,15 +138,15 @@ class Unresolved(enum.Enum):
     FREED_INIT = "the code was freed after the kernel had booted"
     USER_ADDRESS = "user code is exported as addresses"
     NO_FILE = "the code is in memory without a file, such as JIT-compiled code"
-    FILE_UNKNOWN = "the file of the code could not be determined in time"
+    FILE_UNKNOWN = "the file that contains the code could not be determined in time"
     NO_NAME = "the file has no name for the function"
     SYMBOLS_PENDING = "the symbols of the file were not read yet"
     SYMBOLS_DROPPED = "the symbols of the file were not read: limit of memory or time"
     SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
-    NO_PROCESS = "the process of the address was not given"
-    PROCESS_GONE = "the process has ended or executed another program"
-    PROCESS_HIDDEN = "this process is not permitted to see the other's mappings"
-    FILE_UNREADABLE = "the file of the code could not be opened or read"
+    NO_PROCESS = "no process was given for the address"
+    PROCESS_GONE = "the process has exited or executed another program"
+    PROCESS_HIDDEN = "this process may not read the mappings of the process that ran the code"
+    FILE_UNREADABLE = "the file that contains the code could not be opened or read"
     LEFT_OUT = "the process is left out by a filter"
     CODE_UNKNOWN = "the code object was not described in time"
     NOT_HERE = "this host has no readable symbols with the build id of the code"
@@ -165,7 +165,7 @@ class SideKind:
         color: color of its frames in the flame graph, from the viewer's palette.
         folded_mark: suffix of its frames in folded stacks, which flamegraph.pl maps to colors.
         is_expected: whether every thread has this side; if so, reports mention its absence.
-        usual_reason: default reason for frames without names; not sent.
+        usual_reason: default reason why frames have no names; not sent.
         has_files: whether its functions belong to source files rather than modules; if so, reports
             show lines after names.
     """
@@ -287,7 +287,7 @@ class Side(NamedTuple):
         frames: its frames, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
         is_provisional: whether it may be resolved further when the window closes.
-        entries: for a Python side, the indices after frames entered from C code.
+        entries: for a Python side, the index after each frame that C code entered.
     """
 
     kind: SideKind
@@ -319,9 +319,9 @@ class Stack:
 
         Args:
             frames: frames of one or more sides, leaf first.
-            statuses: outcomes by side. A side without frames is added only if listed here, at the
-                root if it was truncated. If a side has several runs of frames, the last run gets
-                the status.
+            statuses: outcomes by side. A side without frames is added only if it is listed here; it
+                is added at the root if it was truncated. If a side has several runs of frames, the
+                last run gets the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

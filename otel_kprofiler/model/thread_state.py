@@ -17,7 +17,7 @@ class ThreadState(NamedTuple):
         tgid: process id, in the pid namespace of the reader.
         tid: thread id, in the pid namespace of the reader.
         name: the thread's name.
-        state: why it is off the CPU; None while it runs.
+        state: why the thread is off the CPU; None while it runs.
         waited_ns: how long it has been off the CPU, without suspends of the host; None while it
             runs, or if unknown.
         cause: what it waits for; None while it runs.
@@ -43,7 +43,7 @@ class ThreadState(NamedTuple):
 
     @property
     def state_label(self) -> str:
-        """Returns the name of the state, ``running`` on a CPU."""
+        """Returns the name of the state; ``running`` if the thread is on a CPU."""
         return "running" if self.state is None else self.state.label
 
 
@@ -54,7 +54,7 @@ class ProcessState(NamedTuple):
         tgid: process id.
         name: the process's ``comm``.
         threads: its threads, by id.
-        ended: number of threads that have exited and are not yet reaped.
+        ended: number of threads that have exited but are not reaped yet.
         time_ns: ``CLOCK_BOOTTIME`` of the moment.
     """
 

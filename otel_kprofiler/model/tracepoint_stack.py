@@ -14,13 +14,13 @@ _CALLERS: Final = re.compile(r"bpf_trace_run\d+|__bpf_trace_\w+|__traceiter_\w+"
 
 
 class TracepointStacks:
-    """Cuts stacks, so that their leaf is the function with the tracepoint. Not thread-safe."""
+    """Cuts stacks so that their leaf is the function with the tracepoint. Not thread-safe."""
 
     def __init__(self) -> None:
         self._cut: dict[Stack, Stack] = {}
 
     def cut(self, stack: Stack) -> Stack:
-        """Returns the stack without the program. Other stacks are returned unchanged."""
+        """Returns the stack without the program's frames; any other stack stays unchanged."""
         cut = self._cut.get(stack)
         if cut is None:
             sides = tuple(map(_cut_side, stack.sides))

@@ -1,4 +1,4 @@
-"""User files with sampled code."""
+"""The files of sampled user code."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class FileDetails(NamedTuple):
     def name(self) -> str:
         """Returns the last part of the path, marked if the file was deleted.
 
-        A file created by memfd_create(2), which was never in a directory, has the kernel's name:
-        ``memfd:NAME``.
+        A file from memfd_create(2) never had a directory entry, so it keeps the name that the
+        kernel gives it, ``memfd:NAME``, without a mark.
         """
         name = os.path.basename(self.path) or self.path
         is_held = name.startswith(_MEMFD) and self.path == f"/{name}"

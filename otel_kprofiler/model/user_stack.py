@@ -23,7 +23,7 @@ _MARKER: Final = 0xFFFF
 ADDRESS_BITS: Final = 56
 SOURCE_BITS: Final = 60
 IN_MOVED_TEXT: Final = 8
-"""Flag of a frame's source: its code was copied to memory without a file.
+"""Flag in a frame's source: the frame's code was copied to memory without a file.
 
 The frame's file is the file mapped around that memory.
 """
@@ -82,10 +82,10 @@ class FrameSource(enum.IntEnum):
     """Method that yielded a frame."""
 
     REGISTERS = 0
-    """The leaf: the interrupted instruction; after :func:`mark_trampolines`, also a trampoline."""
+    """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Found by frame pointer; the return address follows a call. A callee may be missing."""
+    """Found by the frame pointer; the return address follows a call. A callee may be missing."""
     GUESS = 3
     """Caller of a leaf without unwind entry; the address on top of the stack follows a call."""
     SIGNAL = 4
@@ -101,8 +101,8 @@ class FileKey(NamedTuple):
         inode: number of the file's inode on its device.
         device: device of its file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
-        generation: distinguishes files with a reused inode number, and a file's contents before and
-            after it was overwritten in place.
+        generation: distinguishes files that reuse an inode number, and the old and new contents of
+            a file that was overwritten in place.
     """
 
     inode: int

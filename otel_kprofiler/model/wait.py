@@ -19,7 +19,7 @@ class WaitState(enum.IntEnum):
     STOPPED = 3
     """Stopped by a signal or traced."""
     IDLE = 4
-    """A kernel thread waiting for work without counting as load (``TASK_IDLE``)."""
+    """A kernel thread that waits for work and does not count as load (``TASK_IDLE``)."""
 
     @property
     def label(self) -> str:
@@ -58,7 +58,7 @@ class Wait(NamedTuple):
             time divided by the wait's sampling probability.
         is_ended: False if the wait continues; later samples report the rest.
         in_iowait: the task's flag for waits on block I/O.
-        is_throttled: whether the thread's cgroup had used up its CPU quota.
+        is_throttled: whether the CPU quota of the thread's cgroup was used up.
         waker: thread that ended the wait; None if unknown.
     """
 
@@ -77,7 +77,7 @@ class WaitTotals(NamedTuple):
     Attributes:
         by_state: nanoseconds by state, including the elapsed part of ongoing waits.
         switches: number of completed waits.
-        below_ns: the part of all off-CPU time that was in waits too short to be sampled.
+        below_ns: the part of all off-CPU time that was spent in waits too short to be sampled.
         has_ended: whether all threads that waited have exited; not stored in profiles.
     """
 
@@ -92,7 +92,7 @@ class WaitTotals(NamedTuple):
         return sum(self.by_state)
 
     def plus(self, other: WaitTotals) -> WaitTotals:
-        """Returns the sum of these and other totals."""
+        """Returns the sum of two totals."""
         states = zip(self.by_state, other.by_state, strict=True)
         return WaitTotals(
             tuple([a + b for a, b in states]),

@@ -25,7 +25,7 @@ class WaitCause(enum.Enum):
     THROTTLED = "throttled"
     """The thread's cgroup has used up its CPU quota."""
     DISK = "disk"
-    """A block device: reads and writes, including file pages and buffers."""
+    """Reads and writes of a block device, including file pages and buffers."""
     PAGE_FAULT = "page_fault"
     """Memory that is not yet resident, such as pages of a mapped file."""
     MEMORY_RECLAIM = "memory_reclaim"
@@ -33,13 +33,13 @@ class WaitCause(enum.Enum):
     KERNEL_LOCK = "kernel_lock"
     """A kernel lock, such as ``mmap_lock``."""
     FILE_LOCK = "file_lock"
-    """File locks: ``flock``, ``lockf`` and ``fcntl`` record locks."""
+    """A file lock: ``flock``, ``lockf`` or an ``fcntl`` record lock."""
     FUTEX = "futex"
-    """A futex: user-space locks and condition variables."""
+    """A futex, which underlies user-space locks and condition variables."""
     GIL = "gil"
     """CPython's global interpreter lock."""
     PIPE = "pipe"
-    """A pipe or FIFO: data, free space, or the opening of its other end."""
+    """Data or free space in a pipe or FIFO, or the opening of its other end."""
     SOCKET_RECEIVE = "socket_receive"
     SOCKET_SEND = "socket_send"
     SOCKET_ACCEPT = "socket_accept"
@@ -50,7 +50,7 @@ class WaitCause(enum.Enum):
     IO_URING = "io_uring"
     """``io_uring`` completions."""
     SLEEP = "sleep"
-    """A timer: ``nanosleep`` and the like, or reading a ``timerfd``."""
+    """A timer, in ``nanosleep`` and the like, or when reading a ``timerfd``."""
     SIGNAL = "signal"
     """``pause``, ``sigsuspend``, ``sigwait`` and the like."""
     TERMINAL = "terminal"
@@ -69,7 +69,7 @@ class WaitCause(enum.Enum):
 
     @property
     def label(self) -> str:
-        """Returns the name in reports and OTLP."""
+        """Returns the name used in reports and OTLP."""
         return self.value
 
     @property

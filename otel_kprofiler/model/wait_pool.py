@@ -26,13 +26,13 @@ _PAIRS: Final = frozenset({
     ("CompileQueue::get", "CompileBroker::compiler_thread_loop"),
     ("VMThread::wait_for_operation", "VMThread::run"),
 })  # fmt: skip
-"""Pairs of a waiting function and a caller, which shows that the thread waits for work."""
+"""Pairs of a waiting function and its caller; each pair shows that the thread waits for work."""
 
 _JAVA: Final = re.compile(
     r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"
     r"|ForkJoinPool;?(?:\.|::)awaitWork)\b"
 )
-"""Names as reported by JIT maps and JVM profilers."""
+"""Names in the forms that JIT maps and JVM profilers report."""
 
 
 def is_idle_in_pool(stack: Stack) -> bool:

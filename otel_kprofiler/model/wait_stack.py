@@ -19,7 +19,7 @@ from otel_kprofiler.model.stack import (
 )
 
 STACK_NOT_CAPTURED: Final = StackStatus(-errno.ESRCH)
-"""The side was not collected when the wait started, nor later, while the thread was off the CPU."""
+"""The side was collected neither when the wait began nor while the thread was off the CPU."""
 
 _SCHEDULER: Final = frozenset({"__schedule", "schedule"})
 _KERNEL_THREAD: Final = "kthread"

@@ -1,4 +1,4 @@
-"""Holds windows: the samples of a reporting interval, by resource."""
+"""Windows, which hold the samples of a reporting interval, by resource."""
 
 from __future__ import annotations
 
@@ -101,8 +101,9 @@ class ResourceSamples(NamedTuple):
 
     Attributes:
         resource: source of the samples.
-        samples: distinct samples, each with its timestamps.
-        waits: off-CPU time of its threads in the window, without sampling error; None if unknown.
+        samples: distinct samples, each with all of its timestamps.
+        waits: off-CPU time of the resource's threads in the window, without sampling error; None if
+            unknown.
     """
 
     resource: Resource
@@ -116,7 +117,7 @@ class Profile:
 
     Attributes:
         kind: sample kind.
-        period_ns: sampling interval on a CPU; 0 if the kind has no period.
+        period_ns: sampling interval on each CPU, in nanoseconds; 0 if the kind has no period.
         resources: samples by resource; empty if nothing was sampled.
         taken: samples taken by the kernel program in the window.
         lost: taken samples that were lost before they reached the window, by cause.

@@ -1,4 +1,4 @@
-"""Reads ``perf.data`` files of ``perf record``, without perf."""
+"""Reads ``perf.data`` files from ``perf record``, without perf."""
 
 from otel_kprofiler.perf_data.file import MAGIC
 from otel_kprofiler.perf_data.naming import CodeNames

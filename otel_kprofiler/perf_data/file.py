@@ -41,7 +41,7 @@ class EventAttr(NamedTuple):
 
     Attributes:
         type: kind of event, such as ``PERF_TYPE_SOFTWARE``.
-        config: which event of this kind.
+        config: number of the event within its kind.
         sample_type: fields of its samples (``PERF_SAMPLE_*``).
         read_format: fields of its counts (``PERF_FORMAT_*``).
         period: events from one sample to the next; 1 if each sample has its own period.
@@ -57,7 +57,7 @@ class EventAttr(NamedTuple):
 
 
 class RawRecord(NamedTuple):
-    """A record: its type, ``misc`` bits, and the place of its content in the file."""
+    """A record's type and ``misc`` bits, and the place of its content in the file."""
 
     type: int
     misc: int
@@ -109,7 +109,7 @@ class Reader:
         self.file = PerfFile()
         self.problem = ""
         if not data.startswith(MAGIC):
-            raise PayloadError("not a perf.data file of this byte order")
+            raise PayloadError("not a perf.data file in this host's byte order")
         if len(data) < _PIPE_HEADER_BYTES:
             raise PayloadError("the header of the perf.data file is truncated")
         cursor = Cursor(data, len(MAGIC), len(data))
@@ -175,7 +175,7 @@ class Reader:
             self.problem = self.problem or "the file is truncated"
 
     def _read_own(self, type_: int, misc: int, cursor: Cursor) -> int:
-        """Reads a record by perf itself; returns how many bytes after the record belong to it."""
+        """Reads a record that perf wrote; returns how many bytes after the record belong to it."""
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
                 "the records of the perf.data file are compressed",

@@ -26,7 +26,7 @@ class AddressSpace:
         self._is_shared = False
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping in place of those it overlaps. Returns how many mappings were copied."""
+        """Adds a mapping in place of any that it overlaps; returns how many were copied."""
         copied = len(self._starts) if self._is_shared else 0
         if self._is_shared:
             self._mappings, self._starts = self._mappings[:], self._starts[:]
@@ -57,7 +57,7 @@ class AddressSpace:
         return self._mappings[at]
 
     def copy(self) -> AddressSpace:
-        """Returns a copy, as fork(2) makes it."""
+        """Returns a copy for a forked process."""
         other = AddressSpace()
         other._mappings, other._starts = self._mappings, self._starts
         self._is_shared = other._is_shared = True
@@ -66,13 +66,13 @@ class AddressSpace:
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """A process as long as it runs one program.
+    """A process, from one execve(2) to the next.
 
     Attributes:
         pid: process id.
         space: the current mappings.
-        left: the mappings before execve(2), until the program runs: samples within execve(2) still
-            have the registers of the calling program.
+        left: the mappings from before execve(2), kept until the new program runs, because samples
+            during execve(2) still have the registers of the calling program.
         program: path of the program, empty if unknown, as for kernel threads.
         resource: created with its first sample.
         stacks: resolved stacks by callchain, valid until a mapping is added.
@@ -91,7 +91,7 @@ class Process:
         return mapping or (self.left.find(address) if self.left else None)
 
     def run(self) -> None:
-        """Records that the program runs."""
+        """Records that the new program has begun to run."""
         if self.left is not None:
             self.left = None
             self.stacks.clear()

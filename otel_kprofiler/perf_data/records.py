@@ -97,7 +97,7 @@ class Ksymbol(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A number of lost records; ``is_samples`` if it counts only samples."""
+    """The number of lost records; only of lost samples if ``is_samples`` is set."""
 
     time_ns: int
     event: int
@@ -116,7 +116,7 @@ _BY_TIME: Final = attrgetter("time_ns")
 
 
 def read_records(reader: Reader) -> list[Record]:
-    """Returns the records by time; records with the same time, or without, stay in file order.
+    """Returns the records by time; records with equal times, or with none, stay in file order.
 
     Damaged records are not returned; the reader's ``problem`` mentions them.
 

@@ -34,7 +34,7 @@ _SIDES: Final = {
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""Sides by mark. Addresses after other marks belong to guests, and are left out."""
+"""Sides by mark. Addresses after any other mark belong to guests, and are left out."""
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"
 _NO_FILE: Final = (b"//anon", b"[heap]", b"[stack", b"/dev/zero", b"/anon_hugepage", b"[anon")

@@ -1,4 +1,4 @@
-"""Samples of ``perf.data`` as a window of profiles."""
+"""Converts the samples of a ``perf.data`` file to a window of profiles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from otel_kprofiler.text import decode_name, describe_count
 _SOFTWARE: Final = 1  # PERF_TYPE_SOFTWARE
 _CLOCKS: Final = (0, 1)  # PERF_COUNT_SW_CPU_CLOCK, _TASK_CLOCK
 _MODIFIERS: Final = re.compile(r":[ukhHGIpPSDWeb]+$")
-"""Suffix of events that perf limits to a mode or samples precisely (man perf-list)."""
+"""Suffix for events that perf limits to a mode, or samples precisely (man perf-list)."""
 _IDLE: Final = "swapper"
 
 _Group = tuple[Process, Stack, int, str, int]
@@ -67,16 +67,16 @@ def read_perf_data(
     notify: Callable[[str], None],
     names: Names | None = None,
 ) -> list[Window]:
-    """Reads a recording of ``perf record``: seekable, or written to a pipe.
+    """Reads a recording by ``perf record``, either seekable or written to a pipe.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples; every other event is a
-    separate kind, whose values are numbers of events. Code is named if this host has its file or
-    runs its kernel, by build id; other frames have a file and the offset in it.
+    separate kind, whose values are numbers of events. Frames are symbolized if this host has the
+    file, or runs the kernel, with the same build id; other frames have only a file and an offset.
 
     Args:
         data: the whole file.
-        written_unix_ns: when the file was written, which is the time of the last record unless the
-            file has another clock (``perf record -k``).
+        written_unix_ns: when the file was written. This is taken as the time of the last record,
+            unless the file states its clock (``perf record -k``).
         notify: called with a sentence about missing data.
         names: finds names; by default on this host.
 
@@ -230,7 +230,7 @@ class _Recording:
         return ProfileKind(name, name, "count"), 0
 
     def _name(self, index: int, attr: EventAttr) -> str:
-        """Returns an event's name, in our spelling; with modifiers if several events share it."""
+        """Returns an event's name, in our spelling; with modifiers if another event shares it."""
         full = [self._file.names.get(at, f"event {at}") for at in range(len(self._file.attrs))]
         short = [_MODIFIERS.sub("", name) for name in full]
         name = full[index] if short.count(short[index]) > 1 else short[index]

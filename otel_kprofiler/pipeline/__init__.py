@@ -1,4 +1,4 @@
-"""The path of samples: gate, windows, and their composition for this host or a recording.
+"""The path of samples through gate and windows, composed for this host or for a recording.
 
 Names are loaded on first use: the process that reads the configuration needs only schedules.
 """

@@ -1,4 +1,4 @@
-"""Limits each process's cost to the thread that handles all samples."""
+"""Limits how much time of the thread that handles all samples each process may use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from otel_kprofiler.symbols import StackResolver
 SHARE: Final = 0.1
 """A process's long-term share of the thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
-"""Long-term share of a user's young processes in a cgroup, after a burst of a second; the user's
-older processes have the same share, after a burst of five seconds."""
+"""Long-term share of all young processes of a user in a cgroup, after a burst of one second. The
+user's older processes there have the same share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process."""
 ROOT_CGROUP_ID: Final = 1
@@ -33,7 +33,7 @@ processes form no group: all services of a user would share a budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of older processes; enough for all processes running when the agent starts."""
 GROUP_NS: Final = 50_000
-"""Deferred cost of a group of equal samples: closing and encoding its window."""
+"""Deferred cost of a group of equal samples, which arises when its window is closed and encoded."""
 CONTEXT_BYTE_NS: Final = 300
 """Deferred cost of a group per byte of thread context, if above ``GROUP_NS``: its attributes."""
 MAX_PROCESSES: Final = 4096
@@ -49,8 +49,8 @@ class ProcessBudgets:
 
     New things cost the most: a program to identify, a stack to resolve, a group of samples unlike
     all others in the window. A process that constantly changes its thread names, stacks, code or
-    programs can make each sample new. It is charged for the time this takes, in wall-clock time, so
-    the budget effectively shrinks where CPU time is scarce. The samples of a process above its
+    programs can make each sample new. It is charged for the wall-clock time that its samples take,
+    so the budget effectively shrinks where CPU time is scarce. The samples of a process above its
     budget become coarser, so that other processes' samples do not wait for them.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
@@ -66,10 +66,11 @@ class ProcessBudgets:
         now_ns: a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: number of samples so far by what was coarsened: ``resource`` (the process's previous
-            program is reported, or new processes share a Resource), ``stack`` (user sides have no
-            frames, with the status ``over_budget``), ``group`` (the thread has the executable's
-            name, and the process's id or 0 if the Resource is shared; no span or labels).
+        coarse: number of samples so far, by what was coarsened: ``resource`` (the process's
+            previous program is reported, or new processes share a Resource), ``stack`` (user sides
+            have no frames and the status ``over_budget``), ``group`` (the thread has the
+            executable's name, and the process's id or 0 if the Resource is shared; no span or
+            labels).
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class ProcessBudgets:
         return stack, resource
 
     def identify(self, samples: Iterable[RawSample]) -> None:
-        """Find the Resources of samples' processes while these run."""
+        """Find the Resources of samples' processes while these are still running."""
         for sample in samples:
             if self._resources.find(sample) is None:
                 self._identify(sample)
@@ -125,8 +126,8 @@ class ProcessBudgets:
     def admit(self, sample: RawSample, resource: Resource) -> bool:
         """Charge a process for a new group of samples; returns False if it exceeds its budget.
 
-        Also returns False if several processes share the Resource, which has no place for one
-        process's threads, even if the budget suffices again.
+        Also returns False if several processes share the Resource, even if the budget suffices
+        again: such a Resource cannot describe the threads of a single process.
         """
         if not self._is_limiting:
             return True

@@ -143,10 +143,10 @@ def open_live(
         symbolizer: from :func:`open_symbols`; closed like ``resources``.
         user_names: names user frames, for example a :class:`SymbolLoader`; closed like
             ``resources``.
-        resolvers: resolvers for sides other than the kernel's, replacing the resolver of user
-            code's files; closed like ``resources``.
+        resolvers: resolvers for sides other than the kernel's. They replace the resolver that reads
+            the files of user code; closed like ``resources``.
         raw_sink: receives the raw records of each drain.
-        replaced_sink: receives the native frames, with names, that Python frames may replace.
+        replaced_sink: receives symbolized native frames that Python frames may replace.
         loader: library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
         options: further options of the pipeline.
 
@@ -215,14 +215,14 @@ def change_attributes(
     attributes: Attributes,
     service_sources: Sequence[str] = (),
 ) -> None:
-    """Change the settings of Resources from :func:`open_resources`."""
+    """Change the settings of Resources that :func:`open_resources` returned."""
     pipeline.resources.rebase({**read_host_attributes(access), **attributes}, service_sources)
 
 
 def _open_ksymbols(
     access: Access, sink: EventSink | None, missed_since_ns: int | None, ring_bytes: int | None
 ) -> KsymbolSource | None:
-    """Opens a source of ksymbol changes before kallsyms is read; None if this user may not."""
+    """Opens a source of ksymbol changes before kallsyms is read; None if not permitted."""
     try:
         watch = KsymbolWatch(access, missed_since_ns=missed_since_ns, ring_bytes=ring_bytes)
     except PrivilegeError:

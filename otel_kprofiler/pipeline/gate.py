@@ -66,7 +66,7 @@ class EventTimeGate:
         return min((sample.time_ns for sample in self._waiting), default=None)
 
     def release(self, before_ns: int) -> list[RawSample]:
-        """Remove and return samples from before ``before_ns``, sorted by time."""
+        """Remove and return the samples older than ``before_ns``, sorted by time."""
         self._waiting.sort(key=_TIME)
         low, high = 0, len(self._waiting)
         while low < high:

@@ -16,7 +16,8 @@ class WaitTimes(NamedTuple):
 
     Attributes:
         timeout_s: how long to wait for more samples.
-        longest_s: if longer, how long to wait for more while no new process is sampled.
+        longest_s: how long to wait for more samples while no new process is sampled, if this is
+            longer than ``timeout_s``.
         idle_s: how long to wait for the first sample; 0 if a sample may already be in the ring.
     """
 

@@ -24,7 +24,7 @@ class PipelineOptions:
         pause: called repeatedly during long work, to let other threads run or report progress.
         on_drained: receives the samples of each drain, before they wait for their symbols.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
-        grain: unit with a separate Resource; Resources are merged when a window closes.
+        grain: the unit that has a separate Resource; Resources are merged when a window closes.
         leaves_out_self_profiled: exclude on-CPU samples of processes that sample themselves from
             windows, and count them as lost.
         limits_processes: coarsen the samples of processes that exceed their budget.

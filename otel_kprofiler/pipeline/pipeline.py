@@ -182,8 +182,8 @@ class Pipeline(Generic[SamplerT]):
 
         The wait ends with the window, so that the window closes without delay. If the previous step
         had few samples, the wait starts with the first sample, which is awaited for up to
-        ``idle_s``. If samples may wait longer than the timeout, up to ``longest_s`` and ``idle_s``,
-        a step may only identify new processes, and takes longer if there are none.
+        ``idle_s``. If both ``longest_s`` and ``idle_s`` exceed the timeout, samples may wait
+        longer: a step may then only identify new processes, and takes longer if there are none.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -417,7 +417,7 @@ class Pipeline(Generic[SamplerT]):
         reported: Mapping[str, SamplerCounts],
         waits: Mapping[Resource, WaitTotals],
     ) -> WindowCounts:
-        """Returns the counts of the window after the window with the counts ``reported``."""
+        """Returns the counts since ``reported``, the counts at the end of the previous window."""
         counts = self._counts[kind]
         earlier = reported.get(kind, SamplerCounts(0, {}, 0, {}))
         lost = Counter(counts.lost) - Counter(earlier.lost)

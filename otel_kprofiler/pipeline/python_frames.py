@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Failures on threads that run Python; if all stacks fail like this, it is not by chance."""
+"""Failures on threads that run Python; if all stacks fail like this, the cause is systematic."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -89,9 +89,9 @@ class PythonFrames:
     def describe(self) -> dict[str, object]:
         """Returns state and counts as plain values for JSON.
 
-        Keys: ``problem`` (why there are no Python frames, else empty), ``stacks`` (Python stacks
-            and code-object descriptions, by outcome) and, for several processes, ``processes``,
-            ``without_room``, ``refused`` (interpreters, by reason) and
+        ``problem`` says why there are no Python frames, and is otherwise empty. ``stacks`` counts
+        Python stacks and code-object descriptions, by outcome. If several processes are sampled,
+        there are also ``processes``, ``without_room``, ``refused`` (interpreters, by reason) and
         ``refused_processes``.
         """
         state: dict[str, object] = {"problem": self._problem}
@@ -144,7 +144,7 @@ class PythonFrames:
             self._tracked = tracking.counts()
 
     def _count_tracked(self) -> PythonCounts | None:
-        """Returns counts of several processes' interpreters; None for this process alone."""
+        """Returns counts for all processes' interpreters; None if only this process is sampled."""
         tracking = self._tracking
         return self._tracked if tracking is None else tracking.counts()
 

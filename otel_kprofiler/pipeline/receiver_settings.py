@@ -74,7 +74,7 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 
 
 def resource_grain(receiver: Receiver) -> Grain:
-    """Returns the unit that has a separate Resource."""
+    """Returns the unit for which separate Resources are reported."""
     return Grain(receiver.resources)
 
 

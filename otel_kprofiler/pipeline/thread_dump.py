@@ -1,4 +1,4 @@
-"""Dumps what the threads of processes do now: reader → symbols → thread states."""
+"""Dumps what the threads of processes are doing: reader → symbols → thread states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WAIT_S: Final = 0.02
 """Pause between two passes, while unwind tables are loaded."""
 _MOST_WAIT_S: Final = 1.0
 _NAMES_S: Final = 5.0
-"""Limit on reading the names of user functions."""
+"""Time limit, in seconds, on reading the names of user functions."""
 _CAUGHT_UP_TRIES: Final = 25
 _NO_STACK: Final = Stack()
 _PENDING: Final = next(s for s, end in TRUNCATED_STACKS.items() if end is StackEnd.PENDING)
@@ -49,7 +49,7 @@ class ThreadDumper:
     The constructor loads the program, and the unwind tables and interpreters of the processes.
 
     Args:
-        config: targets, sides and limits of stacks.
+        config: target processes, and the sides and depth limits of stacks.
         access: reads files of the host.
         clock: reads the host's clocks.
         symbolizer: the kernel's symbols; closed with the dumper.
@@ -107,9 +107,9 @@ class ThreadDumper:
             self._close = undo.pop_all().close
 
     def dump(self) -> list[ProcessState]:
-        """Returns what the threads of the processes do now, by process id.
+        """Returns what the threads of the processes are doing, by process id.
 
-        Processes that have ended are absent.
+        Processes that have exited are absent.
 
         Raises:
             OSError: the kernel rejected the call.
@@ -243,9 +243,9 @@ class ThreadDumper:
 def compare_dumps(
     first: Sequence[ProcessState], second: Sequence[ProcessState]
 ) -> list[ProcessState]:
-    """Returns the second dump, with the threads marked that have moved since the first.
+    """Returns the second dump, in which threads that have moved since the first are marked.
 
-    A thread has not moved if it has not switched since and its stack is the same.
+    A thread has not moved if it has the same stack and no context switch since the first dump.
     """
     earlier = {
         (process.tgid, thread.tid): thread for process in first for thread in process.threads

@@ -102,7 +102,7 @@ WHOLE_RECORDING: Final = WindowSchedule(2**62)
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """Counts of a kind's samples when a window closes.
+    """Sample counts of one profile kind, determined when a window closes.
 
     Attributes:
         taken: samples that the kernel program took in this window.
@@ -139,13 +139,13 @@ class WindowBuilder:
         clock: converts boottime to Unix time, with the offset at the time of closing.
         schedule: the window lengths.
         start_boot_ns: start of the first window.
-        period_ns: sampling period of a CPU, for kinds with a period.
-        kinds: kinds of samples that may be added, in the order of profiles.
+        period_ns: sampling period on each CPU, for kinds that have a period.
+        kinds: kinds of samples that may be added, in the order of their profiles.
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
         decode_context: returns the attributes of a thread context when the window closes; without
-            it, samples have none.
+            it, samples have no context attributes.
         find_causes: whether to determine the causes of waits.
         scheduler_rvas: RVAs of the kernel functions in which threads wait; see :class:`WaitStacks`.
         budgets: limits the sample groups of each process; None for no limit.
@@ -363,7 +363,7 @@ class WindowBuilder:
             if isinstance(key, LockWait):
                 its_labels = tuple(sorted((*its_labels, *_lock_labels(key))))
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
-            samples.append(new(WindowSample, fields))  # in a third of the time of WindowSample()
+            samples.append(new(WindowSample, fields))  # takes a third of the time of WindowSample()
         return samples
 
     def _decode(

@@ -1,4 +1,4 @@
-"""Follows processes and all their descendants until the last of them has ended."""
+"""Follows processes and all their descendants until the last of them has exited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST: Final = 1000
 
 
 class ProcessFollower:
-    """Finds the descendants of processes, even if their parents end first.
+    """Finds the descendants of processes, even if their parents exit first.
 
     The BPF program finds descendants by their ancestors; this class adds processes that may lose
     their ancestors to the targets. A process that starts and loses its parent within a second may

@@ -194,7 +194,7 @@ class GroupFollower:
             try:
                 text = self._files.read_bytes(f"/proc/{entry}/cgroup")
             except OSError:
-                continue  # the process has ended
+                continue  # the process has exited
             if not self._are_wanted(parse_cgroup(text)):
                 continue
             path = parse_unified_path(text) + "/"

@@ -25,7 +25,7 @@ class OwnThreads:
     def update(self) -> None:
         """Update the set of threads.
 
-        Ended threads stay in it, because records about them may follow.
+        Exited threads stay in it, because records about them may follow.
         """
         if self._leaves_out == "threads":
             self._tids |= {

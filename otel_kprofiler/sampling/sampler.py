@@ -198,7 +198,7 @@ class Sampler(Protocol):
 
     @property
     def period_ns(self) -> int:
-        """Returns the sampling period of a CPU in nanoseconds, for kinds with a period."""
+        """Returns the sampling period on each CPU in nanoseconds, for kinds with a period."""
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:

@@ -253,7 +253,7 @@ class ThreadReader:
         try:
             if len(pids) <= _MOST_LINKS:
                 for pid in pids:
-                    yield from _read(link_iterator(program_fd, pid))  # empty if it has ended
+                    yield from _read(link_iterator(program_fd, pid))  # empty if it has exited
                 return
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.E2BIG):
@@ -360,7 +360,7 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
     """
     paths = [mapping.path for mapping in parse_mappings(read_maps(files, os.getpid()))]
     for pid in pids:
-        with contextlib.suppress(OSError):  # the process has ended, or is a kernel thread
+        with contextlib.suppress(OSError):  # the process has exited, or is a kernel thread
             paths.append(files.read_link(f"/proc/{pid}/exe"))
     return [path for path in paths if path.startswith("/")]
 

@@ -108,7 +108,7 @@ class WaitJoiner:
         return samples
 
     def forget(self, threads: Iterable[WaitThread]) -> None:
-        """Drop the state of ended threads, but not that of later threads with the same ids."""
+        """Drop the state of exited threads, but not that of later threads with the same ids."""
         for thread in threads:
             key = thread.tgid, thread.tid
             pending = self._pending.get(key)

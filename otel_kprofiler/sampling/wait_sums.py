@@ -20,7 +20,7 @@ class WaitSums:
         self._ready: dict[ProcessKey, WaitTotals] = {}
 
     def add_ended(self, threads: Iterable[WaitThread]) -> None:
-        """Add the final sums of ended threads."""
+        """Add the final sums of exited threads."""
         for thread in threads:
             self._add(thread, thread.by_state, self._reported.pop(thread.id, None))
 
@@ -30,7 +30,7 @@ class WaitSums:
         """Returns the totals of each process since the last call.
 
         Args:
-            threads: live threads; a thread that just ended may be missing, or follow in
+            threads: live threads; a thread that just exited may be missing, or follow in
                 :meth:`add_ended`.
             now_ns: time of the threads' clock before the threads were read.
             epoch: current epoch; waits of a different epoch may have ended.
@@ -48,7 +48,7 @@ class WaitSums:
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
             self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # A thread that ended after the last records were read is in the next records.
+        # # A thread that exited after the last records were read is in the next records.
         old = [
             thread_id
             for thread_id, reported in self._reported.items()

@@ -19,7 +19,7 @@ from otel_kprofiler.sdk.plan import Plan
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
-"""A profiling plan (None for the defaults) and the exporters."""
+"""The profiling plan, None for the defaults, and the exporters."""
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
@@ -55,7 +55,7 @@ def read_options(
 
     Args:
         options: options in declarative configuration, by key.
-        otlp: settings of the ``otlp`` exporter; by default those from the environment.
+        otlp: settings of the ``otlp`` exporter; by default, the environment's settings.
         environ: environment variables by name.
 
     Raises:

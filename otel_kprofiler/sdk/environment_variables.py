@@ -1,5 +1,5 @@
-"""Names and help of the environment variables; ``environment.py`` reads them. Each is an option of
-``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
+"""Names and descriptions of the environment variables that ``environment.py`` reads. Each is also
+an option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 
 ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and
 ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the same meaning as for other signals.

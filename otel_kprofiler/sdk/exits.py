@@ -1,7 +1,7 @@
 """Hooks for process exit, including processes that never run ``atexit`` handlers.
 
 A forked child of multiprocessing or billiard runs the finalizers registered since the fork, then
-exits by ``os._exit``. A worker of billiard's pools (Celery) does not even run the finalizers.
+exits with ``os._exit``. A worker of billiard's pools (Celery) does not even run the finalizers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Final, cast
 
 _LAST: Final = -1000
-"""Priority of our finalizer, which runs last, when the service's children have been joined."""
+"""Priority with which our finalizer runs last, after the service's children were joined."""
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ def call_at_exit_of_child(method: Callable[[], None]) -> None:
 
 
 def _register_finalizer(method: Callable[[], None]) -> None:
-    """Register a finalizer of multiprocessing, whose registry billiard shares.
+    """Register a finalizer with multiprocessing, whose registry billiard shares.
 
     Registers twice: a starting multiprocessing process clears all finalizers, after the fork or,
     in a child of the fork server, after importing the main module.

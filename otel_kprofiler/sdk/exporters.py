@@ -112,12 +112,12 @@ class ConsoleProfileExporter(ProfileExporter):
 
 
 def open_grpc() -> ProfileExporter:
-    """Opens an OTLP/gRPC exporter as set in the environment; entry point ``otlp_proto_grpc``."""
+    """Opens an OTLP/gRPC exporter set by the environment; entry point ``otlp_proto_grpc``."""
     return open_client(dataclasses.replace(read_settings(), protocol="grpc"))
 
 
 def open_http() -> ProfileExporter:
-    """Opens an OTLP/HTTP exporter as set in the environment; entry point ``otlp_proto_http``."""
+    """Opens an OTLP/HTTP exporter set by the environment; entry point ``otlp_proto_http``."""
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")

@@ -17,8 +17,8 @@ from otel_kprofiler.sdk.pacing import Pacer
 def name_entries(window: Window) -> Window:
     """Returns the window with the kernel entry (system call, interrupt, …) on each kernel sample.
 
-    Derives the entry from function names, as ``report --by syscall`` does, so that receivers need
-    not. User-mode samples, and kernel samples without function names, get none.
+    Derives the entry from function names, as ``report --by syscall`` does, so that receivers do not
+    have to. User-mode samples, and kernel samples without function names, get no attribute.
     """
     labels_of_stacks: dict[
         int, LabelSet

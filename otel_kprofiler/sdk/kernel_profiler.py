@@ -256,13 +256,13 @@ class KernelProfiler(ForkAware):
 
         Without a handler, SIGTERM terminates a Python process at once and loses up to one window of
         samples. After this call, pending samples are exported for up to two seconds before the
-        signal terminates the process. If the service has a handler, it runs without delay, while
-        the samples are exported in the background.
+        signal terminates the process. If the service has a handler, that handler runs without
+        delay, while the samples are exported in the background.
 
         Call this method in the main thread, before a server such as uvicorn installs its own
-        handler: many servers raise the signal again when they are done. Python runs signal handlers
-        between bytecode instructions of the main thread, so SIGTERM has no effect while the main
-        thread is blocked in native code.
+        handler: many servers raise the signal again once they have shut down. Python runs signal
+        handlers between bytecode instructions of the main thread, so SIGTERM has no effect while
+        the main thread is blocked in native code.
 
         Raises:
             ValueError: this is not the main thread.
@@ -296,18 +296,18 @@ class KernelProfiler(ForkAware):
     def stats(self) -> dict[str, Any]:
         """Returns the state and counters of this profiler as plain values.
 
-        Keys: ``state`` (``running``, ``paused``, ``stopped`` or ``disabled``), ``problem`` (why
-        it is not running, or why it ended), ``samples`` and ``linked`` (samples in closed
-        windows, and those with a link), ``account`` (of all samples until the stop),
-        ``thread_contexts``: ``published``, ``problem`` (why not) and ``failures``, and, while
-        running, ``python_frames``: ``problem`` (why there are none) and ``stacks`` (counts by
-        outcome), ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (samples
-        without labels, by reason), and ``span_links``: ``source`` (``interpreter`` or
-        ``thread_contexts``), ``possible``, ``problem`` (why there are no links), ``unlinked_share``
-        (share of samples without a link, 0 to 1), ``local_roots`` (samples with a name, samples
-        without by reason, and counts of tracked, forgotten and failed spans), and
-        ``other_classes`` (``possible`` and ``problem`` of spans of classes other than the SDK's, if
-        there are any).
+        ``state`` is ``running``, ``paused``, ``stopped`` or ``disabled``; ``problem`` says why the
+        profiler is not running, or why it ended. ``samples`` counts the samples in closed windows,
+        and ``linked`` those with a link. ``account`` covers all samples until the stop.
+        ``thread_contexts`` has ``published``, ``problem`` (why not) and ``failures``. The other
+        keys exist only while the profiler runs. ``python_frames`` has ``problem`` (why there are
+        none) and ``stacks`` (counts by outcome). ``labels`` has ``possible``, ``samples`` (with
+        labels) and ``left_out`` (samples without labels, by reason). ``span_links`` has ``source``
+        (``interpreter`` or ``thread_contexts``), ``possible``, ``problem`` (why there are no
+        links) and ``unlinked_share`` (share of samples without a link, 0 to 1). Its ``local_roots``
+        counts samples with a name, samples without a name by reason, and tracked, forgotten and
+        failed spans. Its ``other_classes`` has ``possible`` and ``problem`` for spans of classes
+        other than the SDK's, if there are any.
         """
         forks.catch_up()
         session = self._session
@@ -348,7 +348,7 @@ class KernelProfiler(ForkAware):
             return
         renew_thread_id()
         warn_without_threads()
-        inherited = self._provider  # the parent's, if this is a forked child
+        inherited = self._provider  # the parent's provider, if this is a forked child
         new = ProfilerProvider() if self._exporters and inherited is None else self._given_provider
         provider = self._provider = inherited or new or get_profiler_provider()
         self._resource = provider.resource
@@ -425,7 +425,7 @@ class KernelProfiler(ForkAware):
                 (session.pause if self._pauses else session.resume)()
 
     def after_fork_in_child(self) -> None:
-        """Reset in a forked child, which has one thread; schedule a restart if configured."""
+        """Reset the profiler in a forked child; schedule its restart if configured."""
         global _running  # noqa: PLW0603 - one per process
         _running = None
         renew_thread_id()

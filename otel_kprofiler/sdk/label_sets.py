@@ -1,7 +1,8 @@
-"""Labels that a service sets on its samples within a context: ``with labels(tenant="acme"): ...``.
+"""Labels that a service sets on its samples in a context: ``with labels(tenant="acme"): …``.
 
 OpenTelemetry's context holds the number of the current label set beside the current span. The
-sampler reads the number as it reads the span; the set is looked up when the sample enters a window.
+sampler reads the number in the same way as the span. The set is looked up when the sample enters a
+window.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ out.
 """
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
-"""Key of the number in OpenTelemetry's context; compared by identity, not as a string."""
+"""Key of the label set's number in OpenTelemetry's context; compared by identity."""
 
 
 class LabelSets:
@@ -55,7 +56,7 @@ class LabelSets:
         self._encoded: dict[int, bytes] = {}
 
     def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, keep the encoded form of each set by its number.
+        """Keep the encoded form of each set from now on, by the set's number.
 
         Args:
             encode: returns the encoded form of a label set.

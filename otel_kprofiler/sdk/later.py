@@ -14,7 +14,7 @@ from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.workers import THREADS_HINT, call_in_workers, lacks_threads
 
 _DELAY_S: Final = 0.2
-"""Start delay, which skips children that soon execute another program."""
+"""Start delay, in seconds, which skips children that soon execute another program."""
 
 _log = logging.getLogger(__name__)
 

@@ -73,7 +73,7 @@ class LocalRoot(weakref.ref[Any]):
 
 
 def describe(span: Any) -> str:
-    """Returns a request's method and route (``http.route``), else the span's name; truncated."""
+    """Returns a request's method and ``http.route``, else the span's name; truncated."""
     try:
         get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
@@ -83,11 +83,11 @@ def describe(span: Any) -> str:
 
 
 class LocalRoots(ForkAware):
-    """Local roots of active and recently ended spans. Thread-safe.
+    """The local roots of active and recently ended spans. Thread-safe.
 
-    It has no lock: each operation on a dictionary with integer keys is atomic, and values that
-    another thread may change between two operations are checked again. Encoding a name may take a
-    lock of the encoder.
+    The class has no lock: each operation on a dictionary with integer keys is atomic, and values
+    that another thread may change between two operations are checked again. Encoding a name may
+    take a lock of the encoder.
 
     Args:
         limit: maximum number of active spans, and of ended spans; beyond it, the oldest are
@@ -114,7 +114,7 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, keep the encoded name of each active span's root by the span's id.
+        """Keep the encoded name of each active span's root from now on, by the span's id.
 
         The name is the root's name when one of its spans last started.
 
@@ -190,7 +190,7 @@ class LocalRoots(ForkAware):
 
     def find(self, trace_id: int, span_id: int) -> LocalRoot | None:
         """Returns the local root of a span; None if unknown."""
-        # Searched in the order in which spans move between the dictionaries as they end.
+        # Search the dictionaries in the order in which spans move between them as they end.
         for spans in (self._active, self._ended, self._ended_before):
             root = spans.get(span_id)
             if root is not None and root.context.trace_id == trace_id:
@@ -211,7 +211,7 @@ class LocalRoots(ForkAware):
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
-        """Forget many at a time, because finding a dictionary's first key is slow."""
+        """Forget many spans at a time, because finding a dictionary's first key is slow."""
         for span_id in list(islice(spans, max(1, self._limit // 16))):
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1

@@ -30,8 +30,8 @@ def get_thread_state() -> int:
 def find_context_offset() -> int | None:
     """Returns the offset of the current context in ``PyThreadState``; None if not found.
 
-    It differs between versions, so it is searched for: the only word that holds the current
-    context's address in two different contexts.
+    The offset differs between versions, so it is searched for: at this offset, and at no other, the
+    word holds the current context's address in two different contexts.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
@@ -45,7 +45,7 @@ def find_context_offset() -> int | None:
 
 
 def find_entered_offset() -> int | None:
-    """Returns the offset of the ``int`` that is 1 in an entered context; None if not found."""
+    """Returns the offset of the ``int`` that is 1 in entered contexts; None if there is none."""
     context = contextvars.Context()
     flags = (ctypes.c_int32 * (context.__sizeof__() // 4)).from_address(id(context))
     left = list(flags)
@@ -54,7 +54,7 @@ def find_entered_offset() -> int | None:
 
 
 def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
-    """Returns the memory layout of this interpreter's span contexts; None if it is not as expected.
+    """Returns the memory layout of this interpreter's span contexts; None if it is unexpected.
 
     Args:
         unsampled: whether to include spans that are not sampled.

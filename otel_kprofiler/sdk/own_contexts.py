@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Makes the sampler read this process's thread contexts once spans need them. For one thread.
+    """Makes the sampler read this process's thread contexts once spans need them. Not thread-safe.
 
     Args:
         files: reads files of the host.
@@ -30,7 +30,7 @@ class OwnContexts:
 
     Attributes:
         is_needed: whether there are spans that appear only in thread contexts.
-        is_registered: whether this process has been searched.
+        is_registered: whether this process has been searched for thread contexts.
         problem: why thread contexts are not read; empty if there is no problem.
     """
 
@@ -45,7 +45,7 @@ class OwnContexts:
         self.problem = ""
 
     def prepare(self) -> None:
-        """Write records once spans need them; call repeatedly: imports may add span classes."""
+        """Write records once spans need them; call repeatedly, as imports may add span classes."""
         if self.is_needed:
             return
         others = find_other_classes() if self._follows_spans else frozenset()
@@ -92,7 +92,7 @@ class OwnContexts:
         except SearchTooLongError:
             self.problem = "this process's memory takes too long to search"
         if self.problem:
-            _log.warning("no span links by thread contexts: %s", self.problem)
+            _log.warning("no span links through thread contexts: %s", self.problem)
 
     def as_dict(self) -> dict[str, object]:
         """Returns ``possible`` and ``problem``."""

@@ -11,7 +11,7 @@ T = TypeVar("T")
 SLICE_S: Final = 0.0003
 _CALLS_PER_LOOK: Final = 6
 PAUSE_S: Final = 0.00005
-"""Long enough for a waiting thread to wake up and take the GIL."""
+"""Pause in seconds, long enough for a waiting thread to wake up and take the GIL."""
 
 
 class Pacer:
@@ -41,7 +41,7 @@ class Pacer:
 
 
 def paced(items: Iterable[T]) -> Iterator[T]:
-    """Yields the items, with pauses in between where due."""
+    """Yields the items, and pauses between them when a pause is due."""
     pause = Pacer()
     for item in items:
         pause()

@@ -55,7 +55,7 @@ class Plan:
         user_symbols: detail of user frames beyond their addresses.
         loader: library that loads the BPF program.
         attributes: resource attributes that override the service's.
-        service_sources: where to find names of other services that publish none.
+        service_sources: where to find names for other services that publish none.
         span_links: link samples to spans.
         link_unsampled_spans: also link to spans that are not sampled.
         local_root_names: name linked samples after the local root of their span.

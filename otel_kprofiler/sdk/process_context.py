@@ -1,7 +1,8 @@
 """Publishes the Resource of this process for profilers outside it (OTEP 4719).
 
-Readers find a page of memory by its name; it points to the payload. Needs no privileges, and costs
-nothing after publishing. See :mod:`otel_kprofiler.processes` for the layout.
+Readers find a page of memory by the mapping's name; the page points to the payload. Publishing
+needs no privileges, and costs nothing afterwards. See :mod:`otel_kprofiler.processes` for the
+layout.
 """
 
 from __future__ import annotations
@@ -83,13 +84,13 @@ class _Mapping:
         self._words[_PUBLISHED_AT] = 0
 
     def _order(self) -> None:
-        """Issue a full memory barrier, for which Python needs a lock."""
+        """Issue a full memory barrier; in Python, only a lock provides one."""
         with self._fence:
             pass
 
 
 def _map() -> tuple[mmap.mmap, bool]:
-    """Returns a mapped page, and whether it has the name that readers look for."""
+    """Returns a mapped page, and whether the mapping has the name that readers look for."""
     for extra in (_MFD_NOEXEC_SEAL, 0):  # kernels before 6.3 reject the flag
         try:
             fd = create_memfd(_NAME, _MFD_CLOEXEC | _MFD_ALLOW_SEALING | extra)

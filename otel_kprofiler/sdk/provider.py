@@ -1,4 +1,4 @@
-"""The profiler provider and its processors, with the names and life cycle of other signals."""
+"""The profiler provider and its processors, named and managed like those of other signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_TIMEOUT_MILLIS: Final = 2_000
 _log = logging.getLogger(__name__)
 
 _abandoned: list[object] = []
-"""In a forked child: objects that would close the parent's connections when collected."""
+"""Objects kept in a forked child, because their collection would close the parent's connections."""
 
 
 class ProfileProcessor(abc.ABC):
@@ -48,11 +48,11 @@ class ProfileProcessor(abc.ABC):
         """Export pending samples within the timeout; idempotent."""
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns each exporter's account, with the accounts by kind of samples."""
+        """Returns each exporter's account, with the accounts of each kind of samples."""
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
-        """Reset in a forked child, which has one thread; inherited locks may never be released."""
+        """Reset the processor in a forked child, where inherited locks may never be released."""
 
 
 class BatchProfileProcessor(ProfileProcessor):
@@ -167,7 +167,7 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
 
 
 class Source(Protocol):
-    """The interface of a profiler towards its provider."""
+    """The interface that a profiler offers to its provider."""
 
     def flush_window(self, timeout_millis: float) -> bool:
         """Close the current window; returns False on timeout."""
@@ -279,7 +279,7 @@ class ProfilerProvider(ForkAware):
         self._resource.before_fork()
 
     def after_fork_in_child(self) -> None:
-        """Reset in a forked child, which does not inherit the parent's profilers."""
+        """Reset the provider in a forked child, which does not inherit the parent's profilers."""
         self._resource.after_fork_in_child()
         self._sources = ()
         self._pid = os.getpid()

@@ -13,7 +13,7 @@ def refuse_subinterpreters() -> None:
     """Raise an error in a subinterpreter, and in interpreters other than CPython.
 
     Raises:
-        HostError: this is a subinterpreter, or it has no C API of CPython.
+        HostError: this is a subinterpreter, or an interpreter without CPython's C API.
     """
     api = getattr(ctypes, "pythonapi", None)  # PyPy has no pythonapi
     if api is None:
@@ -32,7 +32,7 @@ def refuse_subinterpreters() -> None:
 
 
 def refuse_green_threads() -> None:
-    """Raise an error on green threads, all of which the profiler would block.
+    """Raise an error if threads are green: the profiler would block all of them.
 
     Raises:
         HostError: gevent or eventlet has replaced ``threading`` or ``select``.

@@ -53,7 +53,7 @@ class Settings(Receiver):
     baggage_keys: list[str] = Field(
         default=[],
         max_length=16,
-        description="Entries of the baggage of local root spans that samples carry as labels.",
+        description="Baggage entries of local root spans that samples carry as labels.",
     )
     publish_context: bool = Field(
         default=True,
@@ -77,7 +77,7 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
 
     Args:
         options: values by key.
-        source: their origin, for messages.
+        source: origin of the options, for messages.
 
     Raises:
         ConfigError: invalid options; lists all problems.

@@ -35,7 +35,7 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Room for about 600 records per CPU; small, because each process of a service has its rings."""
+"""Room for about 600 records per CPU; small, because each process of a service has rings."""
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Session:
         return Account.of_kinds(account.kinds, account.exporters, self._earlier)
 
     def describe(self) -> dict[str, Any]:
-        """Returns account, Python frames, labels and any span links as plain values."""
+        """Returns the account and the state of Python frames, labels and links, as plain values."""
         labels = {"possible": self._follows_spans, **self._labels.as_dict()}
         described = {
             "account": self.account().as_dict(),
@@ -248,7 +248,7 @@ class Session:
 
 
 def _describe_start(plan: Plan, config: SamplerConfig) -> str:
-    """Describes the start: the target, and parts left out by settings."""
+    """Describes what starts: the target, and the parts that settings leave out."""
     target = {"self": "this process", "children": "this process and its descendants"}
     left_out = describe_left_out(config, plan.user_symbols.detail)
     return f"profiling {target.get(plan.target, 'the host')}: {describe_sampling(config)}{left_out}"

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 _JOIN_S: Final = 3.0
-"""Limit for an export, which takes two seconds unless the interrupted thread holds a lock."""
+"""Time limit for an export; only a lock held by the interrupted thread makes it exceed 2 s."""
 
 _log = logging.getLogger(__name__)
 

@@ -156,7 +156,7 @@ def _hash_in_hamt(key: object) -> int:
 
 
 def _make_spans() -> Iterator[list[Any]]:
-    """Yields spans of each known class that keep their attributes in all possible ways."""
+    """Yields spans of each known class, one for each way of keeping attributes."""
 
     def make_context(number: int) -> SpanContext:
         return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))

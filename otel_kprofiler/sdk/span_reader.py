@@ -16,7 +16,7 @@ from typing import Final
 from otel_kprofiler.bpf import VALUES_BY_POINTER, VALUES_TAGGED, SpanPath
 
 Read = Callable[[int, int], bytes]
-"""Returns the memory at an address, as many bytes as requested. Raises ``OSError``."""
+"""Returns as many bytes as requested from the memory at an address. Raises ``OSError``."""
 
 MAX_THREADS: Final = 1024
 _MAX_LEVELS: Final = 8
@@ -220,13 +220,13 @@ def read_word(read: Read, address: int) -> int:
 
 
 def read_dict(read: Read, address: int) -> tuple[int, int, int]:
-    """Returns type, table of keys, and values (0: combined) of a dictionary. Raises ``OSError``."""
+    """Returns the type, keys and values (0 if combined) of a dictionary. Raises ``OSError``."""
     type_, keys, values = _DICT.unpack(read(address, _DICT.size))
     return type_, keys, values
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Finds the attributes of an instance: values (0: in a dictionary), their head, dictionary.
+    """Finds an instance's attributes: values (0 if in a dictionary), their head, dictionary.
 
     Raises:
         OSError: the memory cannot be read.

@@ -2,11 +2,11 @@
 
 A library in C writes the records. It is called where OpenTelemetry's context variable changes
 (``ContextVar.set``, ``ContextVar.reset``) and where a thread enters or leaves a
-``contextvars.Context``: from CPython 3.14 by the interpreter's watcher, before that in
+``contextvars.Context``: from CPython 3.14 on by the interpreter's watcher, in earlier versions in
 ``Context.run``, which event loops and executors call. After a greenlet switch, greenlet's trace
 function calls it. Before 3.14, a context entered directly by C code is noticed if a library imports
-the function that does so (``imports.c``). It goes unnoticed if that function is linked into the
-interpreter: a span attached there is not published.
+the function that does so (``imports.c``). If that function is linked into the interpreter, the
+entry goes unnoticed, and a span attached there is not published.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class _Writer:
     """Writes this process's records. Thread-safe.
 
     Attributes:
-        problem: why spans are not published; empty if they are, or if publishing was not requested.
+        problem: why spans are not published; empty if they are published, or if publishing was not
+            requested.
     """
 
     def __init__(self) -> None:
@@ -258,7 +259,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write records without announcing them; returns why none are written, else "". Thread-safe."""
+    """Write records without announcing them; returns why that failed, or "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:

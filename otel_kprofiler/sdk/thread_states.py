@@ -18,8 +18,8 @@ def find_tid_offset() -> int | None:
     """Returns the thread id's offset in ``PyThreadState``; None if its layout is unexpected.
 
     The state starts with pointers to the previous state, the next state and the interpreter
-    (Include/cpython/pystate.h). The thread's two identifiers are adjacent; their offset is searched
-    for.
+    (Include/cpython/pystate.h). The thread's two identifiers are adjacent, and the search is for
+    their offset.
     """
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Tracks code loaded during sampling: modules, BPF programs and other kernel symbols.
+"""Tracks code that is loaded during sampling: modules, BPF programs and other kernel symbols.
 
 :class:`ProcessEvents` reports the programs that processes execute and the code they map.
 """

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """Serves this host's files, with :data:`PROC_KALLSYMS` from the iterator if it is hidden.
+    """Reads this host's files; reads hidden :data:`PROC_KALLSYMS` from the iterator instead.
 
     Satisfies ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
 
@@ -109,7 +109,7 @@ def clean_symbols(text: bytes) -> bytes:
 
 
 def find_hidden_symbols(files: HostFiles) -> Finding | None:
-    """Returns the ``doctor`` finding on the iterator; None if the iterator is not needed."""
+    """Returns the ``doctor`` finding about the iterator; None if the iterator is not needed."""
     kallsyms = IteratedKallsyms(files)
     if read_symbols_visibility(files) is SymbolsVisibility.VISIBLE:
         return None

@@ -49,7 +49,7 @@ class BaselineReader:
 
     Attributes:
         method: how programs are read.
-        refused: why better methods are not used, a sentence for each.
+        refused: why better methods are not used; one sentence for each method.
         kallsyms_reads: how often kallsyms was read.
     """
 
@@ -127,7 +127,7 @@ def parse_ksymbol_lines(text: bytes) -> list[Ksymbol]:
 
 
 def find_ksymbol_method(files: HostFiles) -> Finding:
-    """Returns the ``doctor`` finding on BPF program symbols."""
+    """Returns the ``doctor`` finding about symbols of BPF programs."""
     check, required = "BPF symbols", "names and lengths of BPF programs, read with bpf(2)"
     reader = BaselineReader(files)
     reading = reader.read_programs()

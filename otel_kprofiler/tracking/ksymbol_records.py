@@ -34,7 +34,7 @@ _HEAD, _TAIL = 128, 129  # 64-bit words of the control page
 
 
 class KsymbolRecord(NamedTuple):
-    """Code that was registered or, if ``removed``, unregistered."""
+    """Code that was registered, or unregistered if ``removed`` is set."""
 
     time_ns: int
     start: int
@@ -54,7 +54,7 @@ class ProgramRecord(NamedTuple):
 
 
 class LostRecord(NamedTuple):
-    """A number of records before this record did not fit into the ring."""
+    """Reports how many records before this record did not fit into the ring."""
 
     time_ns: int
     lost: int
@@ -123,7 +123,7 @@ def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
 def make_changes(records: Iterable[PerfRecord]) -> list[KsymbolChange]:
     """Convert one CPU's records, in order, to changes."""
     changes: list[KsymbolChange] = []
-    added: list[KsymbolRecord] = []  # functions whose program record is yet to follow
+    added: list[KsymbolRecord] = []  # functions whose program record has not come yet
     for record in records:
         if isinstance(record, KsymbolRecord):
             if record.name.startswith(PROGRAM_PREFIX) and not record.removed:

@@ -30,14 +30,15 @@ from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, Record
 QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``; beyond it, data is dropped and everything is reread."""
 SETTLE_NS: Final = 5_000_000
-"""Delay of records: the time is taken before writing, and a virtual CPU may pause in between."""
+"""Maximum delay of a record. The kernel reads the clock before it writes the record, and a virtual
+CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 5.0
-"""Interval between checks for new CPUs; all symbols are reread after a new CPU."""
+"""Interval between checks for new CPUs; all symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
-"""Minimum interval between two readings of kallsyms."""
+"""Minimum interval between two reads of kallsyms."""
 ALL_REST: Final = 50
-"""Minimum idle time as a multiple of the last reading, which takes seconds with many programs."""
+"""Minimum pause, as a multiple of the last read's duration, which may be several seconds."""
 QUIET_S: Final = 0.5
 """Time without losses before kallsyms is read."""
 
@@ -51,7 +52,7 @@ class KsymbolCounts(NamedTuple):
     Attributes:
         added: number of symbols loaded.
         removed: number of symbols unloaded.
-        lost: lost records by cause and CPU; a loss of unknown size counts as one.
+        lost: number of lost records by cause and CPU; a loss of unknown size counts as one.
         readings: how often all programs were read after losses.
         kallsyms_reads: how often ``/proc/kallsyms`` was read, for other symbols.
         wakeups: how often the thread was woken.
@@ -264,7 +265,7 @@ class KsymbolWatch(ForkAware):
     def _read_all(self) -> None:
         self._all_wanted = False
         began_ns = _now_ns()
-        # Programs first: if records are lost during the reading, everything is reread.
+        # Stop if records are lost: the BPF programs are then reread first, and everything later.
         reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
         self._push(began_ns, reading)
 

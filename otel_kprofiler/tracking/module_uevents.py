@@ -44,7 +44,7 @@ def parse_uevent(data: bytes) -> ModuleEvent | None:
 
 
 class ModuleEvents(Protocol):
-    """Source of announcements; see ``otel_kprofiler.host.Uevents``."""
+    """Source of the kernel's announcements; see ``otel_kprofiler.host.Uevents``."""
 
     def wait(self, timeout_s: float | None) -> None:
         """Block until a datagram arrives, ``wake`` is called, or the timeout expires."""

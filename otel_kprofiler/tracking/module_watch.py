@@ -261,7 +261,7 @@ class ModuleWatch(ForkAware):
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Record announcements, with bounds of their times."""
+        """Record announcements, with bounds on their times."""
         with self._lock:
             asked_ns = self._now()
             try:

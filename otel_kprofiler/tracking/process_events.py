@@ -1,6 +1,6 @@
-"""A stream of process events in time order: start, exec, mapped code, exit.
+"""Streams process events (start, exec, mapped code, exit) in time order.
 
-Perf events on every CPU receive a record of each; running processes are read from ``/proc``.
+Perf events on every CPU receive a record of each event; running processes are read from ``/proc``.
 Example::
 
     from otel_kprofiler.tracking import Mapped, ProcessEvents
@@ -55,7 +55,8 @@ from otel_kprofiler.tracking.process_table import (
 from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
 
 SETTLE_NS: Final = 5_000_000
-"""Delay of events: the time is taken before writing, and a virtual CPU may pause in between."""
+"""Maximum delay of a record. The kernel reads the clock before it writes the record, and a virtual
+CPU may pause in between."""
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
@@ -244,7 +245,7 @@ class ProcessEvents(ForkAware):
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
         """Read processes; reread any that changed during the reading.
 
-        A reading is consistent only if no record shows a change during it.
+        A reading is consistent only if no record shows that the process changed during the reading.
         """
         for _ in range(MAX_READ_AGAIN):
             readings = [reading for pid in pids if (reading := self._read(pid))]

@@ -54,8 +54,8 @@ class Mapped(NamedTuple):
         time_ns: boottime of the event.
         process: the affected process.
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
-        build_id: build id of the file, from kernel 5.12 on; None if the file has none, or was
-            already mapped.
+        build_id: build id of the file, from kernel 5.12 on; None if the file has no build id, or if
+            the code was mapped already.
     """
 
     time_ns: int
@@ -91,8 +91,8 @@ class Exited(NamedTuple):
 class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
-    All processes are then reread. Changes follow as events with the time of that reading; an
-    executed program is reported as changed mappings.
+    All processes are then reread, and changes are reported as events with the time of that reading;
+    if a process executed a program in between, only its changed mappings are reported.
     """
 
     since_ns: int
@@ -153,7 +153,8 @@ class ProcessTable:
     Args:
         pids: the selected processes; empty for all.
         children: whether to include the selected processes' children.
-        same_start_ns: maximum delay of a start time in records relative to ``/proc``.
+        same_start_ns: maximum difference by which a start time in records is later than in
+            ``/proc``.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class ProcessTable:
         process = self._processes.get(record.pid)
         if process is None:
             return []
-        process.threads = {record.pid}  # the kernel has ended the other threads
+        process.threads = {record.pid}  # the kernel has terminated the other threads
         process.mappings = ()
         return [Exec(record.time_ns, process.key, record.name)]
 

@@ -92,7 +92,7 @@ class HiddenAddressesError(OSError):
 
 
 class ProgramFacts(NamedTuple):
-    """A program's data from BPF_OBJ_GET_INFO_BY_FD; ``starts`` and ``lengths`` by function."""
+    """A program's data from BPF_OBJ_GET_INFO_BY_FD; each function has a start and a length."""
 
     type: int
     id: int
@@ -171,7 +171,7 @@ class ProgramReader:
 
 
 class _Arrays:
-    """Buffers for a program with up to ``capacity`` functions, and the struct for the query."""
+    """The struct for a query, and buffers for a program with up to ``capacity`` functions."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -58,7 +58,7 @@ class WantedRecords(NamedTuple):
     """The kinds of records to request.
 
     Attributes:
-        name: name in errors: "… cannot be tracked".
+        name: what is tracked, as errors name it: "… cannot be tracked".
         flags: bits of ``struct perf_event_attr``.
         largest_bytes: maximum size of a record in bytes.
         extra_flags: bits to omit on older kernels that reject them.
@@ -90,7 +90,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self) -> tuple[int, int, int]:
-        """Returns count, nanoseconds enabled, and records lost so far (0 if not reported)."""
+        """Returns the count, the nanoseconds enabled, and the lost records (0 if not reported)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost
@@ -171,13 +171,13 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             changes = self.update()
         except OSError as error:
             name = self._wanted_records.name
-            _log.warning("%s of new CPUs cannot be tracked: %s", name, describe_error(error))
+            _log.warning("%s on new CPUs cannot be tracked: %s", name, describe_error(error))
             return
         for cpu in changes.opened:
             self._lose(RecordLoss.CPU_CAME, cpu, 0)
         for cpu, refusal in changes.refused.items():
             name = self._wanted_records.name
-            _log.warning("%s of CPU %d cannot be tracked: %s", name, cpu, refusal)
+            _log.warning("%s on CPU %d cannot be tracked: %s", name, cpu, refusal)
 
     def close(self) -> None:
         """Close descriptors and mappings; idempotent."""

@@ -172,7 +172,7 @@ def test_sampled_addresses_match_the_symbols_of_their_files(tmp_path, flags):
 
 
 def test_a_forked_child_has_complete_stacks(tmp_path):
-    """A child maps code pages as it runs them, so the pages of its parent's callers are missing."""
+    """A forked child faults in code pages as it runs them: the callers' pages are missing."""
     program = compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")
     with running(program) as pid:
         children = Path(f"/proc/{pid}/task/{pid}/children")

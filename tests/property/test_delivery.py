@@ -179,7 +179,7 @@ def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
 def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, before):
-    """The totals add up, whatever is lost, and whichever kinds the last windows have."""
+    """The totals add up, whatever is lost, and whichever kinds the last windows contain."""
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
     queue = ExportQueue(receiver)

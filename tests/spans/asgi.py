@@ -178,7 +178,7 @@ def anyio_threads(truth, seconds):
 
 
 def asgiref_threads(truth, seconds):
-    """asgiref: synchronous functions, of which some leave a span current, and back again."""
+    """asgiref: synchronous functions, some of which leave a span current, and back again."""
     from asgiref.sync import async_to_sync, sync_to_async
 
     def leave():

@@ -100,7 +100,7 @@ def flask_service(truth, seconds):
 
 
 def django_wsgi(truth, seconds):
-    """Django on WSGI: middleware and views, of which one leaves a span current."""
+    """Django on WSGI: middleware and views; one of the views leaves a span current."""
     from tests.spans import django_project
 
     app = django_project.set_up(truth, asynchronous=False)

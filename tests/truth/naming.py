@@ -240,7 +240,7 @@ def main() -> None:
                 started = int((Path(directory) / "started").read_text())
                 per_second = round(started / (time.monotonic() - began))
     print(f"{per_second} short processes per second")
-    print(f"{frames:,} frames, {wrong} wrong; of ended processes {least:.1%} of leaves are named")
+    print(f"{frames:,} frames, {wrong} wrong; of exited processes {least:.1%} of leaves are named")
     sys.exit(bool(wrong) or least < _LEAST_NAMED)
 
 

@@ -93,7 +93,7 @@ def test_a_wait_that_is_not_marked_as_kept_is_dropped():
 
 
 def test_a_wait_end_is_joined_only_with_its_start():
-    """The end of the previous wait was lost, or belongs to the other thread."""
+    """The end that arrives is that of a later wait, or of another thread."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
     assert one.stacks == ()

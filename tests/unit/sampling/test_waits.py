@@ -121,7 +121,7 @@ def test_the_map_has_room_for_four_times_as_many_threads(text, room):
     assert entries == {"buckets": room // 16, "threads": room, "wait_lines": 4}
 
 
-def test_hosts_that_cannot_follow_waits_get_the_reason():
+def test_the_error_says_why_waits_cannot_be_followed():
     def no_types():
         raise FileNotFoundError
 
