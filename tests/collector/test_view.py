@@ -63,7 +63,9 @@ def run_agent(directory, endpoint):
     config = directory / "agent.yaml"
     config.write_text(AGENT.format(endpoint=endpoint))
     command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
-    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    log = iter(agent.stderr.readline, b"")
+    assert any(b"sampling" in line for line in log), "it ended"
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)])
     load.wait(SECONDS + 60)
     agent.send_signal(signal.SIGTERM)

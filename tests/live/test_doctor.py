@@ -11,6 +11,7 @@ import tempfile
 import pytest
 
 from otel_kprofiler.host import Access, read_capabilities
+from tests.host_settings import hold_settings
 from tests.public import NOBODY, get_public_python
 
 pytestmark = [
@@ -22,6 +23,14 @@ pytestmark = [
     ),
     pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is not installed"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """Keeps the settings that the doctor examines."""
+    with hold_settings(changes=False):
+        yield
+
 
 CODE = (
     "import json; from otel_kprofiler.host import Access, doctor; "

@@ -12,6 +12,7 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import Level, ModuleKind
 from otel_kprofiler.symbols import HiddenCause, KernelSymbolizer
 from otel_kprofiler.tracking import IteratedKallsyms, find_hidden_symbols
+from tests.host_settings import hold_settings
 from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
@@ -53,15 +54,16 @@ def load():
 @pytest.fixture
 def hidden(truth):
     """Hide addresses from all users during the context."""
-    before = RESTRICT.read_text()
-    try:
-        RESTRICT.write_text("2")
-    except OSError as error:
-        pytest.skip(f"{RESTRICT}: {error.strerror}")
-    try:
-        yield
-    finally:
-        RESTRICT.write_text(before)
+    with hold_settings(changes=True):
+        before = RESTRICT.read_text()
+        try:
+            RESTRICT.write_text("2")
+        except OSError as error:
+            pytest.skip(f"{RESTRICT}: {error.strerror}")
+        try:
+            yield
+        finally:
+            RESTRICT.write_text(before)
 
 
 # Kernel frames: address, whether it is a leaf, its name and start as resolved without root, whether
