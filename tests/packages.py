@@ -88,7 +88,7 @@ PACKAGES = {
         "bpf elf forks host model stopping",
     ),
     "sampling": Package(
-        "Loads and attaches the sampler, drains its ring: `RawSample`s",
+        "Loads and attaches the sampler, and drains its ring into `RawSample`s",
         "bpf clock elf errors forks host model text unwinding",
     ),
     "recording": Package(
@@ -105,7 +105,8 @@ PACKAGES = {
         "stopping symbols text tracking",
     ),
     "delivery": Package(
-        "Delivers windows to the exporters' queues and keeps their accounts", "export model otlp"
+        "Delivers windows to the exporters' queues, and counts what each exporter sent and lost",
+        "export model otlp",
     ),
     "formats": Package(
         "Output formats: flame graph, tables, files of other tools",

@@ -32,7 +32,7 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
 
 
 def unpacked_size(source: Source, section: Section) -> int:
-    """Returns the decompressed size of a section, from its header.
+    """Returns the decompressed size of a section, as its header states it.
 
     Raises:
         ElfError: the section has no header.
@@ -57,7 +57,8 @@ def _unpack(section: Section, content: bytes, limit: int) -> bytes:
     elif form == _ELFCOMPRESS_ZSTD:
         unpacked = _unpack_zstd(section, packed, size)
     else:
-        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} has compression {form}")
+        detail = f"{_shown(section)} has the unknown compression type {form}"
+        raise ElfError(ElfProblem.DAMAGED_SECTION, detail)
     if len(unpacked) != size:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} is cut off")
     return unpacked

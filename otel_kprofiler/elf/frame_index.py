@@ -20,10 +20,10 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory in addition to the interpreter's mappings, in bytes. The section is in memory, and each
-entry takes 36 bytes.
+"""Memory that the script may use in addition to the interpreter's mappings, in bytes. The section
+is in memory, and each entry takes 36 bytes.
 """
-_ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE itself)
+_ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE)
 _RUN: Final = 1 << 16  # entries sorted at once, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 
@@ -122,7 +122,7 @@ def _find_encoding(body: bytes) -> int:
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:
-        return 0  # absolute, of 8 bytes
+        return 0  # absolute, with 8 bytes
     if augmentation[0] != ord("z"):
         raise ValueError(augmentation)
     at = end + 1
@@ -146,10 +146,11 @@ def _find_encoding(body: bytes) -> int:
 
 
 def main() -> None:
-    """Read ``.eh_frame`` of the file on standard input, and write its search table.
+    """Read ``.eh_frame`` from the file on standard input, and write its search table.
 
     Raises:
-        SystemExit: ``.eh_frame`` is damaged; its value is the reason, for standard error.
+        SystemExit: ``.eh_frame`` is damaged. The exception's value is the reason, which Python
+            prints to standard error.
     """
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()

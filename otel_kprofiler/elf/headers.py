@@ -75,11 +75,11 @@ class ElfFile(NamedTuple):
     Attributes:
         loads: all PT_LOAD segments that have bytes in the file, sorted by address.
         texts: the executable segments.
-        search: address of ``.eh_frame_hdr`` and its size; None if the file has none.
+        search: address and size of ``.eh_frame_hdr``; None if the file has none.
         build_id: GNU build id; None if the file has none.
         entry: address of the first instruction; 0 if the file has none.
-        section_headers: offset and number of the section headers, and index of the section name
-            table.
+        section_headers: offset and number of the section headers, and index of the section with
+            their names.
         machine: ``e_machine``.
         is_go: whether Go's linker produced all or part of the file.
     """
@@ -113,7 +113,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Read the headers of a debug file, without segments, since these have no bytes.
+    """Read the headers of a debug file. Segments are omitted, because they have no bytes.
 
     Raises:
         ElfError: the source is not an ELF file for code of ``machine`` (None: any of ``MACHINES``),
@@ -127,7 +127,7 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
 
 
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
-    """Returns start and end of each PT_LOAD segment, as virtual addresses, in the file's order.
+    """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
 
     Segments of debug files, which have no bytes, are included.
 
@@ -169,8 +169,8 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:
     """Returns the SVMA of a byte of the file; None if no segment loads it.
 
-    Segments overlap in the file where they share a page. Pass only the candidates for a mapping:
-    ``ElfFile.texts`` for code.
+    Segments overlap in the file where they share a page, so pass only the candidates for a mapping,
+    such as ``ElfFile.texts`` for code.
     """
     for offset_of, size, address in segments:
         if 0 <= offset - offset_of < size:
@@ -179,7 +179,7 @@ def find_address(segments: Iterable[Segment], offset: int) -> int | None:
 
 
 def read_sections(source: Source, elf: ElfFile) -> list[Section]:
-    """Reads all section headers, in file order; none if there are no section names.
+    """Reads all section headers, in file order. Returns none if the sections have no names.
 
     Raises:
         ElfError: the section headers are damaged.
@@ -215,7 +215,7 @@ def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
 def _read_header(
     source: Source, machine: str | None
 ) -> tuple[int, int, int, int, tuple[int, int, int]]:
-    """Returns machine, entry, location of program headers, and location of section headers."""
+    """Returns the machine, the entry, and the locations of the program and section headers."""
     if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
         raise ElfError(ElfProblem.NOT_ELF)
     header = _HEADER.unpack(source.read(0, _HEADER.size))
@@ -258,7 +258,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if it is missing or damaged), and whether there is a Go note."""
+    """Returns the build id (None if missing or damaged), and whether there is a Go note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

@@ -72,8 +72,8 @@ class LoadedElf(NamedTuple):
         base: runtime address of its first byte.
         bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
-        storage: the PT_TLS segment; None if there is none.
-        dynamic: values in the dynamic section by tag. For repeated tags, it has the first value.
+        storage: the PT_TLS segment; None if the file has none.
+        dynamic: values in the dynamic section, by tag. A repeated tag has its first value.
         notes: runtime address and size of each PT_NOTE segment.
         writable: runtime address and size in the file of each writable PT_LOAD segment.
     """
@@ -98,7 +98,7 @@ class LoadedElf(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A relocation, with the runtime address of its target, kind, symbol number and addend."""
+    """A relocation: the runtime address of its target, its kind, symbol number and addend."""
 
     address: int
     kind: int
@@ -150,8 +150,8 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
     """Find an exported thread-local variable of a file.
 
     Returns:
-        Its index in the dynamic symbol table, and its offset in the segment; None if there is
-        none.
+        The variable's index in the dynamic symbol table, and its offset in the segment; None if
+        there is no such variable.
 
     Raises:
         ElfError: the tables are damaged.
@@ -177,7 +177,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """Yields relocations of the given kinds for a symbol number, or for the file itself if it is 0.
+    """Yields relocations of the given kinds for a symbol number, or, if that is 0, for the file.
 
     Raises:
         ElfError: there are too many relocations.

@@ -28,7 +28,7 @@ def marks_data(name: bytes) -> bool:
 
 
 def cut_versions(names: bytes) -> bytes:
-    r"""Cut versions off names in place. The length of the string table stays the same.
+    r"""Cut versions off names in place. The string table keeps its length.
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
     version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and

@@ -1,4 +1,4 @@
-"""Defines errors in reading ELF files."""
+"""Defines the errors that are raised while ELF files are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from otel_kprofiler.errors import KProfilerError
 
 
 class ElfProblem(enum.Enum):
-    """The reason for an error; the value is shown to users."""
+    """The reason why an ELF file cannot be read; the value is shown to users."""
 
     UNREADABLE = "the file could not be read"
     CHANGED = "the file changed while it was read"

@@ -18,10 +18,10 @@ class Source(Protocol):
         """Returns the length in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read exactly ``size`` bytes. Raises :class:`ElfError` if there are fewer."""
+        """Read exactly ``size`` bytes. Raises :class:`ElfError` if the file has fewer."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target``. Raises :class:`ElfError` if there are fewer bytes."""
+        """Fill ``target``. Raises :class:`ElfError` if the file has too few bytes."""
 
 
 class FileSource:
@@ -48,7 +48,7 @@ class FileSource:
         return data
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target`` straight from the page cache."""
+        """Fill ``target`` directly from the page cache."""
         _check_range(offset, len(target), self.size)
         done = 0
         while done < len(target):

@@ -31,7 +31,7 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Returns defined symbols by name, from ``.dynsym``, or if it has none of them, ``.symtab``.
+    """Returns defined symbols by name, from ``.dynsym``, or from ``.symtab`` if it has none.
 
     Raises:
         ElfError: a table is damaged or too large.
@@ -59,7 +59,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields the offsets of a name, even at the end of a longer name, since linkers merge names."""
+    """Yields the offsets of a name, even at the end of a longer name; linkers merge such names."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

@@ -1,7 +1,7 @@
 """Opens the host's files.
 
-All files of ``/proc`` and ``/sys`` are opened here, so that tests and recordings can pass a
-different root or an archive instead of patching modules.
+All files in ``/proc`` and ``/sys`` are opened here, so that tests and recordings can use a
+different root or an archive without patching modules.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Access:
     def open_reference_in(self, root: str, path: str) -> int:
         """Open a file as a reference, with ``root`` as the root of the path and of its links.
 
-        Links in ``/proc`` to files opened by processes are not followed. Requires kernel 5.6.
+        Links in ``/proc`` to files that processes have opened are not followed. Requires kernel
+        5.6.
         """
         directory = os.open(self.root + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

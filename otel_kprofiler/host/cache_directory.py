@@ -15,15 +15,15 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Minimum size counted per file, in bytes, to bound the number of empty files."""
+"""Minimum size in bytes that a file counts as, to bound the number of empty files."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
     """Returns the directory of this program's caches; None if the user has none.
 
     ``CACHE_DIRECTORY`` is set by systemd (systemd.exec(5)), ``XDG_CACHE_HOME`` by the user (XDG
-    Base Directory Specification). Otherwise, it is in ``/var/cache`` for root, and in ``~/.cache``
-    for others.
+    Base Directory Specification). If neither is set, the directory is in ``/var/cache`` for root,
+    and in ``~/.cache`` for other users.
     """
     if given := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
         return given
@@ -100,7 +100,7 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove files until the total size is within the limit. Returns that size in bytes."""
+        """Remove files until the total size is within the limit; returns the new total in bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it

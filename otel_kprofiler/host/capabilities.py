@@ -33,8 +33,8 @@ SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
 """Capabilities that the sampler needs; kernel symbols also need CAP_SYSLOG."""
 
 CONTEXTS: Final = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
-"""Capabilities needed to read the memory of other users' processes. Without the second one, only
-the owner may open ``/proc/PID/mem``.
+"""Capabilities needed to read the memory of other users' processes. Without the second, only the
+process's user may open ``/proc/PID/mem``.
 """
 
 
@@ -45,7 +45,7 @@ class Capabilities(NamedTuple):
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns the ``names`` that are not effective.
+        """Returns those of the ``names`` that are not effective.
 
         CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
         """
@@ -80,7 +80,7 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
     """Returns how to start this command with all capabilities for sampling, including ``missing``.
 
-    File capabilities are an option only for a separate Python executable, since the one in a
+    File capabilities are suggested only for a separate Python executable, since the executable in a
     virtual environment is usually a symbolic link to the system's.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])

@@ -46,7 +46,7 @@ _USER_MANAGER: Final = re.compile(r"user@\d+\.service")
 _POD_PARENT: Final = "libpod_parent"
 _DELETED: Final = " (deleted)"
 _LINES: Final = ("", "name=systemd", "cpu", "cpuacct", "memory", "pids")
-"""The hierarchies by precedence: version 2, then systemd's, then those of controllers."""
+"""The hierarchies by precedence: version 2, then systemd's, then those with controllers."""
 _LONGEST_ID: Final = 64
 
 
@@ -54,9 +54,9 @@ class CgroupNames(NamedTuple):
     """The names in a cgroup's path; empty if absent.
 
     Attributes:
-        container: id of the innermost container.
+        container: id of the innermost container in the path.
         pod: UID of its Kubernetes pod.
-        unit: unit of the system manager, without the scopes that runtimes create for containers.
+        unit: unit of the system manager; scopes that runtimes create for containers do not count.
         user_unit: unit of a user manager.
     """
 
@@ -67,7 +67,7 @@ class CgroupNames(NamedTuple):
 
 
 class CgroupLine(NamedTuple):
-    """A line of ``/proc/PID/cgroup``, with its controllers (none in version 2) and path."""
+    """A line of ``/proc/PID/cgroup``: the controllers (none in version 2), and the path."""
 
     controllers: tuple[str, ...]
     path: str
@@ -99,7 +99,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
     Never raises.
     """
     if text == b"0::/\n":
-        return NO_NAMES  # most processes of hosts without systemd, and all kernel threads
+        return NO_NAMES  # as for most processes on hosts without systemd, and all kernel threads
     lines = sorted(parse_cgroup_lines(text), key=_rank)
     names = [parse_cgroup_path(line.path) for line in lines if len(line.path) > 1]
     inside = next((path_names for path_names in names if path_names.container), NO_NAMES)
@@ -130,7 +130,7 @@ def _rank(line: CgroupLine) -> int:
 
 
 def _find_container(parts: list[str]) -> tuple[int, str]:
-    """Returns index and id of the innermost container; -1 and an empty text if there is none."""
+    """Returns the index and id of the innermost container; -1 and "" if there is none."""
     for at in range(len(parts) - 1, -1, -1):
         part = parts[at]
         if len(part) < _LONGEST_ID:
@@ -155,7 +155,7 @@ def _find_pod(part: str) -> str:
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Returns the units of the system manager and of a user manager, outside containers."""
+    """Returns the names of the system manager's and a user manager's units, outside containers."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):

@@ -1,4 +1,4 @@
-"""Finds version 2 cgroups (cgroups(7)) with their mounts, ids and depths."""
+"""Finds version 2 cgroups (cgroups(7)), and their mounts, ids and depths."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Cgroup(NamedTuple):
 
 
 class MountPoint(NamedTuple):
-    """A mount of a hierarchy, or of a part of it.
+    """A mount of a hierarchy, or of a part of a hierarchy.
 
     Attributes:
         path: where the hierarchy is mounted.
-        root: the mounted cgroup, relative to our cgroup namespace. ``/`` is the namespace's root,
-            and ``/..`` is the parent of that root.
+        root: path of the mounted cgroup in our cgroup namespace. ``/`` is the namespace's root, and
+            ``/..`` is the parent of that root.
     """
 
     path: str
@@ -47,7 +47,7 @@ class MountPoint(NamedTuple):
 
 
 def parse_mount_points(mountinfo: bytes, kind: str) -> list[MountPoint]:
-    """Parses mounts of a file system type in ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
+    """Parses mounts of one file system type in ``/proc/PID/mountinfo`` (proc_pid_mountinfo(5))."""
     mounts = []
     for line in mountinfo.decode("utf-8", "surrogateescape").splitlines():
         fields, _, rest = line.partition(" - ")

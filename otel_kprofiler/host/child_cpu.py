@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 _MIB: Final = 1 << 20
 _PROCESS_CLOCK: Final = 2
-"""The kind of a process's CPU clock, as returned by clock_getcpuclockid(3) (``CPUCLOCK_SCHED`` in
-include/linux/posix-timers.h).
+"""The type bits of a process's CPU clock id, as returned by clock_getcpuclockid(3)
+(``CPUCLOCK_SCHED`` in include/linux/posix-timers.h).
 """
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
@@ -26,7 +26,7 @@ class CpuGrant(NamedTuple):
     """CPU time granted to a child process.
 
     Attributes:
-        seconds: limit in seconds, at least 1.
+        seconds: the limit in seconds, at least 1.
         input_bytes: size of the input that the limit was computed from.
     """
 
@@ -45,7 +45,7 @@ class CpuRate(NamedTuple):
     Attributes:
         least_s: seconds for empty input.
         per_mib_s: additional seconds per MiB of input.
-        most_s: limit in seconds for input of any size, since a file may declare a wrong size.
+        most_s: upper bound in seconds for input of any size, since a file may declare a wrong size.
     """
 
     least_s: float
@@ -67,14 +67,14 @@ def limit_cpu(pid: int, grant: CpuGrant) -> None:
     """
     limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
     for kind, most in limits.items():
-        with suppress(OSError):  # the child has ended
+        with suppress(OSError):  # the child has exited
             _, hard = resource.prlimit(pid, kind)
             soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.prlimit(pid, kind, (soft, hard))
 
 
 def has_exceeded_cpu(status: int) -> bool:
-    """Returns whether a child with this return code was ended by its CPU time limit."""
+    """Returns whether a child with this return code was killed by its CPU time limit."""
     return status == -signal.SIGXCPU
 
 
@@ -82,7 +82,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all its threads, in nanoseconds, once it has ended or was abandoned.
+        cpu_ns: CPU time of all its threads, in nanoseconds, once it has exited or was abandoned.
         has_status: whether ``returncode`` is the child's status. If other code reaped the child, or
             the kernel did because this process ignores SIGCHLD, ``returncode`` may be 0 regardless
             of the status.
@@ -92,7 +92,7 @@ class MeteredChild(subprocess.Popen[bytes]):
     has_status = False
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the child to end, as ``Popen.wait`` does; ``communicate`` calls this method."""
+        """Wait for the child to exit, as ``Popen.wait`` does; ``communicate`` calls this method."""
         if self.returncode is None:
             try:
                 if not self._has_ended(timeout):
@@ -115,7 +115,7 @@ class MeteredChild(subprocess.Popen[bytes]):
         return time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
 
     def _has_ended(self, timeout: float | None) -> bool:
-        """Wait for the child to end, without reaping it.
+        """Wait for the child to exit, without reaping it.
 
         Python may be built without ``os.pidfd_open``.
         """
@@ -141,7 +141,7 @@ _waited: Final = _Waited()
 
 
 def charge_child(child: MeteredChild) -> None:
-    """Add the CPU time of an ended child to the calling thread's count."""
+    """Add the CPU time of a child that has exited to the calling thread's count."""
     _waited.cpu_ns += child.cpu_ns
 
 

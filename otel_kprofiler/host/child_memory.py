@@ -1,7 +1,7 @@
 """Limits the memory of child processes, to stay below the cgroup's limit.
 
-The kernel kills processes of a cgroup that reaches its limit, and throttles all of its processes
-above ``memory.high`` (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the
+If a cgroup reaches its limit, the kernel kills processes in it; above ``memory.high``, it throttles
+all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst in the
 kernel's sources).
 """
 
@@ -18,7 +18,7 @@ from otel_kprofiler.host.cgroup_names import parse_cgroup_lines
 from otel_kprofiler.host.cgroups import parse_mount_points
 
 _UNLIMITED: Final = 1 << 60
-"""Lowest value that means no limit. Version 1 uses LONG_MAX, rounded to pages."""
+"""Lowest value that means no limit. Version 1 uses LONG_MAX, rounded down to pages."""
 _SHARE: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIB: Final = 1 << 20
@@ -62,7 +62,7 @@ class MemoryGrant(NamedTuple):
     Attributes:
         count_bytes: limit on the process's data (``RLIMIT_DATA``): heap and private writable
             mappings.
-        cgroup: the cgroup whose limit applies; None if the requested size applies.
+        cgroup: the cgroup whose limit determined the grant; None if the request determined it.
     """
 
     count_bytes: int
@@ -93,7 +93,7 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
     Memory granted to running children counts as used.
 
     Args:
-        most_bytes: maximum amount that the child requests.
+        most_bytes: the size that the child requests, in bytes.
         files: reads files of the host.
     """
     left = find_memory_left(files or Access())
@@ -114,7 +114,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
-    with suppress(OSError):  # the child has ended
+    with suppress(OSError):  # the child has exited
         _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
         most = grant.count_bytes if hard == resource.RLIM_INFINITY else min(grant.count_bytes, hard)
         resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
@@ -126,7 +126,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the minimum memory left by this process's cgroup and its ancestors.
+    """Returns the least memory that this process's cgroup or one of its ancestors has left.
 
     Returns None if no cgroup has a readable limit.
     """
@@ -182,7 +182,7 @@ def _read_left(files: HostFiles, directory: str, names: _Files) -> MemoryLeft | 
 
 
 def _data_bytes(pid: int) -> int:
-    """Returns the memory of a process without file pages; 0 if it has ended."""
+    """Returns the memory of a process, without file pages; 0 if it has exited."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())

@@ -53,7 +53,7 @@ class ContainerNames(NamedTuple):
 
 
 class OwnContainer(NamedTuple):
-    """The container of a process, as seen from inside it; empty if its mounts do not reveal it."""
+    """A process's container, as seen from inside; empty if the mounts do not reveal it."""
 
     id: str = ""
     pod: str = ""
@@ -139,7 +139,7 @@ class KnownContainers:
 def read_runtime_name(files: HostFiles, container: str) -> str:
     """Returns the name of a container in Docker or podman.
 
-    Returns an empty value if their files do not contain it.
+    The name is empty if the runtimes' files do not contain it.
     """
     return _read_docker(files, container) or _read_podman(files, container)
 
@@ -165,8 +165,8 @@ def _read_podman(files: HostFiles, container: str) -> str:
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
     """Parses the mounts of a process in a container for the container's names.
 
-    The runtime makes the mounts, but a process may add others. So trust them only for the container
-    of this process, or to confirm the cgroup.
+    The runtime makes the mounts, but the process may add more. Trust them therefore only for this
+    process's own container, or to confirm the cgroup.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

@@ -1,4 +1,4 @@
-"""Finds the running containers of this host, with names from files of their runtimes."""
+"""Finds the running containers on this host, with the names in their runtimes' files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_containers(files: HostFiles) -> list[Container]:
         try:
             text = files.read_bytes(f"/proc/{entry}/cgroup")
         except OSError:
-            continue  # the process has ended
+            continue  # the process has exited
         container = parse_cgroup(text).container
         if container:
             pids.setdefault(container, []).append(int(entry))

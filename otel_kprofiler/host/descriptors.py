@@ -30,7 +30,7 @@ def signal_pidfd(fd: int, number: signal.Signals) -> None:
     """Send a signal to a process, as ``signal.pidfd_send_signal`` does.
 
     Raises:
-        OSError: the process has ended, or this process may not signal it.
+        OSError: the process has exited, or this process may not signal it.
     """
     in_python = getattr(signal, "pidfd_send_signal", None)
     if in_python is not None:

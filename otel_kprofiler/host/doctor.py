@@ -52,14 +52,14 @@ def doctor(
 
     Args:
         files: reads files of the host.
-        loaders: for each library that can load BPF programs, whether it is installed, best first.
-            One is enough. None skips the check.
+        loaders: for each library that can load BPF programs, best first, whether it is installed. A
+            single library is enough. None skips the check.
         try_sampler: runs the real sampler briefly and describes the result; raises
             ``KProfilerError`` or ``OSError`` on failure. None skips the check.
 
     Returns:
         Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If
-        there is a ``WARN``, the profile lacks something.
+        there is a ``WARN``, some data is missing from profiles.
     """
     capabilities = read_capabilities(files)
     tried = list(_sampler(try_sampler))
@@ -270,7 +270,7 @@ def _sample_rate(files: HostFiles) -> Finding:
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
-    """Check the limit on descriptors, which events, maps and files being read need."""
+    """Check the limit on descriptors, which events, maps and open files count towards."""
     check = "open files"
     wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
     soft, hard = _read_limit(files, "Max open files")

@@ -19,8 +19,8 @@ class CpuChanges(NamedTuple):
     Attributes:
         opened: CPUs with a new event.
         closed: CPUs that are offline or no longer selected.
-        refused: why a CPU's event cannot be opened, by CPU. It is reported once until opening
-            succeeds.
+        refused: why a CPU's event cannot be opened, by CPU. The reason is reported only once until
+            opening succeeds.
     """
 
     opened: list[int]

@@ -1,4 +1,4 @@
-"""Looks up events by name, lists them, and explains why one cannot be opened.
+"""Looks up events by name, lists them, and explains why an event cannot be opened.
 
 Names of perf events are those of ``perf list``; numbers are those of ``enum perf_sw_ids`` and
 ``enum perf_hw_id`` in include/uapi/linux/perf_event.h.
@@ -59,7 +59,7 @@ _ALIASES: Final = {
     "migrations": "cpu-migrations",
     "cpu-cycles": "cycles",
     "branches": "branch-instructions",
-    "task-clock": CPU_CLOCK,  # on a CPU, both count its time
+    "task-clock": CPU_CLOCK,  # opened per CPU, both count that CPU's time
 }
 _NAMES: Final = (CPU_CLOCK, LOCK_EVENT, *_EVENTS)
 
@@ -101,7 +101,7 @@ class EventState(NamedTuple):
 
     Attributes:
         name: name of the event in ``perf list``.
-        meaning: what it counts.
+        meaning: what the event counts.
         problem: why it cannot be opened; None if it can be opened.
     """
 
@@ -165,7 +165,7 @@ def suggest_events(name: str) -> list[str]:
 
 
 def list_events(files: HostFiles) -> Iterator[EventState]:
-    """Yields all events, with whether this process can open them on this host."""
+    """Yields all events, and for each whether this process can open it on this host."""
     cpu = min(read_online_cpus(files))
     for name, (_, _, meaning) in _EVENTS.items():
         spec = EventSpec(name, period=1 << 40)
@@ -180,7 +180,7 @@ def list_events(files: HostFiles) -> Iterator[EventState]:
 def find_event_error(
     error: OSError, name: str, attributes: PerfAttributes, files: HostFiles
 ) -> HostError | None:
-    """Returns why an event cannot be opened, with a fix; None if all events share the cause.
+    """Returns why an event cannot be opened, with a fix; None if the cause affects all events.
 
     Args:
         error: error from perf_event_open(2).

@@ -11,15 +11,15 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.process_stat import read_owner
 
 TURN_NS: Final = 100_000
-"""Fixed cost of a turn in addition to its CPU time, so that owners whose turns take no CPU time
-also alternate.
+"""Fixed cost of a turn in addition to its CPU time, so that owners alternate even if their turns
+take no CPU time.
 """
 RECENT_NS: Final = 60_000_000_000
 """Time after a turn during which its owner may not use the reserve."""
 RESERVE: Final = 0.2
 """Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
-"""Maximum number of owners and groups whose cost is kept. Others start over."""
+"""Maximum number of owners and groups whose cost is kept. Other owners start over."""
 
 _FILES: Final = Access()
 
@@ -43,13 +43,13 @@ class Turn(NamedTuple, Generic[T]):
 def find_user(owner: Hashable) -> Hashable:
     """Returns the group of an owner: the effective user id if the owner is a pid.
 
-    Returns None if the process has exited. An owner that is not a pid is its own group.
+    Returns None if the process has exited. If an owner is not a pid, it is a group by itself.
     """
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
 class FairQueue(Generic[T]):
-    """A queue of work by owner, in which the owner with the lowest cost has the next turn.
+    """A queue of work in which the owner with the lowest cost has the next turn.
 
     Not thread-safe.
 
@@ -57,16 +57,16 @@ class FairQueue(Generic[T]):
     not take turns from other groups.
 
     This is start-time fair queueing. An owner with new work starts at the cost of the owner that
-    had its group's last turn, so that idle time earns no credit. Of owners with equal cost, the one
-    that has waited longest is next.
+    had its group's last turn, so that idle time earns no credit. If several owners have equal cost,
+    the owner that has waited longest is next.
 
-    All owners together have a share of one CPU. A fifth of the share is a reserve for owners that
-    had no turn in the last minute. They do not wait until another owner's expensive work is paid
-    for.
+    All owners together have a share of one CPU. A fifth of this share is a reserve for owners that
+    had no turn in the last minute, so that they do not wait for the budget to recover from another
+    owner's expensive work.
 
     Args:
         share: share of one CPU, in CPU seconds per second.
-        now_ns: any steady clock, in nanoseconds.
+        now_ns: any monotonic clock, in nanoseconds.
         find_group: returns the group of an owner when its work is queued.
     """
 
@@ -149,8 +149,8 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if the queue is empty.
 
-        The owner is in the group with the most work. If several owners have equally much work, the
-        one that has waited for the shortest time loses its newest work.
+        The owner is in the group with the most work. If several owners have the same amount of
+        work, the owner that has waited for the shortest time loses its newest work.
         """
         if not self._waiting:
             return None
@@ -210,7 +210,7 @@ class FairQueue(Generic[T]):
         return self._group_costs[group], self._costs[group][owner]
 
     def _forget(self) -> None:
-        """Forget the idle owner with the oldest last turn."""
+        """Forget the idle owner whose last turn was longest ago."""
         if len(self._last_ns) > MAX_OWNERS:
             oldest = next(iter(self._last_ns))
             del self._last_ns[oldest]

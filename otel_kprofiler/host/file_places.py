@@ -1,7 +1,7 @@
-"""Finds files of ended processes by inode number, in directories of other mapped files.
+"""Finds files of exited processes by inode number, in directories of other mapped files.
 
-Programs that run for a millisecond end before their mapped files can be opened. Most such files are
-next to other mapped files, in directories of commands or libraries.
+Programs that run for only a millisecond exit before their mapped files can be opened. Most of these
+files are next to other mapped files, in directories of commands or libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """A list of directories, ordered by the time of the last find; thread-safe.
+    """A list of directories, most recently used first; thread-safe.
 
     Args:
         first: initial directories.

@@ -16,8 +16,7 @@ MAX_HELD: Final = 1024
 class GrowingHolds:
     """Keeps the time until the next retry, by key.
 
-    It is 30 s at first, then doubles after each failure, up to an hour.
-
+    The time is 30 s at first, then doubles after each failure, up to an hour.
     A key is retried after about as long as it has been failing. Not thread-safe.
     """
 

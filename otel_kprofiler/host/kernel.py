@@ -11,7 +11,7 @@ from otel_kprofiler.host.access import HostFiles
 from otel_kprofiler.host.capabilities import is_in_user_namespace, read_capabilities
 
 OLDEST_KERNEL: Final = (5, 10)
-"""First release with all features that the sampler needs (BPF ring buffer, CAP_BPF)."""
+"""First kernel release with all features that the sampler needs (BPF ring buffer, CAP_BPF)."""
 
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _SCAN_BYTES: Final = 64 * 1024  # about 1,500 lines of kallsyms
@@ -73,9 +73,10 @@ def find_lockdown(files: HostFiles) -> str | None:
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
-    The rule is ``kallsyms_show_value`` in kernel/ksyms_common.c. With ``kptr_restrict`` 2, nobody
-    sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see them. With
-    0, everybody sees them if ``perf_event_paranoid`` is below 2, else only those holders.
+    The rule is ``kallsyms_show_value`` in kernel/ksyms_common.c. With ``kptr_restrict`` 2, no
+    process sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see
+    them. With 0, all processes see them if ``perf_event_paranoid`` is below 2; otherwise, only
+    these holders do.
     """
     try:
         if _shows_addresses(files):
@@ -92,7 +93,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether any of the first symbols has an address.
+    """Returns whether any of the first symbols has a nonzero address.
 
     Per-CPU symbols may have address 0.
     """

@@ -21,7 +21,7 @@ this package also write it.
 """
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""Signals that end a process if an allocation fails, or if the kernel kills it for lack of
+"""Signals by which a process dies if an allocation fails, or if the kernel kills it for lack of
 memory.
 """
 _NO_STATUS: Final = (
@@ -32,7 +32,7 @@ _NO_STATUS: Final = (
 class ChildProblem(enum.Enum):
     """The reason why a child produced no result."""
 
-    UNANSWERED = "unanswered"  # the file's file system does not respond
+    UNANSWERED = "unanswered"  # the file system does not respond
     STOPPED = "stopped"
     NO_PROCESS = "no_process"
     MEMORY = "memory"
@@ -46,7 +46,7 @@ class ChildFailed(Exception):  # noqa: N818 - an outcome
 
     Args:
         problem: why the child failed.
-        text: what happened, without a subject.
+        text: what happened, as a predicate without a subject.
         grant: the memory granted to the child.
         may_pass: whether a retry with the unchanged file may succeed.
     """
@@ -83,7 +83,7 @@ class ChildLimits(NamedTuple):
 
 
 class LimitedChildren:
-    """Runs children until :meth:`stop`. Thread-safe."""
+    """Runs children until :meth:`stop` is called. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class LimitedChildren:
     def run(
         self, command: Sequence[str], fd: int, limits: ChildLimits, output: int = subprocess.PIPE
     ) -> bytes:
-        """Run a command with a file as its input; blocks until it has ended.
+        """Run a command with a file as its input; blocks until the command has exited.
 
         Args:
             command: the program and its arguments. The program reports the cause of a failure on
@@ -105,7 +105,7 @@ class LimitedChildren:
             output: descriptor for the output.
 
         Returns:
-            The output, unless it goes to a descriptor.
+            The output; empty if it goes to a descriptor.
 
         Raises:
             ChildFailed: the child produced no result.

@@ -1,7 +1,7 @@
 """Decides which symbolic links to follow when writing a file.
 
 In any directory of a path, root follows only links that no other user can have created. Other users
-follow all links that the kernel allows, as they gain no rights.
+follow all links that the kernel allows, because they gain no permissions by it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
-    If ``is_root``, only links that nobody but root or this user can have created are followed.
+    If ``is_root``, only links that no user except root and this user can have created are followed.
     Otherwise, links are followed as by a kernel with ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
@@ -44,7 +44,8 @@ def open_directory(path: str) -> int:
     Root follows only links that no other user can have created.
 
     Raises:
-        OSError: it cannot be opened, is not a directory, or another user's link leads to it.
+        OSError: the directory cannot be opened, is not a directory, or is reached by another user's
+            link.
     """
     if os.geteuid() != 0:
         return os.open(path, _DIRECTORY)
@@ -67,7 +68,7 @@ def _open_next(here: int, rest: list[str]) -> int:
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:
-        flags = _DIRECTORY  # its target is not a path
+        flags = _DIRECTORY  # the target of such a link is not a path
     elif stat.S_ISLNK(link.st_mode):
         if not is_trusted(os.fstat(here), link):
             raise OSError(errno.ELOOP, UNTRUSTED_LINK)
@@ -78,7 +79,7 @@ def _open_next(here: int, rest: list[str]) -> int:
 
 
 def is_magic(path: str) -> bool:
-    """Returns whether a path is a magic link in /proc, whose target is not a path."""
+    """Returns whether a path is a magic link in /proc (proc(5)), whose target is not a path."""
     try:
         link = os.lstat(path)
         return stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev

@@ -1,4 +1,4 @@
-"""Contention for the kernel's locks as an event."""
+"""Defines contention for the kernel's locks as an event."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import LOCK_CONTENTION, ProfileKind
 
 LOCK_EVENT: Final = "lock-contention"
-"""The event of waits for the kernel's locks."""
+"""Name of the event that stands for waits for the kernel's locks."""
 
 
 class LockSpec(NamedTuple):
-    """Waits for the kernel's locks, sampled by their time.
+    """Waits for the kernel's locks, sampled in proportion to their duration.
 
     Attributes:
-        rate: average of samples per second on each CPU, at least 1.
+        rate: average number of samples per second on each CPU, at least 1.
     """
 
     rate: int
@@ -26,7 +26,7 @@ class LockSpec(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Returns 0: a sample does not stand for a number of waits."""
+        """Returns 0, because a sample does not stand for a number of waits."""
         return 0
 
     @property

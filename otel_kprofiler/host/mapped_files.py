@@ -11,11 +11,11 @@ path                    nothing                                         the same
                                                                         or beside other files
 ======================  ==============================================  ======================
 
-Reading the file itself needs its own permission, or CAP_DAC_READ_SEARCH. The path comes from the
-symbolic link in map_files, or from /proc/PID/maps. It is relative to this process's root if the
+Reading the file itself needs read permission for it, or CAP_DAC_READ_SEARCH. The path comes from
+the symbolic link in map_files, or from /proc/PID/maps. It is relative to this process's root if the
 file is reachable from there, else to the root of the other process's mounts, so both are tried.
-Nothing is opened for reading before its identity is proven, because mapped files may be devices,
-and the path may have come to lead to another file.
+No file is opened for reading before its identity is proven, because mapped files may be devices,
+and because the path may lead to a different file by now.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from otel_kprofiler.host.maps import parse_mappings, read_maps
 from otel_kprofiler.model import FileKey, OpenFile
 
 _DELETED: Final = " (deleted)"
-_MAX_RANGES: Final = 4  # tried for a file whose first mapping is gone
+_MAX_RANGES: Final = 4  # number of mappings tried for a file whose first mapping is gone
 _RIGHTS: Final = (errno.EPERM, errno.EACCES)
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR)
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 
 
 class FileProblem(enum.Enum):
-    """Reason why a mapped file could not be opened; the value is shown to users."""
+    """The reason why a mapped file could not be opened; the value is shown to users."""
 
     GONE = "the process had ended, or unmapped the file, before it could be opened"
     NOT_SAME = "the file that could be opened is not the mapped file"
@@ -117,7 +117,7 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # Open through the reference, since the path may lead elsewhere a second time. Do not wait
+        # Open the file through the reference, since the path may lead elsewhere by now. Do not wait
         # for the holder of a lease on the file (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)
@@ -132,7 +132,7 @@ class OpenedFile(NamedTuple):
     Attributes:
         fd: descriptor, owned by the receiver of this object.
         status: status of the file when it was opened.
-        path: path that the kernel shows for the process, without `` (deleted)``.
+        path: path that the kernel shows for the mapping, without `` (deleted)``.
         route: way by which the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
         reached_at: path by which the file was reached.
     """
@@ -179,9 +179,9 @@ def open_mapped(
     Args:
         request: identifies the file, and a process that has mapped it.
         files: reads files of the host.
-        known_path: path by which the file was opened before; used if the process has ended.
-        find_places: finds files by inode number. It is also used if the process has ended, but only
-            if size and modification time are known and match.
+        known_path: path by which the file was opened before; used if the process has exited.
+        find_places: finds files by inode number. It, too, is used if the process has exited, but
+            only if size and modification time are known and match.
 
     Raises:
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
@@ -217,7 +217,7 @@ class _Outcome(NamedTuple):
         return _Outcome(problem, detail) if worse else self
 
 
-_RANKS: Final = tuple(FileProblem)  # the most specific last
+_RANKS: Final = tuple(FileProblem)  # the most specific error is last
 
 
 def _problem_of(error: OSError) -> FileProblem:
@@ -235,7 +235,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
             raise _OtherInodeError(FileProblem.NOT_SAME)
         if not is_same_file(request, status, mapped=way.route == "map_files"):
             raise MappedFileError(FileProblem.NOT_SAME)
-        # Open through the reference, since a path may lead elsewhere a second time.
+        # Open the file through the reference, since the path may lead elsewhere by now.
         fd = files.open_fd(f"/proc/self/fd/{reference}")
         return OpenedFile(fd, status, way.path, way.route, way.opened)
     finally:
@@ -243,7 +243,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 
 
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
-    """Yields the ways to open the file, most reliable first."""
+    """Yields the ways of opening the file, most reliable first."""
     paths = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the main thread may have exited
         process = f"/proc/{pid}"
@@ -262,8 +262,8 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
     """Yields the names in map_files of mappings of the file, with its path.
 
-    The mapping in the request comes first. If it no longer exists, others follow. The path comes
-    from the links in map_files, or from the maps if the links are not readable.
+    The mapping in the request comes first. If it no longer exists, other mappings follow. The path
+    comes from the links in map_files, or from the maps if the links are not readable.
     """
     wanted = f"{request.start:x}-{request.end:x}"
     try:
@@ -285,13 +285,13 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Inode, size, modification time and device must match, since inode numbers are reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
-    the inode's. In that case, the size must be known, or the file must have been opened through its
-    mapping.
+    the inode's. In that case, the request must have a size, or the file must have been opened
+    through its mapping.
 
     Args:
         request: identifies the file.
         status: status of the candidate, from fstat(2).
-        mapped: whether the candidate was opened by the mapping's address range in the process.
+        mapped: whether the candidate was opened through the mapping's entry in ``map_files``.
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
         return False

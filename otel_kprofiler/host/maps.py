@@ -22,8 +22,8 @@ from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""Limit on the text of a process's maps, in bytes. The text has about 150,000 mappings, more than
-the kernel's default limit (vm.max_map_count).
+"""Limit on the text of a process's maps, in bytes. A text of this size has about 150,000 mappings,
+more than the kernel's default limit (vm.max_map_count).
 """
 _READ_BYTES: Final = 64 * 1024
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
@@ -59,8 +59,8 @@ class MemoryMapping(NamedTuple):
         device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 if there is no
             file.
         inode: inode number of the file; 0 if there is no file.
-        path: path that the kernel shows, without `` (deleted)``; or a name such as ``[heap]``, or
-            empty.
+        path: path that the kernel shows, without `` (deleted)``; for memory without a file, a name
+            such as ``[heap]``, or empty.
         deleted: whether no directory has an entry for the file.
     """
 
@@ -87,9 +87,9 @@ class FoundMapping(NamedTuple):
 
 
 def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
-    """Parses the mappings in a text of maps, in address order.
+    """Parses the mappings in the text of ``/proc/PID/maps``, in address order.
 
-    Skips incomplete and other lines.
+    Skips incomplete lines, and lines of other forms.
 
     Args:
         maps: the text.
@@ -130,14 +130,15 @@ def find_vdso(files: HostFiles) -> bytes | None:
 class ProcessMaps:
     """Looks up mappings of a process by address. Not thread-safe.
 
-    It finds nothing once the process has ended or executed a different program.
+    No mapping is found once the process has exited or executed a different program.
 
     Args:
-        pid: the process; requires the right to trace it (ptrace(2), PTRACE_MODE_READ).
+        pid: the process, which this process must be permitted to trace (ptrace(2),
+            PTRACE_MODE_READ).
         files: reads files of the host.
 
     Raises:
-        OSError: the process does not exist, or the right is missing.
+        OSError: the process does not exist, or may not be traced.
     """
 
     def __init__(self, pid: int, files: HostFiles | None = None) -> None:
@@ -154,11 +155,11 @@ class ProcessMaps:
         the same distance as in the file. Such memory is text of that file, moved there by the
         process, and is returned as a mapping of the file.
 
-        The kernel reads the build id from the file's first page, which may wait for the disk. On
-        kernels before 6.11, all mappings are read, without build ids.
+        To provide the build id, the kernel reads the file's first page, which may wait for the
+        disk. On kernels before 6.11, all mappings are read, without build ids.
 
         Raises:
-            OSError: the kernel refuses.
+            OSError: the kernel refused the call.
         """
         result = self._find(address)
         if result is None or result.mapping.inode or result.mapping.path:
@@ -225,7 +226,7 @@ class ProcessMaps:
 
 
 def _is_hole(previous: MemoryMapping, hole: MemoryMapping, next_mapping: MemoryMapping) -> bool:
-    """Returns whether memory fills the hole between two mappings of a file exactly."""
+    """Returns whether memory exactly fills the hole between two mappings of a file."""
     return (
         previous.inode != 0
         and (previous.device, previous.inode) == (next_mapping.device, next_mapping.inode)

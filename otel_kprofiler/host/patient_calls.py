@@ -1,9 +1,9 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
 A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted. So
-that one such file does not block all others, callers wait only while a read makes progress. A
-thread that is in the same storage wait at two checks :data:`PATIENCE_S` apart is abandoned, and its
-device gets no other thread.
+that one such file does not block the reading of all others, callers wait only while a read makes
+progress. A thread that is in the same storage wait at two checks :data:`PATIENCE_S` apart is
+abandoned, and no other thread reads from its device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PatientCalls:
 
     Args:
         name: name of the threads. Callers start them, and they inherit the callers' capabilities.
-        patience_s: see :data:`PATIENCE_S`.
+        patience_s: limit on a single storage wait, in seconds; see :data:`PATIENCE_S`.
         on_left: called with the identifier of an abandoned thread.
     """
 
@@ -61,13 +61,13 @@ class PatientCalls:
         Args:
             device: device of the file that ``job`` reads.
             job: the function, which handles its own errors.
-            find_hanging: called if ``job`` does not return, to identify the device that hangs, as
-                any hashable value. By default, it is ``device``. It is needed if ``job`` also reads
-                files on other devices.
+            find_hanging: called if ``job`` does not return; returns a hashable value that
+                identifies the device that hangs. By default, that is ``device``. This argument is
+                needed if ``job`` also reads files on other devices.
 
         Returns:
-            Whether the call has returned. If it has not, the device hangs, and the call ends or
-            starts once the device responds.
+            Whether the call has returned. If not, the device hangs, and the call will return, or
+            start, once the device responds.
         """
         with self._lock:
             if device in self._left:
@@ -92,11 +92,11 @@ class PatientCalls:
         return True
 
     def has_left(self, device: Hashable) -> bool:
-        """Returns whether a device hangs. It may be given as ``find_hanging`` returned it."""
+        """Returns whether a device hangs; also takes a value that ``find_hanging`` returned."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Let all threads end and all calls return.
+        """Make all threads end and all calls return.
 
         Returns the threads, so that the caller can join them.
         """
@@ -129,7 +129,7 @@ class PatientCalls:
                 return False
             if device not in self._left:
                 self._left[device] = reader
-            # Of several threads started concurrently, one is kept for later calls.
+            # If several threads were started concurrently, only one is kept for later calls.
             reader.on_free = lambda: self._forget(device, reader)
             return True
 
@@ -150,9 +150,9 @@ class _Reader(threading.Thread):
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
         self._lock = lock  # the caller's: a thread that has returned must not be abandoned
-        self.jobs: deque[Job] = deque()  # used once the thread is abandoned
+        self.jobs: deque[Job] = deque()  # set once the thread is abandoned
         self.on_free: Callable[[], bool] | None = (
-            None  # guarded by the lock; returns whether to stop
+            None  # called with the lock held; returns whether to stop
         )
         self._begun: tuple[Job, threading.Event] | None = None
         self._wake = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""Waits for child processes that read files, but not for a hanging file system."""
+"""Waits for child processes that read files, but not if their file system hangs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class PatientChildren:
     """Waits for children that read files; thread-safe.
 
     A child that is in the same storage wait at two checks is killed, and abandoned if it does not
-    exit. Until the child has ended, and for some time afterwards, no other child may read a file on
-    the device. A child that merely takes too long to exit is abandoned without blocking its device.
+    exit. Until this child has exited, and for some time afterwards, no other child may read a file
+    on the same device. A child that merely takes too long to exit is abandoned without this
+    consequence.
 
     Args:
         patience_s: time between two checks, in seconds.
@@ -55,7 +56,7 @@ class PatientChildren:
                 raise DeviceHangs
 
     def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
-        """Wait for a child to end, and kill it if it does not end in time.
+        """Wait for a child to exit, and kill it if it does not exit in time.
 
         The child's CPU time is charged to the calling thread; see :func:`children_time_ns`.
 
@@ -65,7 +66,7 @@ class PatientChildren:
             timeout_s: time limit in seconds.
 
         Returns:
-            The output of its pipes.
+            What the child wrote to its pipes.
 
         Raises:
             DeviceHangs: the child's file system does not respond.
@@ -91,7 +92,7 @@ class PatientChildren:
             charge_child(child)
 
     def _end(self, child: MeteredChild) -> bool:
-        """Kill a child that is still running; returns whether it has ended."""
+        """Kill a child that is still running; returns whether it has exited."""
         if child.returncode is None:
             child.kill()
             try:

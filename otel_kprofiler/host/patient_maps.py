@@ -1,7 +1,8 @@
 """Reads the memory maps of processes that may hold their mmap_lock forever.
 
 ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the ``mmap_lock`` of the process. A
-thread that waits for a dead file server in mmap(2) holds the lock, and readers wait, too.
+thread that waits for a dead file server in mmap(2) holds the lock, so readers of these files wait,
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ValueT = TypeVar("ValueT")
 
 
 class PatientMaps:
-    """The files of a host. Memory maps that cannot be read in time are absent. Thread-safe.
+    """The files of a host, without memory maps that cannot be read in time. Thread-safe.
 
     Args:
         files: reads files of the host.
@@ -54,11 +55,11 @@ class PatientMaps:
         return self._call(path, lambda: self._files.open_reference(path))
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open a file as a reference, with ``root`` as the root of the path and of its links."""
+        """Open a file as a reference, resolving its path and links relative to ``root``."""
         return self._files.open_reference_in(root, path)
 
     def stop(self) -> None:
-        """Let all threads end, without waiting for those that are blocked."""
+        """Make all threads end, without waiting for those that are blocked."""
         self._calls.stop()
 
     def _call(self, path: str, read: Callable[[], ValueT]) -> ValueT:

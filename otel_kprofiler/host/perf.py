@@ -38,7 +38,7 @@ _IOC_SET_BPF: Final = 0x40042408
 
 
 class PerfAttributes(NamedTuple):
-    """The fields of ``struct perf_event_attr`` that are used; ``flags`` contains the bit fields.
+    """The fields of ``struct perf_event_attr`` that are used; ``flags`` holds the bit-fields.
 
     With ``FREQUENCY``, ``sample_period`` is a rate, in samples per second.
     """
@@ -69,7 +69,7 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
         cpu: the CPU whose events are counted; -1 for all (which requires ``pid``).
 
     Raises:
-        OSError: an error of perf_event_open(2), such as ``ENODEV`` if the CPU is offline.
+        OSError: perf_event_open(2) failed, for example with ``ENODEV`` because the CPU is offline.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None:
@@ -92,7 +92,7 @@ def attach_program(event_fd: int, program_fd: int) -> None:
 
 
 def enable_event(event_fd: int) -> None:
-    """Start counting, including inherited events of children."""
+    """Start counting, also in the events that children inherited."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
 
 
@@ -102,5 +102,5 @@ def disable_event(event_fd: int) -> None:
 
 
 def set_period(event_fd: int, period_ns: int) -> None:
-    """Change the sampling period. The first new period starts now."""
+    """Change the sampling period. A new period starts immediately."""
     fcntl.ioctl(event_fd, _IOC_PERIOD, struct.pack("=Q", period_ns))

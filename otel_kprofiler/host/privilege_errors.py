@@ -72,7 +72,7 @@ def counts_locked_memory(files: HostFiles) -> bool:
 
 
 def _paranoid_fix(files: HostFiles) -> str:
-    """Returns the fix for perf_event_paranoid levels above 2; otherwise an empty text.
+    """Returns the fix if perf_event_paranoid is above 2; otherwise an empty text.
 
     At such levels, kernels of Debian and Ubuntu require CAP_SYS_ADMIN. Other kernels accept
     CAP_PERFMON.

@@ -1,4 +1,4 @@
-"""Drops the capabilities that a running agent no longer needs, and prevents exec from granting any.
+"""Drops capabilities that a running agent no longer needs, and prevents exec from granting any.
 
 Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
 capabilities that its job, identified by the thread's name, does not need. The thread that attaches
@@ -31,7 +31,7 @@ PURPOSES: Final = {
     " unwind tables of files that others may not read",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
-"""Capabilities that threads keep, and the features that are lost without each."""
+"""Capabilities that threads keep, and for each the feature that is lost without it."""
 
 SAMPLING: Final = ("CAP_PERFMON", "CAP_SYSLOG", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 """Capabilities that the sampling thread keeps."""
@@ -55,8 +55,8 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities that other threads keep, by the prefix of their names. All remaining threads keep
-none.
+"""Capabilities that other threads keep, by the prefix of the thread's name. All remaining threads
+keep none.
 """
 
 _VERSION_3: Final = 0x20080522
@@ -69,7 +69,7 @@ _T = TypeVar("_T")
 
 
 class Privileges:
-    """Limits every thread of this process to the capabilities it needs.
+    """Limits every thread of this process to the capabilities that it needs.
 
     Create it before any thread.
 
@@ -97,7 +97,7 @@ class Privileges:
         return tuple(name for name in PURPOSES if name in held) if self._drop_all else ()
 
     def _begin_thread(self, *_: Any) -> None:
-        sys.setprofile(None)  # only needed for the first event, the call of run()
+        sys.setprofile(None)  # needed only for the first event, which is the call of run()
         name = threading.current_thread().name
         job = next((kept for prefix, kept in JOBS.items() if name.startswith(prefix)), ())
         keep_only(() if self._drop_all else job)
@@ -130,7 +130,7 @@ def run_unprivileged(function: Callable[[], _T]) -> _T:
 
 
 def check_imports_without_capabilities() -> None:
-    """Check that threads without capabilities can import from the directories of loaded modules.
+    """Check that threads without capabilities can import from the loaded modules' directories.
 
     Without CAP_DAC_READ_SEARCH or CAP_DAC_OVERRIDE (capabilities(7)), root cannot enter a user's
     home directory.
@@ -184,7 +184,8 @@ def keep_only(names: Iterable[str]) -> None:
     held = parse_capabilities(_thread_status()).effective
     mask = sum(1 << CAPABILITIES[name] for name in names) & held
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    # Effective, permitted, inheritable: the lower 32 bits of each, then the upper ones.
+    # The lower 32 bits of the effective, permitted and inheritable sets, then the upper 32 bits of
+    # each.
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", low, low, 0, high, high, 0))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -17,7 +17,7 @@ class ProcessStat(NamedTuple):
 
     Attributes:
         parent: pid of the parent.
-        has_ended: whether its main thread has ended; other threads may still run.
+        has_ended: whether its main thread has exited; other threads may still run.
         start_ticks: start time in clock ticks since boot.
         is_kernel_thread: whether it is a kernel thread.
         name: name of its main thread (``comm``).
@@ -66,8 +66,8 @@ def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
 def read_owner(files: HostFiles, pid: int) -> int | None:
     """Read the effective user id of a process; None if it does not exist.
 
-    The directory belongs to the process's user even if its files belong to root, as for processes
-    that are not dumpable (task_dump_owner() in fs/proc/base.c).
+    The directory ``/proc/PID`` belongs to the process's user even if the files in it belong to
+    root, as they do for processes that are not dumpable (task_dump_owner() in fs/proc/base.c).
     """
     try:
         fd = files.open_fd(f"/proc/{pid}")

@@ -27,7 +27,7 @@ class RefusedFiles(Generic[T]):
     hour.
 
     Args:
-        now_s: any steady clock, in seconds.
+        now_s: any monotonic clock, in seconds.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:

@@ -15,12 +15,12 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 
 
 def open_special(path: str) -> int | None:
-    """Open a path for writing if it exists and is not a regular file; None otherwise.
+    """Open a path for writing if it is a special file; None if it does not exist or is regular.
 
     Opening a FIFO waits for its reader. The caller closes the descriptor.
 
     Raises:
-        OSError: it cannot be opened, or, for root, another user can have created it.
+        OSError: the file cannot be opened; or, for root, another user can have created it.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):

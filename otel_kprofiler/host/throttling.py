@@ -3,7 +3,7 @@
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
 At ``perf_event_max_sample_rate`` divided by the number of ticks per second, rounded up, it stops
 the event, and the next tick starts the event again, with a full period. If the limit is one sample
-per tick, some kernels, such as 6.18, stop the event after each sample, so that all samples are
+per tick, some kernels, such as 6.18, stop the event after each sample, so that every sample is
 taken one period after a tick.
 """
 
@@ -18,7 +18,7 @@ from otel_kprofiler.host.kernel import find_sysctl
 MAX_SAMPLE_RATE: Final = "kernel.perf_event_max_sample_rate"
 _DEFAULT: Final = 100_000
 _CLOCK_MONOTONIC_COARSE: Final = 6
-"""A clock that advances at each tick (clock_gettime(2)), so its resolution is the length of a
+"""A clock that advances at each tick (clock_gettime(2)), so that its resolution is the length of a
 tick.
 """
 

@@ -9,7 +9,7 @@ from typing import Final
 from otel_kprofiler.host.prctl import prctl
 
 SLACK_NS: Final = 100_000_000
-"""Maximum delay of coarse timers in nanoseconds; Linux's default for timers is 50,000."""
+"""Maximum delay of coarse timers in nanoseconds. Linux's default slack is 50,000."""
 
 _PR_SET_TIMERSLACK: Final = 29  # include/uapi/linux/prctl.h
 _PR_GET_TIMERSLACK: Final = 30
@@ -17,11 +17,12 @@ _PR_GET_TIMERSLACK: Final = 30
 
 @contextmanager
 def coarse_timers() -> Iterator[None]:
-    """Give threads that this thread starts in the context, and their threads, coarse timers.
+    """Give coarse timers to threads that this thread starts in the context, and to their threads.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
-    (PR_SET_TIMERSLACK(2const)). I/O and signals from other threads wake them as before. The slack
-    of this thread is restored at the end. A larger slack is kept. Real-time threads have no slack.
+    (PR_SET_TIMERSLACK(2const)). I/O, and signals from other threads, still wake them at once. The
+    slack of this thread is restored at the end. A thread's slack that is already larger is kept.
+    Real-time threads have no slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

@@ -19,7 +19,7 @@ MAX_PERIOD: Final = 1 << 62
 
 
 class ValueSource(NamedTuple):
-    """Location of an event's value, which is a number of bytes.
+    """Location of an event's value, which counts bytes.
 
     Attributes:
         type: type of the argument: the struct to which it points, a typedef, or an integer.
@@ -60,7 +60,7 @@ class TracepointSpec(NamedTuple):
     """A raw tracepoint to sample.
 
     Attributes:
-        name: identifies the event.
+        name: name that identifies the event.
         period: number of events from one sample to the next on each CPU.
         tracepoint: name of the kernel's tracepoint.
         call: number of the only system call that counts; None for all.
@@ -73,7 +73,7 @@ class TracepointSpec(NamedTuple):
 
     @property
     def rate(self) -> int:
-        """Returns 0, because there is no target for the number of samples per second."""
+        """Returns 0, because a tracepoint has no target rate."""
         return 0
 
     @property

@@ -20,12 +20,12 @@ RECEIVE_BYTES: Final = 1 << 20
 _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
 _NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
-_KERNEL_GROUP: Final = 1  # 2: udev's copies
+_KERNEL_GROUP: Final = 1  # group 2 has udev's copies
 _log = logging.getLogger(__name__)
 
 
 class Uevents:
-    """A socket for the kernel's uevents, not udev's; needs no privileges.
+    """A socket for the kernel's uevents (not udev's), which needs no privileges.
 
     Only one thread may call ``wait``. The other methods are thread-safe, except that only one
     thread at a time may call :meth:`receive`.

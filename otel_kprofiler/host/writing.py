@@ -38,7 +38,7 @@ class NewFile:
 
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. An existing file with that name is replaced, never written to. Symbolic links are
-    followed as this user's rights allow. Root follows only links that no other user can have
+    followed as this user's permissions allow. Root follows only links that no other user can have
     created.
 
     Args:
@@ -164,15 +164,15 @@ class NewFile:
 
 
 class AppendedFile:
-    """A file to append to, which can be renamed and replaced by a new one.
+    """A file that is appended to, and can be renamed and replaced by a new file.
 
     Args:
         path: path of the file, which is created if missing. It may be a pipe or a device.
         mode: permissions of a created file, less the umask.
 
     Raises:
-        OSError: it cannot be opened for reading and appending, or another user could have replaced
-            it by a link.
+        OSError: the file cannot be opened for reading and appending, or another user could have
+            replaced it by a link.
 
     Attributes:
         fd: descriptor for reading and appending; -1 when closed.
@@ -223,7 +223,7 @@ class AppendedFile:
             os.unlink(name, dir_fd=self._directory)
 
     def move_to(self, name: str) -> None:
-        """Rename the file within its directory, and open a new one under the old name."""
+        """Rename the file within its directory, and open a new file under the old name."""
         fd = self.fd
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         # If the previous call could not open a new file, the file is already renamed.
@@ -256,7 +256,7 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """Returns why the opened file must not be written to; empty if it may be.
+        """Returns why the opened file must not be written to; empty if writing is safe.
 
         A file in a directory that other users can write to may be a link set up as a trap.
         """

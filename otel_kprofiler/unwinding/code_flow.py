@@ -2,8 +2,8 @@
 
 A function begins and ends with its return address on top of the stack. In between, the distance
 from the stack pointer to the return address is computed along the control flow, forwards from
-starts of functions and backwards from returns. Where two paths disagree, or an instruction is not
-understood, the distance is unknown.
+starts of functions and backwards from returns. Where two paths disagree, or an instruction cannot
+be decoded, the distance is unknown.
 
 Imports only :mod:`x86_code`, since child processes run without the rest of this package.
 """
@@ -31,10 +31,10 @@ _STOPS: Final = (Effect.JUMP, Effect.JUMP_INDIRECT, Effect.RETURN, Effect.END)
 _CALLS: Final = (Effect.CALL, Effect.CALL_INDIRECT)
 _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
 _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
-"""First bytes of nop instructions of all lengths, and int3."""
+"""First bytes of nop instructions (of any length), and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
 _ALIGNMENT: Final = 16
-"""Alignment in bytes of the functions that compilers write."""
+"""Alignment in bytes of the functions that compilers emit."""
 
 
 class Function(NamedTuple):
@@ -84,7 +84,7 @@ class _Walk:
 
 
 def _check_end(state: State, length: int, effect: int) -> None:
-    """Raise :class:`Inconsistent` if there is no instruction, or it returns to a wrong address."""
+    """Raise :class:`Inconsistent` if an instruction is invalid, or returns to a wrong address."""
     if not length:
         raise Inconsistent
     if effect == Effect.RETURN and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
@@ -92,7 +92,7 @@ def _check_end(state: State, length: int, effect: int) -> None:
 
 
 def _check_leave(state: State, effect: int) -> None:
-    """Raise :class:`Inconsistent` if a jump to another function leaves something on the stack."""
+    """Raise :class:`Inconsistent` if a jump to another function leaves the stack changed."""
     if effect in _JUMPS and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
         raise Inconsistent
 
@@ -101,7 +101,7 @@ class Flow:
     """Follows the control flow of a file's code.
 
     Args:
-        texts: start (SVMA) and bytes of the executable segments.
+        texts: start (SVMA) and bytes of each executable segment.
         gaps: ranges of code whose states are needed.
         entry: the program's first instruction; its caller is the kernel.
         endless_slots: addresses of the slots that hold addresses of imported functions that never
@@ -218,11 +218,12 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            if is_changed or not function.states:  # it continues into functions added later
+            # this function continues into functions added later
+            if is_changed or not function.states:
                 self._add(start, self._follow(start))
 
     def _join(self) -> dict[int, State]:
-        """Returns the states in which all functions agree."""
+        """Returns the states on which all functions agree."""
         states: dict[int, State] = {}
         disputed = set()
         for function in self._functions.values():
@@ -270,7 +271,7 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Drop code that only follows a call and never returns. The call may not return, either.
+        """Drop code that only follows a call and never returns, because that call may not return.
 
         Args:
             states: states of all instructions.
@@ -364,7 +365,7 @@ class Flow:
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
     ) -> None:
-        """Find the states of connected code. Returns none if they contradict each other."""
+        """Find the states of connected code. Returns no states if they contradict each other."""
         members = set(part)
         sources: defaultdict[int, list[int]] = defaultdict(list)
         states: dict[int, State] = {}
@@ -398,7 +399,7 @@ class Flow:
     def _grounds(
         self, targets: list[int], members: set[int], effect: int, value: int
     ) -> Iterator[State]:
-        """Yields the states before an instruction that its known successors imply."""
+        """Yields the states before an instruction that the known states of its successors imply."""
         if effect == Effect.RETURN:
             yield ENTRY
         for target in targets:
@@ -421,7 +422,7 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
 
 
 def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns an instruction and all others connected to it by jumps, and adds them to ``seen``."""
+    """Returns an instruction and all those connected to it by jumps; adds them to ``seen``."""
     part = list(_reach([at], linked))
     seen.update(part)
     return part

@@ -1,12 +1,12 @@
-"""Makes ``.eh_frame`` for x86-64 code that has none, such as musl's, by following its instructions.
+"""Makes ``.eh_frame`` for x86-64 code without it, such as musl's, by following its instructions.
 
-:func:`main` is for a child process that imports none of the rest of this package:
+:func:`main` runs in a child process that imports only a few modules of this package:
 
     ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
 
-ADDRESS is the address for the made ``.eh_frame``, ORIGIN the base of the search table's pairs, and
-STARTS the program's entry point, then ``main`` if it is known, separated by commas. GAPS lists the
-code without unwind rules, as start:end,…; PARTS lists parts of the file, as
+ADDRESS is the address of the new ``.eh_frame``, and ORIGIN the base of the search table's pairs.
+STARTS has the program's entry point, then ``main`` if it is known, separated by commas. GAPS lists
+the code without unwind rules, as start:end,…; PARTS lists parts of the file, as
 name=offset:size:address,…: the existing ``pairs``, the ``text`` and ``data`` segments, and
 sections.
 """
@@ -38,7 +38,7 @@ from otel_kprofiler.unwinding.frame_writing import (
     write_tables,
 )
 
-_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # D marks this module's frames
+_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # D marks frames made here
 _BY_RBP: Final = b"\x0c\6"  # def_cfa rbp
 _FP_SAVED: Final = b"\x86"  # offset rbp
 _CALLED: Final = b"\xd0"  # restore rip
@@ -63,7 +63,7 @@ Parts = Mapping[str, Sequence[Segment]]
 
 
 class Symbols:
-    """Identifies the starts of a file's functions, and imported functions that do not return.
+    """Finds the starts of a file's functions, and the imported functions that do not return.
 
     Args:
         file: content of the file.
@@ -112,7 +112,7 @@ class Symbols:
 def follow(
     file: bytes | mmap.mmap, parts: Parts, starts: Sequence[int], gaps: Sequence[Gap]
 ) -> Flow:
-    """Follows the code in gaps, and the code that it calls.
+    """Follows the code in gaps, and the code that is called from gaps.
 
     Args:
         file: content of the file.
@@ -145,7 +145,7 @@ def follow(
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields the targets of calls and jumps outside gaps, and of bytes that look like them."""
+    """Yields the targets of calls and jumps outside gaps, and of bytes that look like these."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
@@ -218,7 +218,7 @@ def _rule(state: State) -> bytes:
 
 
 def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
-    """Yields ranges of code without signal trampolines, which the BPF program recognizes.
+    """Yields ranges of code, except signal trampolines, which the BPF program recognizes.
 
     The program also looks up the byte before a trampoline.
     """

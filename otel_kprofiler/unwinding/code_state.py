@@ -1,4 +1,4 @@
-"""Describes where a function's return address is on the stack, and how instructions change that.
+"""Describes where a function's return address is on the stack, and how instructions move it.
 
 Imports only :mod:`x86_code`, since child processes run without the rest of this package.
 """
@@ -12,7 +12,7 @@ from otel_kprofiler.unwinding.x86_code import Effect
 
 
 class State(NamedTuple):
-    """Locations of the caller's registers before an instruction. The CFA is rsp before the call.
+    """Locations of the caller's registers before an instruction; the CFA is rsp before the call.
 
     Attributes:
         sp: CFA minus rsp; None if unknown.
@@ -29,8 +29,8 @@ ENTRY_SP: Final = 8
 ENTRY: Final = State(ENTRY_SP, 0, None)
 UNKNOWN: Final = State(None, -1, None)
 OUTERMOST: Final = State(None, -2, None)
-"""State without a caller: rbp was cleared unsaved, as the ABI requires in a thread's first
-function.
+"""State without a caller. rbp was cleared without being saved, as the ABI requires in a thread's
+first function.
 """
 _MAX_SP: Final = 1 << 27
 
@@ -187,5 +187,5 @@ def merge(left: State, right: State) -> State:
 
 
 def is_known(state: State) -> bool:
-    """Returns whether the caller can be found in a state."""
+    """Returns whether the caller can be found from a state."""
     return state.saved >= -1 and (state.fp is not None or (state.sp is not None and state.sp >= 8))

@@ -9,7 +9,7 @@ from otel_kprofiler.unwinding.refusal import Refusal
 
 
 class TableCounts(NamedTuple):
-    """Counts of requests for unwind tables at one instant.
+    """Counts of requests for unwind tables, all taken at the same instant.
 
     Attributes:
         requested: number of requests since the start, which is loaded + refused + pending.
@@ -32,6 +32,6 @@ class TableCounts(NamedTuple):
     cpu_ns: int
 
     def as_dict(self) -> dict[str, object]:
-        """Returns plain values for JSON."""
+        """Returns the counts as plain values for JSON."""
         refused = {reason.name.lower(): count for reason, count in self.refused.items()}
         return {**self._asdict(), "refused": refused}

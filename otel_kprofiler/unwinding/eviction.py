@@ -58,8 +58,8 @@ class Claim(NamedTuple):
 class TableSpace:
     """Manages slots and bytes; not thread-safe.
 
-    A claim reserves its bytes and slot immediately. Removing victims takes milliseconds; until
-    then, the tables in the kernel may exceed the limit by the victims' size.
+    A claim reserves its bytes and slot immediately. Removing victims takes milliseconds. During
+    this time, the tables in the kernel may exceed the limit by the victims' size.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
@@ -73,7 +73,7 @@ class TableSpace:
     def claim(
         self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
     ) -> Claim:
-        """Claim space for a table, until :meth:`removed` and :meth:`add` or :meth:`cancel`.
+        """Claim space for a table. :meth:`removed` and :meth:`add`, or :meth:`cancel`, must follow.
 
         Args:
             size: size of the new table in bytes.
@@ -110,20 +110,20 @@ class TableSpace:
         return Claim(self._free.pop() if self._free else victims[0].slot, size, tuple(victims))
 
     def removed(self, claim: Claim) -> None:
-        """Record that the victims of a claim have been removed."""
+        """Record that a claim's victims have been removed."""
         self._free += [table.slot for table in claim.victims if table.slot != claim.slot]
         size = sum(table.size for table in claim.victims)
         self._leaving -= size
         self.bytes -= size
 
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
-        """Add the loaded table of a claim.
+        """Add the loaded table for which a claim was made.
 
-        A table loaded at time 0 is evicted first until it is used.
+        A table with the loading time 0 is evicted before all others, until a sample uses it.
         """
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:
-        """Release a claim whose table could not be loaded."""
+        """Release a claim if its table could not be loaded."""
         self._free.append(claim.slot)
         self.bytes -= claim.size

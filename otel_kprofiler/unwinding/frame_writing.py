@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 MEMORY_BYTES: Final = 1 << 30
 """Limit on the address space of a process that makes tables, in bytes."""
 COUNT: Final = struct.Struct("<I")
-"""The number of pairs, which precedes the pairs in the output."""
+"""Format of the number of pairs, which precedes the pairs in the output."""
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
 # undefined rbx, r12 to r15.
 CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
@@ -39,7 +39,7 @@ _PAIR: Final = struct.Struct("<ii")
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 
 Rows = list[tuple[int, bytes]]
-"""CFA instructions by offset."""
+"""CFA instructions, by code offset."""
 
 
 class Segment(NamedTuple):
@@ -61,7 +61,7 @@ def pack_number(value: int) -> bytes:
 
 
 def make_program(rows: Rows) -> bytes:
-    """Makes a CFA program from rows, padded with DW_CFA_nop for an entry."""
+    """Makes a CFA program from rows, padded with DW_CFA_nop to the size that an entry needs."""
     out, now = [], 0
     for at, code in rows:
         distance = at - now
@@ -81,7 +81,7 @@ def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -
     """Packs an entry.
 
     Args:
-        back: distance from the entry's second word to the CIE.
+        back: distance in bytes from the CIE to the entry's second word.
         start: address of the code.
         address: address of the entry.
         size: size of the code.
@@ -104,13 +104,13 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
 
 
 def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
-    """Map the file from standard input, and write its tables to standard output, in limited memory.
+    """Map the file on standard input, and write its tables to standard output, in limited memory.
 
     Args:
         make: makes the packed tables of the mapped file.
 
     Raises:
-        SystemExit: the tables cannot be made. The exception contains the reason, which Python
+        SystemExit: the tables cannot be made. The exception's value is the reason, which Python
             prints to standard error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

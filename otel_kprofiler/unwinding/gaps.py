@@ -14,15 +14,15 @@ Gap = tuple[int, int]
 """The start and end of a range of code."""
 
 _FAR_BYTES: Final = 4096
-"""Minimum distance between functions for a search for gaps between them, because reading sizes
-takes time.
+"""Minimum distance in bytes between the starts of two functions at which a gap between them is
+searched for. Reading the size of every function would take too long.
 """
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps that justify a process. Linkers leave about 200 bytes in each file."""
+"""Minimum total size of gaps that justifies a process. Linkers leave about 200 bytes per file."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Number of entries whose sizes are read, in files with entries for other code than ``main``."""
+"""Number of entries whose sizes are read, in files that have entries for more than ``main``."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
@@ -30,12 +30,12 @@ _ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
 _PAIR: Final = struct.Struct("<ii")
 _SIZE_AT: Final = 12
-"""Offset of the function's size in an entry with 32-bit pointers, as linkers write them."""
+"""Offset of the function's size in an entry with 32-bit pointers, which linkers write."""
 _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds ranges of code without rules, ascending. Returns none if they do not justify a process.
+    """Finds ranges of code without rules, ascending; none if they do not justify a process.
 
     Args:
         source: content of the file.
@@ -54,8 +54,8 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]
     # musl's entry point has no unwind rule; main has none in programs compiled without tables.
-    # Gaps in other files, such as assembly and the functions that V8 embeds, are not worth
-    # delaying the tables that those files have.
+    # In other files, gaps are assembly or functions that V8 embeds. Filling them is not worth a
+    # delay of the tables that these files already have.
     if lacking[-1] and tables.entries <= _MAX_SIZES:
         gaps = _find(source, elf, tables, starts, 0)
     elif any(lacking):
@@ -67,7 +67,7 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
 
 
 def find_starts(source: Source, elf: ElfFile) -> list[int]:
-    """Finds the entry point of a program, and the ``main`` that it passes on, if it does.
+    """Finds the entry point of a program, and the ``main`` that it passes to libc, if any.
 
     Args:
         source: content of the file.
@@ -94,7 +94,7 @@ def _size_of(gaps: list[Gap]) -> int:
 def _find(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> list[Gap]:
-    """Finds the gaps of more than alignment that contain a start, or are longer than a distance."""
+    """Finds gaps beyond alignment that contain a start, or are longer than a given distance."""
     gaps: list[Gap] = []
     covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:
@@ -127,7 +127,7 @@ def _covered(
 
 
 def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
-    """Yields the search table: starts of a function and of its entry, from the origin."""
+    """Yields the search table: the distances of a function and of its entry from the origin."""
     if tables.search_offset is None:
         yield from _PAIR.iter_unpack(tables.made)
         return
@@ -136,7 +136,7 @@ def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
 
 
 def _size(source: Source, elf: ElfFile, entry: int) -> int:
-    """Reads the size of an entry's function."""
+    """Reads the size of the function that an entry describes."""
     at = find_offset(elf.loads, entry, _SIZE_AT + _SIZE.size)
     size: int = _SIZE.unpack(source.read(at + _SIZE_AT, _SIZE.size))[0]
     return size

@@ -1,15 +1,15 @@
 """Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64.
 
 Go's compiler writes no ``.eh_frame``, and frame pointers skip the caller of a function that has no
-frame or is in its prologue. The Go runtime unwinds with ``.gopclntab``, which has the frame size at
-every instruction. Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21
-to 1.26.
+frame, or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which has the
+frame size at every instruction. Format: ``runtime/symtab.go`` and ``_func`` in
+``runtime/runtime2.go`` of Go 1.21 to 1.26.
 
-:func:`main` is for a child process that imports none of the rest of this package:
+:func:`main` runs in a child process that imports only a few modules of this package:
 
     ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 
-ADDRESS is the address for the made ``.eh_frame``, and ORIGIN the base of the search table's pairs.
+ADDRESS is the address of the new ``.eh_frame``, and ORIGIN the base of the search table's pairs.
 The other arguments are parts of the file, as offset:size:address: PAIRS has the existing pairs,
 TABLE ``.gopclntab``, TEXT ``.text``, and each SEGMENT is a loaded segment.
 """
@@ -47,9 +47,9 @@ _ROW: Final = struct.Struct("<II")
 _FUNCTION: Final = struct.Struct("<Ii8xI21xB")
 _TEXT: Final = struct.Struct("<Q")
 _TEXT_AT: Final = 22 * _TEXT.size
-"""``text`` in ``moduledata``, whose first word points to the table."""
+"""Offset of ``text`` in ``moduledata``, whose first word points to the table."""
 _TOP_FRAME, _WRITES_SP = 1, 2
-_LONG: Final = 0x80  # set in all bytes of a varint but the last
+_LONG: Final = 0x80  # set in all bytes of a varint except the last
 
 _CIE: Final = struct.pack("<II24s", 28, 0, b"\1zR\0" + CIE_REST)
 _SIGNAL_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRS\0" + CIE_REST)
@@ -72,8 +72,9 @@ _LOADS: Final = tuple(
     for base in (0, 1, 2, 3, 5, 6, 7)
 )
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
-"""Functions that appear to be called by an instruction that calls nothing: one interrupted by a
-signal, or the one where the goroutine called C, for Go functions that C calls."""
+"""Functions whose caller appears at an instruction that is not a call: one interrupted by a signal,
+or, for Go functions that C calls, the one at which the goroutine called C.
+"""
 _CALL_OF_C: Final = re.compile(
     rb"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
     rb"(?>.*?\x48\x89\xe2)"  # mov %rsp, %rdx
@@ -82,7 +83,7 @@ _CALL_OF_C: Final = re.compile(
     rb"\x48\x8b\x7f\x08\x48\x29\xd7"  # mov 8(%rdi), %rdi: end of its stack; sub %rdx, %rdi
     rb"\x48\x89(?P<store>\x3c\x24|\x7c\x24.))(?P<kept>)"  # mov %rdi, DEPTH(%rsp)
     rb"(?>.*?\x48\x89\xf4)(?P<back>)"  # mov %rsi, %rsp
-    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: when called on another stack
+    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: if it was called on another stack
     rb"(?>.*?\x48\x89\xf4)(?P<left_back>)",
     re.DOTALL,
 )
@@ -93,15 +94,13 @@ plus_uconst 16."""
 _PARTS: Final = ("switched", "kept", "back", "left", "left_back")
 _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 _SPARE_BYTES: Final = 4096
-"""Number of bytes by which the result may be larger than the table. Its usual size is a fifth of
-the table's.
-"""
+"""Number of bytes by which the result may exceed the table. Usually, it has a fifth of its size."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions to check for an initial push of rbp, and the fraction that must have it."""
+"""Number of functions to check for an initial push of rbp, and the required fraction."""
 
 File = bytes | mmap.mmap
 Sizes = Sequence[tuple[int, int]]
-"""The frame sizes in a function, each with its end offset."""
+"""The frame sizes in a function, each with the code offset at which it ends."""
 _Shape = tuple[int, int, bool, bytes]
 """Properties of all functions with equal frame sizes: size of the code, offset of the required push
 of rbp (-1 for none), whether rbp is saved in each frame, and CFA program (empty for a function that
@@ -110,7 +109,7 @@ pops its return address).
 
 
 class Function(NamedTuple):
-    """A row of the table: start in the code, name number, location of its frame sizes."""
+    """A row of the table: start of a function, number of its name, location of its frame sizes."""
 
     start: int
     name: int
@@ -221,7 +220,7 @@ def _find_load(code: bytes, start: int) -> int:
 
 
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
-    """Makes the rows of a function that calls the vDSO on another stack, keeping its rsp in r12.
+    """Makes the rows of a function that calls the vDSO on another stack, and keeps its rsp in r12.
 
     Args:
         sizes: the function's frame sizes.
@@ -279,7 +278,7 @@ class Code:
         self._file, self._segments = file, list(segments)
 
     def read(self, address: int, size: int) -> bytes:
-        """Reads up to ``size`` bytes, and none outside the segments."""
+        """Reads up to ``size`` bytes; bytes outside the segments are omitted."""
         for segment in self._segments:
             at = address - segment.address
             if 0 <= at < segment.size:
@@ -288,7 +287,7 @@ class Code:
         return b""
 
     def find_texts(self, table: int) -> Iterator[int]:
-        """Yields candidates for ``text``: words of each ``moduledata`` pointing to the table."""
+        """Yields the word ``text`` of each possible ``moduledata``, which points to the table."""
         wanted = _TEXT.pack(table)
         for segment in self._segments:
             at, end = segment.offset, segment.offset + segment.size
@@ -319,7 +318,7 @@ class FrameMaker:
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self._call_of_c = table.number(b"runtime.asmcgocall")
-        self._called_by_c = table.number(b"runtime.cgocallback")  # equal frames on both stacks
+        self._called_by_c = table.number(b"runtime.cgocallback")  # frames equal on both stacks
         self.frames = bytearray(_CIE + _SIGNAL_CIE)
         self.pairs: list[tuple[int, int]] = []
 
@@ -370,7 +369,7 @@ class FrameMaker:
 
 
 def find_text(table: Table, address: int, code: Code, start: int) -> int:
-    """Finds the base address of functions.
+    """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
     Go stores the base in ``moduledata`` and, before 1.26, in the table. A file relocated on load
     may have neither, and C code may precede it, so candidates are checked against the code.
@@ -393,7 +392,7 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
 
 
 def _find_pushes(table: Table, step: int) -> list[int]:
-    """Finds where every ``step``-th function first pushes rbp, as a code offset."""
+    """Finds the code offset at which every ``step``-th function first pushes rbp."""
     pushes = []
     for function in table.functions(step):
         sizes = table.sizes(function.sizes) if function.sizes else ()

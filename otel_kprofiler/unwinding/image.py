@@ -39,7 +39,7 @@ def image_pages(tables: Tables) -> int:
 
 
 def check_texts(texts: tuple[Segment, ...]) -> None:
-    """Raise :class:`TableRefused` if the header has no room for these segments."""
+    """Raise :class:`TableRefused` if the header has too little room for these segments."""
     if not texts:
         raise TableRefused(Refusal.NO_TEXT)
     if len(texts) > MAX_TEXTS:
@@ -53,7 +53,7 @@ def write_image(
 
     Args:
         target: the map's memory, :func:`image_pages` pages.
-        source: bytes of the file.
+        source: content of the file.
         tables: locations of the file's tables.
         elf: the file's ELF headers.
         serial: 32-bit serial number of the loaded tables.

@@ -30,15 +30,15 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Limit on elapsed time in seconds, for busy machines, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""CPU time limit for ``.eh_frame``, which is ten times what compilers' tables need."""
+"""CPU time limit for ``.eh_frame``, ten times the need of tables that compilers write."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``, which is six times what the linker's tables need."""
+"""CPU time limit for ``.gopclntab``, six times the need of tables that Go's linker writes."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
-"""CPU time limit for code without tables, which is five times what musl needs."""
+"""CPU time limit for code without tables, five times the need of musl's code."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
-"""The sections that identify functions and their addresses. A file may have only some of them."""
+"""The sections that identify functions and their addresses. A file may lack some of these."""
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
 """Names of modules for child processes; imported here, they would stay in the agent's memory."""
 _PAIR: Final = struct.Struct("<ii")
@@ -50,7 +50,7 @@ for name, path in {packages}:
 from {module} import main
 main()
 """
-"""Imports a module without its packages, whose modules would take time and memory."""
+"""Imports a module without its parent packages, which would take time and memory."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -106,7 +106,7 @@ class Children(LimitedChildren):
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
-        """Immediately reject input that was rejected in the last hour, unless the file has changed.
+        """Reject input at once if it was rejected in the last hour and the file has not changed.
 
         Temporary failures are not remembered.
 
@@ -243,7 +243,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
     (entries,) = COUNT.unpack_from(made)
     end = COUNT.size + entries * ENTRY_BYTES
     pairs = made[COUNT.size : end]
-    if tables.made:  # pairs made earlier, which the process cannot read from the file
+    if tables.made:  # pairs that were made earlier, so the process cannot read them from the file
         rows = sorted(_PAIR.iter_unpack(pairs + tables.made))
         pairs = b"".join(_PAIR.pack(*row) for row in rows)
     _check(pairs)

@@ -134,7 +134,8 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
         known_files.add(request.key, details)
         raise
     details = details._replace(build_id=elf.build_id, texts=elf.texts)
-    _check_unchanged(opened)  # otherwise, the build id may belong to content written since
+    # if the file has changed, the build id may belong to content written since
+    _check_unchanged(opened)
     known_files.add(request.key, details, opened.content, request.tgid)
     return Code(source, elf, opened)
 
@@ -189,7 +190,7 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for code without rules, and adds the file's; None if all code has rules."""
+    """Makes tables for code without rules, and adds the file's own; None if all code has rules."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:
@@ -202,7 +203,7 @@ def _find_code(
 def _find_go(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for Go code, and for C code in the same file; None if no table is usable."""
+    """Makes tables for Go code, and for C code in the same file; None if no table can be used."""
     for name in _GO_TABLES:
         try:
             table, text = find_section(source, elf, name), find_section(source, elf, _TEXT)

@@ -26,7 +26,7 @@ _WORD_BYTES: Final = 8
 
 
 class FileState(enum.IntEnum):
-    """State of a file in the map ``files``."""
+    """The state of a file, as stored in the map ``files``."""
 
     PENDING = 0
     """The file's table is requested; stack walks stop at this file."""
@@ -34,7 +34,7 @@ class FileState(enum.IntEnum):
     NO_TABLE = 2
     """The file has no unwind tables; the program tries verified frame pointers."""
     UNAVAILABLE = 3
-    """The file has unusable tables; a frame pointer would be a guess."""
+    """The file's tables are unusable. The program does not guess by frame pointers."""
 
 
 class MapSizes(NamedTuple):
@@ -75,11 +75,11 @@ class TableMaps:
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
         """Create and fill an inner map; returns a descriptor, which the caller closes.
 
-        The map's memory is mapped only while it is filled, so that it does not count as this
-        process's.
+        The map's memory is mapped only while it is filled, so that it does not count as memory of
+        this process.
 
         Raises:
-            OSError: missing rights, or out of memory.
+            OSError: the process lacks a capability, or memory is exhausted.
         """
         fd = create_inner_map(pages, "unwind_table")
         try:
@@ -93,7 +93,7 @@ class TableMaps:
         return fd
 
     def publish_table(self, slot: int, fd: int) -> None:
-        """Put a table into a free slot. Waits until no program sees the slot's former content."""
+        """Put a table into a free slot; waits until no program sees the slot's former content."""
         self._used.words[slot] = 0
         update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
@@ -106,18 +106,18 @@ class TableMaps:
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Forget a file, which the program requests again on the file's next sample."""
+        """Forget a file; the program requests it again at the next sample in the file."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Invalidate the program's cache of mappings; call from one thread at a time."""
+        """Invalidate the program's cache of mappings; only one thread may call this at a time."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
         """Returns the boottime of the last sample that used each slot's table.
 
-        It is 0 if the slot is unused.
+        The value is 0 for an unused slot.
         """
         return self._used.words.tolist()
 
@@ -144,5 +144,5 @@ class _Words:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether the kernel ran out of memory for a map, or refused it."""
+    """Returns whether the kernel had too little memory for a map, or refused to allocate it."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

@@ -46,7 +46,7 @@ MAY_PASS: Final = frozenset(
 )  # fmt: skip
 """Temporary failures, after which a later attempt may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures that may cost a table's entire work, and are retried at growing intervals."""
+"""Temporary failures after which all work on a table is lost; retried at growing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts

@@ -11,7 +11,7 @@ from otel_kprofiler.host import FileRequest
 from otel_kprofiler.model import FileKey
 
 _REQUEST: Final = struct.Struct("=QIIQQQIIQQ")
-"""The program's ``struct file_request``."""
+"""Format of the BPF program's ``struct file_request``."""
 
 
 VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)
@@ -22,7 +22,7 @@ def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
     """Parses the records of the request ring. Raises ``ValueError`` if they are damaged."""
     for start, end in record_spans(chunk):
         if end - start != _REQUEST.size:
-            raise ValueError(f"a file request has {end - start} bytes")
+            raise ValueError(f"a file request has {end - start} bytes instead of {_REQUEST.size}")
         yield from parse_rows(chunk[start:end])
 
 

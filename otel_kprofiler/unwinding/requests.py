@@ -13,7 +13,7 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open until their tables are loaded. Further files are reopened."""
+"""Maximum number of files kept open until their tables are loaded. Others are reopened."""
 
 
 class Opened(NamedTuple):
@@ -34,7 +34,7 @@ class RequestQueue:
     Args:
         open_share: long-term share of one CPU for opening files.
         load_share: long-term share of one CPU for loading tables.
-        loaders: maximum concurrent loads; other workers open files.
+        loaders: maximum number of concurrent loads; other workers open files.
         now_ns: returns the current time.
     """
 
@@ -65,7 +65,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for the next task, whose file the caller then owns.
+        """Waits for the next task. The caller then owns the task's file.
 
         Returns None after :meth:`stop`.
         """
@@ -101,7 +101,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files after all workers have ended. It may be called in a forked child."""
+        """Close the files, after all workers have ended. May be called in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

@@ -18,8 +18,8 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes to iterate over one at a time. For more, all processes of the host
-are listed.
+"""Maximum number of processes that are iterated over one at a time. If there are more, all
+processes of the host are listed.
 """
 _READ_BYTES: Final = 256 * 1024
 
@@ -28,7 +28,7 @@ _READ_BYTES: Final = 256 * 1024
 def map_files(paths: Iterable[str]) -> Iterator[Collection[int]]:
     """Map files as code, so that they are listed like running programs, and yield their inodes.
 
-    Files that cannot be mapped, as on a file system mounted with noexec, are left out.
+    Files that cannot be mapped, for example on a file system mounted with noexec, are omitted.
     """
     with ExitStack() as mappings:
         inodes = set()
@@ -58,7 +58,7 @@ def list_running(
         files: reads files of the host.
         pids: process ids of ``/proc``; empty for all.
         mapped: inode numbers of further files, which this process has mapped (:func:`map_files`).
-        is_inner: whether this process is outside the initial pid namespace.
+        is_inner: whether this process is in a pid namespace other than the initial one.
         until_s: monotonic time at which listing ends, even if incomplete.
 
     Raises:

@@ -52,11 +52,11 @@ from otel_kprofiler.unwinding.table import Tables
 _HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
 """Time after a temporary failure until the file is retried."""
 OPEN_SHARE: Final = 0.05
-"""Long-term share of one CPU for opening files and reading their headers, after a burst of a
-second."""
+"""Long-term share of one CPU for opening files and reading headers; a burst may take 1 s."""
 CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU for loading tables, and again for making them in child processes, so
-that a large Go program does not delay other files."""
+"""Long-term share of one CPU for loading tables. Making tables in child processes has a separate
+share of the same size, so that a large Go program does not delay other files.
+"""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
@@ -83,7 +83,7 @@ class TableStore:
         files: reads files of the host.
         limits: memory limits for tables.
         now_ns: returns the boottime, the program's clock.
-        known_files: receives the details of files.
+        known_files: receives the details of opened files.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class TableStore:
         self._lock = threading.Lock()
         self._space = TableSpace(maps.sizes.slots, limits)
         self._pending: set[FileKey] = set()
-        self._early: set[FileKey] = set()  # keys not yet requested by a sample
+        self._early: set[FileKey] = set()  # keys that no sample has requested yet
         self._answered = threading.Condition(self._lock)
-        self._is_preloading = False  # while true, time is limited instead of CPU shares
+        self._is_preloading = False  # while true, elapsed time is limited instead of CPU time
         self._holds = GrowingHolds()
         self._refused: dict[FileKey, int] = {}  # boottime at which the refusal expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
@@ -140,10 +140,9 @@ class TableStore:
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load tables before samples request them, as many as fit; blocks.
+        """Load as many tables as fit, before samples request them; blocks.
 
-        Limited by time, not by CPU shares, since a host may have many Go programs, whose tables
-        take half a second each.
+        Elapsed time is limited, not CPU time: a host's Go programs may take half a second each.
 
         Args:
             requests: requests for files that are not pending, most important first.
@@ -172,8 +171,8 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Wait until at most ``most`` early requests are pending; returns False on timeout.
 
-        Tables to be made take turns. Unless all requests are awaited, these tables do not delay
-        other files.
+        Tables that must be made take turns. Unless all requests are awaited, files with such tables
+        do not delay other files.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -223,7 +222,7 @@ class TableStore:
         os.close(self._wake_fd)
 
     def before_fork(self) -> None:
-        """Finish work that a child would inherit half-done: open files, maps, views of the ring."""
+        """Finish work that a child would inherit half-done, such as open files and ring views."""
         self._gate.before_fork()
 
     def after_fork(self) -> None:
@@ -261,7 +260,7 @@ class TableStore:
     def _serve(self, item: FileRequest | Opened) -> int:
         """Open a file or load its tables; returns the CPU time, 0 if its device does not respond.
 
-        In that case, the request stays pending until the device responds.
+        If the device does not respond, the request stays pending until it does.
         """
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
@@ -373,7 +372,7 @@ class TableStore:
                 return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):
-                self._maps.forget_file(key)  # a different process may map the file
+                self._maps.forget_file(key)  # another process may have mapped the file
                 return
             state = FileState.NO_TABLE if reason in NO_TABLE else FileState.UNAVAILABLE
             self._refused.pop(key, None)
@@ -407,7 +406,7 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Make tables, a few files at a time, so that other threads stay available."""
+        """Make tables for a few files at a time, so that other threads stay available."""
         with self._lock:
             if request.key not in self._turns:
                 self._postponed.put(request.tgid, request)

@@ -1,9 +1,10 @@
 """Finds and verifies the tables that the BPF program reads: search table and ``.eh_frame``.
 
-``.eh_frame_hdr`` is a header of 12 bytes and a table of pairs (start of a function, its entry in
-``.eh_frame``), sorted, each a signed 32-bit distance from the address of ``.eh_frame_hdr`` (Linux
-Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks reject unusable
-tables. The program checks every bound again, since the file may change between check and copy.
+``.eh_frame_hdr`` has a header of 12 bytes and a sorted table of pairs: the start of a function and
+its entry in ``.eh_frame``, each as a signed 32-bit distance from the address of ``.eh_frame_hdr``
+(Linux Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks reject
+unusable tables. The program checks every bound again, since the file may change between check and
+copy.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 
 ENTRY_BYTES: Final = 8
-"""Size of a pair of the search table."""
+"""Size of a pair in the search table, in bytes."""
 MAX_ENTRIES: Final = 1 << 22
-"""Maximum number of entries, bounded by the program's binary search. Browsers have up to about
-600,000.
+"""Maximum number of entries that the program's binary search can handle. Browsers have up to about
+600,000 entries.
 """
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
 """Maximum size of ``.eh_frame`` in bytes, since the program has 28 bits for positions."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""Version, then encodings of the pointer to ``.eh_frame``, of the count, and of the pairs."""
+"""Version, then the encodings of the pointer to ``.eh_frame``, the count, and the pairs."""
 _OMITTED: Final = 0xFF
 _HEADER: Final = struct.Struct("<4xiI")
 _LENGTH: Final = struct.Struct("<I")
@@ -72,7 +73,7 @@ class Tables(NamedTuple):
 
 
 def find_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Find and check the tables; None if the file may have ``.eh_frame`` but has no search table.
+    """Find and check the tables; None if the file may have ``.eh_frame``, but no search table.
 
     Raises:
         TableRefused: the tables are not usable.
@@ -102,7 +103,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Check that pairs are sorted by function, and return the lowest and highest entry address.
+    """Check that pairs are sorted by function; returns the lowest and highest entry address.
 
     Raises:
         TableRefused: the pairs are not sorted.
@@ -133,7 +134,7 @@ def _has_pairs(head: bytes) -> bool:
 
 
 def read_chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """Yields part of a file in chunks of whole pairs. Raises ``ElfError``."""
+    """Yields a part of a file in chunks of whole pairs. Raises ``ElfError``."""
     for start in range(0, size, _CHUNK_BYTES):
         yield source.read(offset + start, min(_CHUNK_BYTES, size - start))
 

@@ -1,8 +1,8 @@
 """Decodes x86-64 instructions: their length and effect on stack and frame pointers.
 
-Opcode maps: Intel SDM, volume 2, appendix A. Only the instructions with which compilers and C
-libraries move rsp are understood. Any other write to rsp is :attr:`Effect.LOSE_SP`. Imports nothing
-from this package, since child processes use it without the package's other modules.
+The opcode maps are in Intel SDM, volume 2, appendix A. Only the instructions with which compilers
+    and C libraries move rsp are decoded. Any other write to rsp is :attr:`Effect.LOSE_SP`. Imports
+    nothing from this package, since child processes use it without the package's other modules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Effect(enum.IntEnum):
-    """The effect of an instruction; comments explain the value that comes with an effect."""
+    """The effect of an instruction. The comments explain the value that comes with each effect."""
 
     NONE = 0
     SHIFT = 1  # rsp moves; bytes
@@ -23,12 +23,12 @@ class Effect(enum.IntEnum):
     SET_FP = 4  # rbp = rsp + bytes
     FROM_FP = 5  # rsp = rbp + bytes
     LEAVE = 6
-    STORE_FP = 7  # rbp at rsp + bytes
-    LOAD_FP = 8  # likewise
+    STORE_FP = 7  # rbp is saved at rsp + bytes
+    LOAD_FP = 8  # rbp was saved at rsp + bytes
     CLEAR_FP = 9
     LOSE_SP = 10
     CALL = 11  # distance of the target from the next instruction
-    CALL_INDIRECT = 12  # distance of the target's address in memory; 0: elsewhere
+    CALL_INDIRECT = 12  # distance of the target's address in memory; 0 if it is elsewhere
     JUMP = 13  # distance
     JUMP_INDIRECT = 14  # as CALL_INDIRECT
     BRANCH = 15  # distance; conditional
@@ -46,10 +46,11 @@ INVALID: Final[Instruction] = (0, Effect.END, 0)
 
 _SP, _FP = 4, 5
 _B, _X, _R, _W = 1, 2, 4, 8
-_REGISTERS: Final = 0xC0  # the least ModRM byte whose operands are both registers
+_REGISTERS: Final = 0xC0  # the smallest ModRM byte whose operands are both registers
 _ADD, _SUBTRACT, _COMPARE = 0, 5, 7
-_BY_PC: Final = 5  # a ModRM byte without its register: relative to the next instruction
-_BARE_SP: Final = 0x24  # a SIB byte: rsp without index
+# a ModRM byte without its register, for an operand relative to the next instruction
+_BY_PC: Final = 5
+_BARE_SP: Final = 0x24  # a SIB byte with rsp as base, and no index
 
 _BYTE: Final = struct.Struct("<b").unpack_from
 _WORD: Final = struct.Struct("<i").unpack_from
@@ -225,7 +226,7 @@ class _Operands(NamedTuple):
 
 
 def _modrm_effect(operands: _Operands, op: int) -> tuple[int, int]:
-    """Returns the effect and its value, which mostly depend on the operand that is written."""
+    """Returns the effect and its value, which usually depend on the operand that is written."""
     read = _READERS.get(op)
     if read is not None:
         return read(operands)
@@ -317,7 +318,7 @@ def _address(operands: _Operands) -> tuple[int, int]:
 
 
 def _displacement(operands: _Operands) -> int | None:
-    """Returns the distance from rsp of an operand in memory; None if its base is not rsp."""
+    """Returns the displacement of a memory operand from rsp; None if its base is not rsp."""
     code, at = operands.code, operands.at
     if code[at] & 7 != _SP or code[at] >= _REGISTERS or code[at + 1] != _BARE_SP:
         return None

@@ -30,7 +30,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs readings, in order, as JSON values, each of which refers to earlier ones."""
+    """Packs readings, in order, as JSON values that refer to earlier values."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -121,7 +121,7 @@ def _make_lines(table: SymbolTable, module: str) -> str:
     for index in range(len(table)):
         name, start, _ = table.symbol(index)
         if index + 1 < len(table) and table.address(index + 1) == start:
-            continue  # the last name takes precedence
+            continue  # the last of several names takes precedence
         if name and _reaches(table, start, 1):
             # All functions have padding of the same size.
             pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))

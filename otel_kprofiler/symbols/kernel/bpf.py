@@ -1,8 +1,9 @@
 """Finds the BPF function, trampoline, ftrace or kprobe page at an address at a given time.
 
-Each symbol is an interval of addresses and of boottime, so a single table covers all times, and
-loading a symbol copies nothing. One thread changes the table while other threads look up without a
-lock: each change replaces single values, and never alters the result for an earlier time.
+Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
+times, and nothing is copied when a symbol is loaded. One thread changes the table while other
+threads look up without a lock: each change replaces single values, and never alters the result for
+an earlier time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 KEEP_NS: Final = 15_000_000_000
 """How long unloaded symbols are kept, for samples taken before they were unloaded."""
 MAX_KEPT: Final = 16_384
-"""Limit on the number of unloaded symbols kept."""
+"""Limit on the number of unloaded symbols that are kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
 """Prefix of the names of BPF program functions. The program's tag follows the prefix."""
 
@@ -44,7 +45,7 @@ _PAGE_BITS: Final = 12
 _UNTIL: Final = attrgetter("until_ns")
 _FOREVER: Final = 1 << 63
 NOW_NS: Final = _FOREVER - 1
-"""A time that only currently loaded symbols cover."""
+"""A boottime later than all others, at which only currently loaded symbols exist."""
 
 
 class KsymbolSource(Protocol):

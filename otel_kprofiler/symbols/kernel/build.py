@@ -33,8 +33,8 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    C code iterates over whole lists (``compress``, ``map``, ``join``). Python code iterates only
-    over aliases and ends, which are few.
+    Whole lists are iterated over in C code (``compress``, ``map``, ``join``). Python code iterates
+    only over aliases and ends, which are few.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """If the last symbol is a pad, make it an end, because its function may be missing."""
+        """If the last symbol is a pad, turn it into an end, because its function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -120,13 +120,14 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Returns the indices of symbols that end a function or a pad, but are neither of them."""
+        """Returns the indices of symbols that are neither functions nor pads, but end one."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices
         sequence = bytes([self._last_class]) + classes
         for match in _END.finditer(sequence):
-            index = match.start()  # index in `addresses` of the first symbol that is neither
+            # index in `addresses` of the first symbol that is neither a function nor a pad
+            index = match.start()
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
                 indices.append(index - 1)  # padding without its function has no name
@@ -171,7 +172,7 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Order the symbols at each address: others, functions (preferred last), padding.
+    """Order the symbols at each address: other symbols, then functions (preferred last), then pads.
 
     A pad is then right before its function, and the last entry at an address names it.
 
@@ -208,7 +209,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Returns the distance in bytes from a pad to its function, the same in the whole kernel."""
+    """Returns the size of pads in bytes, which is the same in the whole kernel."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

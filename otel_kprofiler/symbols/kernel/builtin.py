@@ -8,9 +8,9 @@ the symbol minus the offset. Sections without an anchor cannot be placed.
 ``/proc/kallmodsyms`` (out-of-tree; Oracle's kernels) is kallsyms with the modules of built-in
 symbols. Its lines are ``address [size] type name [module]...``. A type such as ``b`` is also a
 hexadecimal digit, so only the number of fields before the first bracket shows whether there is a
-size. Sizes give the ends of functions, which kallsyms lacks.
+size. The sizes give the ends of functions, which kallsyms lacks.
 
-Only code is kept, because sections are placed by code symbols.
+Only code is kept, because the addresses of sections are determined from code symbols.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_HOMONYMS = 16  # symbols with the name of an anchor
 
 
 class BuiltinRange(NamedTuple):
-    """Code ``[start, end)`` of an object file and the modules it is linked into, usually one."""
+    """Code ``[start, end)`` of an object file, and the modules, usually one, that contain it."""
 
     start: int
     end: int
@@ -99,7 +99,7 @@ NO_BUILTIN: Final = BuiltinRanges()
 
 
 def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
-    """Parse ``modules.builtin.ranges`` to sections by name and the number of malformed lines.
+    """Parse ``modules.builtin.ranges``; returns sections by name, and the number of bad lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
     below it, so an end can be below its start; such a range is returned empty.
@@ -131,10 +131,10 @@ def place_ranges(
 ) -> tuple[list[BuiltinRange], list[str]]:
     """Returns ranges at runtime addresses, and the sections that do not fit the running kernel.
 
-    The file does not name its build. But each range starts with an object file, and thus at a
-    symbol, so a section is rejected if fewer than three quarters of its ranges start at a symbol.
-    Sections whose anchor is not code are skipped. An empty range is extended to the symbol at its
-    start.
+    The file does not identify the build that it belongs to. However, each range starts with an
+    object file, and therefore at a symbol. A section is rejected if fewer than three quarters of
+    its ranges start at a symbol. Sections whose anchor is not code are skipped. An empty range is
+    extended to the symbol at its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -192,7 +192,7 @@ class KallModSyms(NamedTuple):
 
 
 def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModSyms:
-    """Parse the lines about code within ``[start, end)``."""
+    """Parse the lines of symbols in the code ``[start, end)``."""
     merged: list[BuiltinRange] = []
     sizes = array("Q")
     bad = 0
@@ -253,7 +253,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Returns the names in ``a] [b]``, which the name of an object file in braces may follow."""
+    """Returns the names in ``a] [b]``. The name of an object file in braces may follow them."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()

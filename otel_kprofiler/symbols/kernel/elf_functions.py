@@ -89,7 +89,7 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """Returns the symbols with their ends; RVA 0 is at the runtime address ``base``."""
+        """Returns the symbols with their ends, if RVA 0 is at the runtime address ``base``."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:
@@ -110,8 +110,8 @@ class ElfSymbols:
 def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
     """Returns the RVA of each code section, by index.
 
-    In vmlinux, it is the offset from ``_text``, or from ``_stext`` if there is no ``_text``. In a
-    module, the code sections other than ``.init*`` follow each other from 0, in section-header
+    In vmlinux, the RVA is the offset from ``_text``, or from ``_stext`` if there is no ``_text``.
+    In a module, the code sections other than ``.init*`` follow each other from 0, in section-header
     order and aligned, as the kernel's loader lays them out (kernel/module/main.c,
     ``layout_sections``).
     """
@@ -147,7 +147,7 @@ def _entries(image: ElfImage, symtab: Section) -> Iterator[tuple[bytes, int, int
     """Returns name, info, section, value and size of each entry (elf(5), Elf64_Sym)."""
     entry = struct.Struct(image.byte_order + "IBBHQQ")
     if symtab.link >= len(image.sections):
-        raise KProfilerError(f"{image.path} has a symbol table without names")
+        raise KProfilerError(f"{image.path} has a symbol table without a string table")
     names = image.content(image.sections[symtab.link])
     data = image.content(symtab)
     for at, info, _, index, value, size in entry.iter_unpack(

@@ -78,7 +78,8 @@ class ElfImage(NamedTuple):
     def content(self, section: Section) -> bytes:
         """Returns the bytes of a section.
 
-        Returns none if a debug file omits the section, and too few if the file is truncated.
+        The content is empty if a debug file omits the section, and incomplete if the file is
+        truncated.
         """
         if section.type == SHT_NOBITS:
             return b""
@@ -86,7 +87,7 @@ class ElfImage(NamedTuple):
 
 
 def open_elf(path: str) -> ElfImage:
-    """Read the headers of an ELF file, ``.ko.xz``, ``.ko.gz`` and ``.ko.zst`` included.
+    """Read the headers of an ELF file, which may be a ``.ko.xz``, ``.ko.gz`` or ``.ko.zst``.
 
     Raises:
         OSError: the file cannot be read.

@@ -11,7 +11,7 @@ from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
 
 
 class Explanation(NamedTuple):
-    """Explanation of an address, for users.
+    """Explanation of an address that is shown to users.
 
     Attributes:
         address: the runtime address.

@@ -31,13 +31,14 @@ class HiddenCause(enum.Enum):
 def find_hidden_cause(files: HostFiles) -> HiddenCause:
     """Finds why ``/proc/kallsyms`` shows zero addresses.
 
-    With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all if
-    ``perf_event_paranoid`` is 1 or less; with 1, only to holders of CAP_SYSLOG; and with 2, to
-    nobody (kernel/ksyms_common.c).
+    With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all
+    processes if ``perf_event_paranoid`` is 1 or less. With 1, it shows them only to holders of
+    CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
     """
     try:
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
             return HiddenCause.KPTR_RESTRICT
     except (OSError, ValueError):
-        return HiddenCause.NO_CAP_SYSLOG  # without /proc/sys: a container, so no CAP_SYSLOG
+        # there is no /proc/sys, as in a container without CAP_SYSLOG
+        return HiddenCause.NO_CAP_SYSLOG
     return HiddenCause.NO_CAP_SYSLOG

@@ -30,9 +30,9 @@ _HEX_DIGITS = 16
 _LAST_ADDRESS = (1 << 64) - 1
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
-_MAX_ALIAS_LINES = 256  # per address; bounds memory on hostile input
+_MAX_ALIAS_LINES = 256  # limit per address, which bounds the memory used for hostile input
 _MAX_REST_BYTES = 1 << 20
-_SORTED_LINES = 1024  # lines of a module added to its table at once
+_SORTED_LINES = 1024  # number of a module's lines that are added to its table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
 _MANY_FUNCTIONS = 500  # enough to know whether functions have preambles
@@ -41,7 +41,7 @@ _IS_OTHER = bytes(code not in TEXT_TYPES for code in range(256))
 
 
 class FreedSymbol(NamedTuple):
-    """The symbol that ftrace keeps of an init function whose memory has been freed."""
+    """A symbol that ftrace keeps for an init function whose memory has been freed."""
 
     address: int
     name: str
@@ -53,13 +53,13 @@ class Kallsyms(NamedTuple):
 
     Attributes:
         core: symbols of vmlinux, init code included.
-        blocks: symbols by the name in brackets, in file order.
+        blocks: other symbols, by the name in brackets, in file order.
         freed: clones of freed init functions; never used as names.
         lines: number of lines.
-        bad_lines: malformed or out-of-order lines that were skipped. Each ends the function
-            before it, which might otherwise name the skipped symbol's code.
+        bad_lines: number of malformed or out-of-order lines that were skipped. Each ends the
+            preceding function, which might otherwise name the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
-        cut: whether the last line is incomplete. The parser skips that line, and the module it
+        cut: whether the last line is incomplete. The parser skips that line, and the module that it
             belongs to, if any.
     """
 
@@ -110,8 +110,8 @@ class _Fields(NamedTuple):
 class KallsymsParser:
     """Parses a file in pieces; not thread-safe.
 
-    If the kernel hides addresses, ``hidden`` is true after the first piece, and the rest need
-    not be read.
+    If the kernel hides addresses, ``hidden`` is true after the first piece, and the rest of the
+    file need not be read.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class KallsymsParser:
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
 
     def _fold_preambles(self, text: bytes) -> bytes:
-        """Convert preambles to padding, so that both belong to the function after them."""
+        """Convert preambles to padding, so that they, too, belong to the function that follows."""
         if self._has_preambles is False:
             return text
         if _PREAMBLE in text:
@@ -175,7 +175,8 @@ class KallsymsParser:
     def _skip(self, line: bytes) -> None:
         """Count a bad line.
 
-        Its symbol starts at the line's address, or after the last symbol if it has none.
+        The skipped symbol is taken to start at the line's address, or right after the last symbol
+        if the line has no address.
         """
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
@@ -225,7 +226,7 @@ class KallsymsParser:
     def _parse_slowly(self, text: bytes) -> _Fields:
         """Parse line by line, and skip lines that are malformed or out of order.
 
-        Pads become ends, because their functions may have been skipped.
+        A pad becomes an end, because its function may have been skipped.
         """
         addresses, types, names = [], bytearray(), []
         for line in text.splitlines():
@@ -331,7 +332,7 @@ def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
 
 
 def _split_point(text: bytes) -> int:
-    """Returns where to split the text so that the lines of one address stay together."""
+    """Returns where to split the text so that all lines with the same address stay together."""
     end = text.rfind(b"\n") + 1
     start = end
     for _ in range(_MAX_ALIAS_LINES):
@@ -379,8 +380,8 @@ def _address(token: bytes) -> bytes | None:
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
     """Sort a module's code symbols by address, together with the other symbols that end them.
 
-    Yields the symbols in parts, so that little is in memory twice. All symbols of an address are in
-    the same part.
+    Yields the symbols in parts, so that only a small part is in memory twice. All symbols of an
+    address are in the same part.
     """
     if not text.addresses:
         return

@@ -57,8 +57,8 @@ _ARM64_VECTORS: Final = b"vectors"
 """A symbol that kallsyms lists in all arm64 kernels, and in no x86 kernel."""
 _HEAD_BYTES: Final = 64 << 10
 """Bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in ``.text``.
-The distance is ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18), since the
-image's head is shorter. It is also ``BaseOfCode`` in an image's header
+The distance is ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18), to which the
+image's head is padded. It is also ``BaseOfCode`` in an image's header
 (arch/arm64/kernel/efi-header.S).
 """
 
@@ -78,7 +78,7 @@ def read_snapshot(
         files: the host's files, or a captured tree.
         generation: number of the new snapshot.
         since_ns: boottime from which the new snapshot is valid.
-        previous: its ``Module`` objects are reused for unchanged modules.
+        previous: the snapshot whose ``Module`` objects are reused for unchanged modules.
     """
     problems: list[str] = []
     kallsyms, hidden = _read_kallsyms(files, problems)
@@ -137,7 +137,7 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
 
 
 def _find_damage(kallsyms: Kallsyms) -> list[str]:
-    """Returns the kinds of damage in a kallsyms file, one sentence each."""
+    """Returns one sentence for each kind of damage in a kallsyms file."""
     damage = []
     if kallsyms.bad_lines:
         damage.append(
@@ -152,7 +152,7 @@ def _find_damage(kallsyms: Kallsyms) -> list[str]:
 
 
 def _find_text(core: SymbolTable) -> AddressRange | None:
-    """Returns the range from ``_text`` to ``_etext``. The freed init text follows it."""
+    """Returns the range from ``_text`` to ``_etext``, which excludes the freed init text."""
     start = core.find_address(b"_text")
     if start is None and (start := core.find_address(b"_stext")) is not None:
         start -= _HEAD_BYTES if core.find_address(_ARM64_VECTORS) is not None else 0
@@ -245,7 +245,7 @@ def make_module(
 
 
 def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
-    """Returns the earlier object if it is the same module at the same address, else ``made``."""
+    """Returns the earlier object for the same module at the same address, or else ``made``."""
     old = earlier.get(made.name)
     if old is None:
         return made

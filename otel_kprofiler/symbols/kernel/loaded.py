@@ -30,7 +30,7 @@ class FoundModule(NamedTuple):
         listed: the module's line in ``/proc/modules``.
         files: build id, sections and other data of the module in sysfs.
         loaded: the module made from both.
-        attempts: number of searches for its names; None once the names are known.
+        attempts: number of attempts to read its names; None once the names are known.
     """
 
     listed: ProcModule
@@ -40,11 +40,11 @@ class FoundModule(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Returns the number of the module, its generation."""
+        """Returns the number of the module, which is its generation."""
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Returns whether a line may describe this module; the kernel may hide addresses."""
+        """Returns whether a line may describe this module, whose address may be hidden."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
@@ -86,7 +86,7 @@ def make_found(
     init = None
     start = files.sections.get(INIT_TEXT, 0)
     if start and init_until_ns is not None:
-        # The kernel does not export its size, but allocates whole pages.
+        # The kernel does not export the size of the init text, but allocates whole pages for it.
         init = ModuleSymbols(_init_module(module, start, start | (PAGE_BYTES - 1), number), None)
         init = init._replace(pending=init_until_ns == FOREVER)
     main = ModuleSymbols(replace(module, generation=number), None, pending=True)
@@ -94,7 +94,7 @@ def make_found(
 
 
 def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """Add names from the module's kallsyms lines; ``lines`` is None if kallsyms had none."""
+    """Add names from the module's kallsyms lines; ``lines`` is None if there were none."""
     main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = nameless.loaded._replace(
@@ -128,7 +128,7 @@ class LineCollector:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bool:
-        """Scan the next piece; returns False when no more is needed."""
+        """Scan the next piece. Returns False if no further piece is needed."""
         text = self._rest + piece
         cut = text.rfind(b"\n") + 1
         text, self._rest = text[:cut], text[cut:]
@@ -189,7 +189,7 @@ def _name_init(init: ModuleSymbols, table: SymbolTable | None) -> ModuleSymbols:
 
 
 def _init_module(module: Module, start: int, last: int, number: int) -> Module:
-    """Returns a separate module for init code, which the file's RVAs do not cover."""
+    """Returns a separate module for init code, to which the file's RVAs do not apply."""
     return Module(
         module.name,
         ModuleKind.LOADED,

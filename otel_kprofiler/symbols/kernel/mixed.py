@@ -23,7 +23,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 
 
 class MixedSide:
-    """A kernel stack with addresses outside vmlinux and modules, resolved for each time.
+    """A kernel stack with addresses outside vmlinux and modules, resolved separately for each time.
 
     Args:
         side: the side as resolved with vmlinux and modules alone.
@@ -42,7 +42,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side at a boottime. Until the loaded code changes, it is the same object."""
+        """Returns the side at a boottime; the same object until the loaded code changes."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(

@@ -1,6 +1,6 @@
 """Reads loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
 
-Since kernel 6.4 text, data and read-only data of a module are separate allocations, so the ranges
+Since kernel 6.4, a module's text, data and read-only data are separate allocations, so the ranges
 given by ``address`` and ``size`` in ``/proc/modules`` would overlap. Executable ranges come from
 the section addresses. Init sections are excluded, because their memory is freed and reused after
 loading, although sysfs still lists them.
@@ -91,12 +91,11 @@ def read_module(files: HostFiles, name: str) -> ModuleFiles:
 def ranges_from_sections(
     sections: Mapping[str, int], table: SymbolTable | None, limit: int
 ) -> tuple[AddressRange, ...]:
-    """Returns executable ranges of a module without its init sections, sorted.
+    """Returns the executable ranges of a module, sorted, without its init sections.
 
-    A section counts as executable if its name is that of a text section, or if it contains a
-    function of the module. It ends at the module's next section, or at ``limit``. The last text
-    section ends with the page in which its last function starts, because other allocations may
-    follow.
+    A section counts as executable if it has the name of a text section, or contains a function of
+    the module. It ends at the module's next section, or at ``limit``. The last text section ends
+    with the page in which its last function starts, because other allocations may follow.
 
     Args:
         sections: addresses by section name; ignored if there is no ``.text``.
@@ -159,7 +158,7 @@ def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
 
 
 def text_base(table: SymbolTable) -> int:
-    """Returns the page of the first symbol, the best guess at the start of a module's text."""
+    """Returns the page of the first symbol, the best estimate of where a module's text starts."""
     return table.address(0) & _PAGE_MASK
 
 

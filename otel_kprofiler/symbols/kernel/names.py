@@ -11,8 +11,9 @@ PAD_PREFIX: Final = b"__pfx_"
 """Prefix of the padding before a function (``objtool --prefix``, kernel 6.2 and later)."""
 END_OF_TEXT: Final = b"_etext"
 PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)\s)")
-"""Prefix, after a space, of the preamble of a function that can be called indirectly (kCFI, 6.1
-and later). Functions of kernel/cfi.c have the same prefix but no preamble."""
+"""Prefix of the preamble before a function that can be called indirectly (kCFI, 6.1 and later),
+after a space. Functions in kernel/cfi.c have the same prefix, but are not preambles.
+"""
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Names of generic entry points, which are the same in every module."""
 
@@ -27,19 +28,19 @@ _MARKER = re.compile(
     rb")"
 )
 _MARKER_ENDINGS = (b"text", b"_start", b"_end", b"_begin")
-# Suffixes that gcc and clang append to clones and parts of functions.
+# Suffixes that gcc and clang append to the names of functions' clones and parts.
 _CLONE_SUFFIX = re.compile(
     r"(?:\.(?:isra|constprop|part|cold|llvm|lto_priv|localalias|__uniq|cfi|cfi_jt)(?:\.\d+)*)+$"
 )
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Converts the name of a preamble to the name of padding; returns other names unchanged."""
+    """Converts the name of a preamble to a name of padding; returns other names unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 
 def is_marker(name: bytes) -> bool:
-    """Returns whether a name is a boundary marker of the linker script, not a function.
+    """Returns whether a name is a boundary marker from the linker script, rather than a function.
 
     Examples: ``_text``, ``_etext``, ``__irqentry_text_start``, ``__indirect_thunk_end``.
     """
@@ -73,5 +74,5 @@ def make_line(name: bytes) -> Line:
 
 
 def strip_clone_suffix(name: str) -> str:
-    """Strips the suffixes that compilers append to clones and parts of a function."""
+    """Strips the suffixes that compilers append to the names of a function's clones and parts."""
     return (_CLONE_SUFFIX.sub("", name) or name) if "." in name else name

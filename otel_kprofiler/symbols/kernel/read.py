@@ -1,8 +1,8 @@
 """Reads ``/proc/kallsyms`` in a thread while another thread parses it.
 
-The kernel formats the text line by line and returns at most one page per ``read(2)``. Calling
-``fread`` of the C library for 64 KiB releases the GIL for about 16 system calls, so if there are
-two CPUs, parsing adds almost no time.
+The kernel formats the text line by line and returns at most one page per ``read(2)``. Calling the C
+library's ``fread`` for 64 KiB releases the GIL for about 16 system calls, so with two CPUs, parsing
+adds almost no time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _libc.fclose.argtypes = (ctypes.c_void_p,)
 def read_pieces(
     descriptor: int, *, report_cpu_ns: Callable[[int], object] | None = None
 ) -> Generator[bytes, None, None]:
-    """Yield the content of a file, read ahead by a thread; closes the descriptor.
+    """Yield the content of a file, which a thread reads ahead; closes the descriptor at the end.
 
     At most 192 KiB are read ahead.
 

@@ -1,4 +1,4 @@
-"""Holds all kernel symbols at one time."""
+"""Holds all kernel symbols at a given time."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ class Match(NamedTuple):
 
 
 class Snapshot:
-    """The kernel symbols at one time; immutable, hence thread-safe.
+    """The kernel symbols at a given time; immutable, hence thread-safe.
 
     Args:
-        modules: modules with their symbols, vmlinux first; where ranges overlap, the later
-            module wins.
+        modules: modules with their symbols, vmlinux first. Where ranges overlap, the later module
+            in this order wins.
         blocks: symbols outside modules.
         freed: clones of freed init functions.
         generation: number of the snapshot.
         since_ns: boottime from which the snapshot is valid.
         hidden: why symbols are hidden; None if they are not hidden.
-        problems: unreadable files, one sentence each.
-        bad_lines: number of skipped lines in kallsyms and the module list.
+        problems: one sentence for each unreadable or damaged file.
+        bad_lines: number of lines skipped in kallsyms and the module list.
         builtin: modules built into vmlinux.
     """
 
@@ -169,7 +169,7 @@ class Snapshot:
     ) -> Snapshot:
         """Returns a copy with other modules, given oldest first.
 
-        ``gone`` has the ranges of unloaded modules.
+        ``gone`` contains the address ranges of unloaded modules.
         """
         other = copy(self)
         core = [
@@ -204,7 +204,7 @@ class Snapshot:
         return symbols.module if symbols else None
 
     def frame(self, address: int) -> Frame:
-        """Make the frame of a runtime address adjusted by ``lookup_addresses``."""
+        """Make the frame for a runtime address that ``lookup_addresses`` has adjusted."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
@@ -222,11 +222,10 @@ class Snapshot:
         return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """Finds all symbols with a linker name (suffixes included) or a prefix.
+        """Finds all symbols with a linker name (including suffixes) or a prefix.
 
-        They are sorted by module and address.
-
-        Includes boundary markers such as ``_etext``.
+        The result is sorted by module and address, and includes boundary markers such as
+        ``_etext``.
         """
         raw = name.encode("utf-8", "surrogateescape")
         matches = []
@@ -300,7 +299,7 @@ class Snapshot:
         )
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """Returns the symbols outside modules, without lengths, which kallsyms lacks."""
+        """Returns the symbols outside modules. They have no lengths, because kallsyms has none."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
@@ -309,7 +308,7 @@ class Snapshot:
         )
 
     def without_ksymbols(self) -> Snapshot:
-        """Returns a copy without the symbols outside modules, for callers that track them."""
+        """Returns a copy without the symbols outside modules, for callers that track these."""
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
@@ -328,11 +327,11 @@ class Snapshot:
     def _frame_outside(self, address: int, below: int) -> Frame:
         """Returns the frame of an address outside modules.
 
-        ``below`` is the start of the range before it.
+        ``below`` is the start of the preceding range.
         """
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
-            # Nothing else is mapped there, so the RVA is valid: the boot CPU's idle task keeps
+            # Nothing else is mapped there, so the RVA is valid. The boot CPU's idle task keeps
             # return addresses into the init code that started it.
             module = vmlinux.module
             rva = address - module.base

@@ -73,11 +73,11 @@ class KernelSymbolizer:
     Args:
         snapshot: the symbols.
         files: files that ``reload`` reads; None if symbols cannot change.
-        ksymbols: tracks BPF programs and other code outside modules; started before ``snapshot``
-            was read, and closed with the symbolizer. If None, the snapshot's symbols for such code
-            are used for all times.
-        modules: tracks modules; started and closed like ``ksymbols``.
-        known_ksymbols: ksymbols to start with, in place of the snapshot's.
+        ksymbols: tracks BPF programs and other code outside modules. It must have been started
+            before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
+            symbols for such code are used for all times.
+        modules: tracks modules; it is started and closed like ``ksymbols``.
+        known_ksymbols: ksymbols to start with, instead of those in the snapshot.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class KernelSymbolizer:
     ) -> KernelSymbolizer:
         """Read the symbols of this host, or of a captured tree given as ``access``.
 
-        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For ``ksymbols``
-        and ``modules``, see the class.
+        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. The arguments
+        ``ksymbols`` and ``modules`` are those of the class.
         """
         files = access or Access()
         return cls(read_snapshot(files), files=files, ksymbols=ksymbols, modules=modules)
@@ -219,16 +219,16 @@ class KernelSymbolizer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Returns unreadable or damaged files, one sentence each."""
+        """Returns one sentence for each unreadable or damaged file."""
         return self._views[0].snapshot.problems
 
     @property
     def bad_lines(self) -> int:
-        """Returns the number of skipped lines in kallsyms and the module list."""
+        """Returns the number of lines skipped in kallsyms and the module list."""
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns the number of lost records about code outside modules so far, by cause.
+        """Returns the number of records about code outside modules that were lost so far, by cause.
 
         After a loss, everything is reread from the kernel; until then, frames may be unresolved.
         """
@@ -263,7 +263,7 @@ class KernelSymbolizer:
         return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
-        """Reread all symbols; samples from before ``now_boot_ns`` keep the old symbols.
+        """Reread all symbols; samples taken before ``now_boot_ns`` keep the old symbols.
 
         Does nothing if modules are tracked or the symbols cannot change.
         """
@@ -281,7 +281,7 @@ class KernelSymbolizer:
 
     def state(self, sample: RawSample) -> int:
         """Returns the generation of the snapshot valid at the time of a sample."""
-        time_ns, views = sample.time_ns, self._views  # same as _view, but without a call
+        time_ns, views = sample.time_ns, self._views  # does the same as _view, but without a call
         for view in views:
             if time_ns >= view.since_ns:
                 return view.generation
@@ -386,7 +386,7 @@ class KernelSymbolizer:
 def _frames(
     cache: BoundedCache[int, Frame], pcs: Sequence[int], *, leaf_exact: bool = True
 ) -> tuple[Frame, ...]:
-    """Returns frames of one side of a stack, leaf first."""
+    """Returns the frames of one side of a stack, leaf first."""
     return tuple(map(cache.__getitem__, lookup_addresses(pcs, leaf_exact=leaf_exact)))
 
 

@@ -1,8 +1,8 @@
 """Stores a module's symbols in a compact, immutable, sorted table.
 
-A symbol takes four bytes for the offset, one byte for the length of the name, the name itself, and
-less than a third of a byte for checkpoints and padding flags. It is built on ``array`` and
-``bytes`` of the standard library.
+A symbol takes four bytes for the offset, one byte for the length of the name, the bytes of the name
+itself, and less than a third of a byte for checkpoints and padding flags. The table is built on
+``array`` and ``bytes``.
 
 An entry without a name is an *end*: no address between it and the next entry has a name.
 """
@@ -68,7 +68,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns base, number of leading addresses too far below it, and offsets of the rest."""
+        """Returns base, number of leading addresses too far below the base, and other offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -127,7 +127,7 @@ class SymbolTable:
     def __init__(self, entries: Entries, *, max_function: int = MAX_FUNCTION_BYTES) -> None:
         self.base, first, self._offsets = entries.addresses.offsets()
         self.dropped = first
-        """Entries dropped because they are more than 4 GiB below the last one."""
+        """Number of entries dropped because they are over 4 GiB below the last entry."""
         self._lengths = entries.lengths[first:]
         skipped = sum(entries.lengths[:first])
         self._long = _NO_LONG
@@ -157,8 +157,9 @@ class SymbolTable:
 
         Args:
             address: the address to look up.
-            section: addresses of one section ``[start, end)``. If another function or an end
-                follows a function in the section, the function may have any size.
+            section: the address range ``[start, end)`` of the section that contains the address. If
+                another function or an end follows a function in the section, the function may have
+                any size.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -192,7 +193,7 @@ class SymbolTable:
         return name, self.base + start
 
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
-        """Returns whether an entry and the next are in one section.
+        """Returns whether an entry and the next entry are in the same section.
 
         A linker marker is no proof, since it starts a page and may follow a hole.
         """
@@ -206,7 +207,7 @@ class SymbolTable:
         )
 
     def name(self, index: int) -> bytes:
-        """Returns the name of an entry; empty for an end."""
+        """Returns the name of an entry, which is empty for an end."""
         group = index >> _GROUP_BITS
         lengths = self._lengths
         start = self._checkpoints[group] + sum(lengths[index & ~_GROUP_MASK : index])
@@ -224,7 +225,7 @@ class SymbolTable:
         return self.base + self._offsets[index]
 
     def symbol(self, index: int) -> Symbol:
-        """Returns an entry with its end.
+        """Returns an entry as a symbol, with its end.
 
         The entry ends at the next entry's padding or start, or after ``max_function`` bytes if that
         is less.
@@ -346,6 +347,6 @@ def _exact(values: array[int]) -> array[int]:
 
 
 def _bitmap(flags: bytes) -> bytes:
-    """Packs eight flags into each byte, the first into the lowest bit."""
+    """Packs eight flags into each byte, the first flag into the lowest bit."""
     digits = flags[::-1].translate(bytes([0x30, 0x31]) + bytes(254))
     return int(digits or b"0", 2).to_bytes((len(flags) + 7) // 8, "little")

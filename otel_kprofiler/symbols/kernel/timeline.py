@@ -1,9 +1,9 @@
 """Keeps the history of loaded modules, by turning readings of the modules into snapshots.
 
-A module runs before the kernel announces it. So it is treated as loaded since the previous reading,
-or since the removal of the module that used its memory before, whichever is later. A module is
-removed at some time between two polls of the announcements. Between these polls, its addresses
-belong to no module.
+A module runs before the kernel announces it. It is therefore treated as loaded since the previous
+reading, or since the removal of the module that previously used its memory, whichever is later. A
+module is removed at some time between two polls of the announcements. Between these polls, its
+addresses belong to no module.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded modules are kept, for samples taken earlier."""
+"""How long unloaded modules are kept, for samples taken before they were unloaded."""
 MAX_SNAPSHOTS: Final = 64
-"""Limit on the number of snapshots kept."""
+"""Limit on the number of snapshots that are kept."""
 FOREVER: Final = 1 << 63
 
 
@@ -51,9 +51,10 @@ class ModuleReading(NamedTuple):
 
     Attributes:
         looked_ns: boottime at which the list of modules was read.
-        free_ns: boottime of the previous reading; modules not in it were loaded after it.
-        removed: bounds of the times of removals, by module number; a removed module without an
-            entry was unloaded between ``free_ns`` and ``looked_ns``.
+        free_ns: boottime of the previous reading; modules that are not in that reading were loaded
+            later.
+        removed: bounds of the time at which each module was removed, by module number. A removed
+            module without an entry was unloaded between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """
 
@@ -68,7 +69,7 @@ class ModuleCounts(NamedTuple):
 
     Attributes:
         events: announcements of module loads and unloads.
-        rescans: how often all modules were read again after lost announcements.
+        rescans: how often all modules were reread after announcements were lost.
         readings: how often the modules were read.
         names_read: how often kallsyms was read for names.
         restarts: how often the thread was restarted after a failure.
@@ -104,8 +105,8 @@ class _Lifetime:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """Time from which other modules may use its memory. The owner is unknown between
-        ``until_ns`` and this time.
+        """Time from which other modules may use the memory. Between ``until_ns`` and this time, the
+        owner of the memory is unknown.
         """
 
     def end(self, until_ns: int, free_ns: int) -> None:
@@ -114,7 +115,7 @@ class _Lifetime:
         self.free_ns = max(self.since_ns, free_ns)
 
     def overlaps(self, other: _Lifetime) -> bool:
-        """Returns whether both modules cover a common address."""
+        """Returns whether the two modules have an address in common."""
         return any(
             mine.start < their.end and their.start < mine.end
             for mine in self.symbols.module.ranges
@@ -132,7 +133,8 @@ class Timeline:
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {  # by generation and whether core
+        # by generation, and whether the code is core code
+        self._lifetimes: dict[tuple[int, bool], _Lifetime] = {
             (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()
         }
