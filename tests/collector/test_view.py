@@ -63,13 +63,13 @@ def run_agent(directory, endpoint):
     config = directory / "agent.yaml"
     config.write_text(AGENT.format(endpoint=endpoint))
     command = [*get_public_python().words, "-m", "otel_kprofiler", "run", "-c", config]
-    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    log = iter(agent.stderr.readline, b"")
-    assert any(b"sampling" in line for line in log), "it ended"
-    load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)])
-    load.wait(SECONDS + 60)
-    agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as agent:
+        assert any(b"sampling" in line for line in iter(agent.stderr.readline, b"")), "it ended"
+        load = ["nice", sys.executable, "-m", "benchmarks.mixed_load", str(SECONDS)]
+        subprocess.run(load, timeout=SECONDS + 60)
+        agent.send_signal(signal.SIGTERM)
+        agent.communicate(timeout=60)
+        assert agent.returncode == 0
 
 
 def ask(address, **query):
