@@ -190,6 +190,7 @@ def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     assert "otel_kprofiler.export" not in log
 
 
+@pytest.mark.long
 def test_the_agents_profiles_appear_in_the_collectors_output(installed, run_collector):
     _, collector_log = run_collector("debug.yaml")
     account, _, _ = run_unit(installed, 4, lambda: PROFILES in collector_log.read_text())
@@ -199,6 +200,7 @@ def test_the_agents_profiles_appear_in_the_collectors_output(installed, run_coll
     assert '"otelcol.signal": "metrics"' in shown
 
 
+@pytest.mark.long
 def test_systemd_accepts_the_unit(installed):
     if not shutil.which("systemd-analyze"):
         pytest.skip("needs systemd-analyze")

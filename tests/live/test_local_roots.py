@@ -145,6 +145,7 @@ def test_a_forked_child_names_the_span_active_at_the_fork(to_file):
     assert {link.local_root for link in spans} == {"parent's"}
 
 
+@pytest.mark.long
 def test_local_root_names_can_be_disabled(to_file):
     code = """
         from opentelemetry import trace

@@ -241,6 +241,7 @@ def test_commands_find_the_environments_programs_and_the_system_python(clone):
     assert chosen(done).split() == [f"{away}/bin/show", "/usr/bin/python3"]
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_setup_without_a_command_reports_the_next_step(clone):
     done = set_up(clone)
