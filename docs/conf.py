@@ -25,7 +25,7 @@ from api_pages import document_package
 ROOT = Path(__file__).parents[1]
 CONTENTS = {
     "Use": "installation tutorial gallery commands record report view top dump flame-graph off-cpu "
-    "python coming-from faq troubleshooting glossary",
+    "events python coming-from faq troubleshooting glossary",
     "Operate": "configuration permissions reliability monitoring faults fleet backends kernels "
     "platforms",
     "Build on it": "how-it-works embedding spans symbols otlp export processes unwinding",
