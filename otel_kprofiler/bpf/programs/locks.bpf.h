@@ -59,8 +59,7 @@ struct lock_line {
 	u64 unended;   /* waits whose end is unknown */
 	u64 skipped;   /* waits during another program, so that the filters could not be applied */
 	u64 random;
-	u64 next_sample_ns; /* later than now if more were taken than wanted at this threshold */
-	u64 sampled_from_ns; /* the threshold for which that was computed */
+	struct sample_budget budget;
 	u64 unused;
 	struct lock_sums by_flags[LOCK_FLAGS];
 };
@@ -183,29 +182,17 @@ INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
 {
 	u32 zero = 0;
 	const struct lock_config *c = LOOKUP(lock_config, &zero);
-	u64 threshold, duration, ahead, steps;
+	u64 threshold, duration;
 
 	if (!c || !c->threshold_ns)
 		return 0;
-	threshold = (u32)(c->threshold_ns >> UNIT_SHIFT);
-	if (line->sampled_from_ns != c->threshold_ns) {
-		line->sampled_from_ns = c->threshold_ns;
-		line->next_sample_ns = now;
-	}
-	if (line->next_sample_ns < now)
-		line->next_sample_ns = now;
-	ahead = line->next_sample_ns - now;
-	if (ahead > BURST_NS && c->sample_ns) {
-		steps = (ahead - BURST_NS) / (c->sample_ns * SAMPLES_PER_STEP);
-		threshold <<= steps < MOST_STEPS ? steps : MOST_STEPS;
-		if (threshold > (u32)-1)
-			threshold = (u32)-1;
-	}
+	threshold = raise_threshold(&line->budget, c->threshold_ns, c->sample_ns,
+				    (u32)(c->threshold_ns >> UNIT_SHIFT), now);
 	/* The duration is rounded at random, so that the mean is unchanged. */
 	duration = (duration_ns + (draw(&line->random) & ((1 << UNIT_SHIFT) - 1))) >> UNIT_SHIFT;
 	if (!by_chance(&line->random, duration, threshold))
 		return 0;
-	line->next_sample_ns += c->sample_ns;
+	line->budget.next_sample_ns += c->sample_ns;
 	threshold <<= UNIT_SHIFT;
 	return duration_ns > threshold ? duration_ns : threshold;
 }

@@ -320,34 +320,46 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Raises the threshold of a wait to be sampled, if more waits were sampled than wanted since user
- * space chose the threshold; returns whether it is still sampled. Only earlier samples decide, not
- * this wait, so the sum over samples stays unbiased. `duration` is in units.
+ * Returns the threshold that applies to a wait, in units: higher than the given one if more waits
+ * were sampled on this CPU than wanted since user space chose it.
+ */
+INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
+			   u64 threshold, u64 now)
+{
+	u64 ahead, steps;
+
+	if (budget->sampled_from_ns != chosen_ns) {
+		budget->sampled_from_ns = chosen_ns;
+		budget->next_sample_ns = now;
+	}
+	if (budget->next_sample_ns < now)
+		budget->next_sample_ns = now;
+	ahead = budget->next_sample_ns - now;
+	if (ahead <= BURST_NS || !sample_ns)
+		return threshold;
+	steps = (ahead - BURST_NS) / (sample_ns * SAMPLES_PER_STEP);
+	threshold <<= steps < MOST_STEPS ? steps : MOST_STEPS;
+	return threshold > (u32)-1 ? (u32)-1 : threshold;
+}
+
+/*
+ * Returns whether a wait to be sampled still is, after its threshold was raised. Only earlier
+ * samples decide, not this wait, so the sum over samples stays unbiased. `duration` is in units.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
 {
-	u64 threshold = thread->threshold, ahead, steps;
+	u64 threshold = raise_threshold(&line->budget, c->threshold_ns, c->sample_ns,
+					thread->threshold, now);
 
-	if (line->sampled_from_ns != c->threshold_ns) {
-		line->sampled_from_ns = c->threshold_ns;
-		line->next_sample_ns = now;
-	}
-	if (line->next_sample_ns < now)
-		line->next_sample_ns = now;
-	ahead = line->next_sample_ns - now;
-	if (ahead > BURST_NS && c->sample_ns) {
-		steps = (ahead - BURST_NS) / (c->sample_ns * SAMPLES_PER_STEP);
-		if (duration < threshold)
-			duration = threshold;
-		threshold <<= steps < MOST_STEPS ? steps : MOST_STEPS;
-		if (threshold > (u32)-1)
-			threshold = (u32)-1;
+	if (threshold > thread->threshold) {
+		if (duration < thread->threshold)
+			duration = thread->threshold;
 		if (!by_chance(&line->random, duration, threshold))
 			return 0;
 		thread->threshold = threshold;
 	}
-	line->next_sample_ns += c->sample_ns;
+	line->budget.next_sample_ns += c->sample_ns;
 	return 1;
 }
 

@@ -96,6 +96,12 @@ struct wait_config {
 	u64 late_begins;  /* how many the next iteration may write; counts down */
 };
 
+/* Limits the samples on a CPU to the wanted number. */
+struct sample_budget {
+	u64 next_sample_ns; /* later than now if more were taken than wanted at this threshold */
+	u64 sampled_from_ns; /* the threshold for which that was computed */
+};
+
 /*
  * Three cache lines for each CPU; only that CPU writes them, user space reads the first by mmap.
  */
@@ -115,8 +121,7 @@ struct wait_line {
 	u64 next_begin_ns;
 	u64 random;
 	u64 waking; /* the task being woken */
-	u64 next_sample_ns; /* later than now if more were taken than wanted at this threshold */
-	u64 sampled_from_ns; /* the threshold for which that was computed */
+	struct sample_budget budget;
 	u64 more[7];
 };
 
