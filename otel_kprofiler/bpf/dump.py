@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
 from typing import Final, NamedTuple
 
+from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.model import WaitState
 
 _ROW: Final = struct.Struct("=10Q3Ii16s")
@@ -118,7 +118,7 @@ def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
     return _LAYOUT.pack(0, physical_mask, 0, proof_at, proof)
 
 
-class MemoryLayoutMap:
+class MemoryLayoutMap(MappedWords):
     """Maps ``struct memory_layout``, which the program updates.
 
     Args:
@@ -126,21 +126,14 @@ class MemoryLayoutMap:
     """
 
     def __init__(self, map_fd: int) -> None:
-        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+        super().__init__(map_fd, _LAYOUT.size // 8)
 
     @property
     def is_found(self) -> bool:
         """Returns whether the direct map was found."""
-        return bool(self._word(_DIRECT_MAP_WORD))
+        return bool(self._words[_DIRECT_MAP_WORD])
 
     @property
     def tried(self) -> int:
         """Returns how many places were tried as the start of the direct map."""
-        return self._word(_TRIED_WORD)
-
-    def close(self) -> None:
-        """Unmap the layout."""
-        self._mapped.close()
-
-    def _word(self, number: int) -> int:
-        return int.from_bytes(self._mapped[8 * number : 8 * number + 8], "little")
+        return self._words[_TRIED_WORD]

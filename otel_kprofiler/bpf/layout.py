@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from otel_kprofiler.bpf.locks import LOCK_PHASE
 from otel_kprofiler.bpf.map_calls import MMAPABLE, MapShape
+from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.bpf.spans import SpanLayout
 from otel_kprofiler.bpf.task_offsets import ProgramOffsets
@@ -163,7 +163,7 @@ class ProgramCounts(NamedTuple):
     busy_ns: int = 0
 
 
-class CpuLines:
+class CpuLines(MappedWords):
     """The mapped array of ``struct cpu_line``: reads need no system call.
 
     Reading through bpf(2) would miss samples, because the kernel runs no program on a CPU inside
@@ -177,15 +177,7 @@ class CpuLines:
 
     def __init__(self, map_fd: int, cpus: int, events: int = 0) -> None:
         self._cpus, self._events = cpus, events
-        size = cpus * (1 + events) * _CPU_LINE_BYTES
-        self._mapped = mmap.mmap(
-            map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ
-        )
-        self._words = memoryview(self._mapped)[:size].cast("Q")
-
-    def copy(self) -> bytes:
-        """Copies all lines."""
-        return bytes(self._words)
+        super().__init__(map_fd, cpus * (1 + events) * _CPU_LINE_WORDS)
 
     def parse(self, lines: bytes) -> tuple[list[ProgramCounts], bool]:
         """Sums a copy's counters of cpu-clock and of each event; see :func:`parse_counts`."""
@@ -203,17 +195,13 @@ class CpuLines:
         """Returns the time of the record in progress on each CPU; 0 if none, 1 if not yet timed."""
         return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
 
-    def close(self) -> None:
-        """Unmap the counters."""
-        self._words.release()
-        self._mapped.close()
-
 
 NO_WAKEUP_NS: Final = (1 << 64) - 1
 """Start time later than that of any process."""
+_READER_WORDS: Final = 2
 
 
-class ReaderFlag:
+class ReaderFlag(MappedWords):
     """The mapped ``struct reader``, which selects the records that wake the reader.
 
     Accesses need no system call. The ring's fill mark always wakes the reader.
@@ -223,8 +211,7 @@ class ReaderFlag:
     """
 
     def __init__(self, map_fd: int) -> None:
-        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
-        self._words = memoryview(self._mapped)[:16].cast("Q")
+        super().__init__(map_fd, _READER_WORDS, writable=True)
         self.wake_since(NO_WAKEUP_NS)
 
     def wake_since(self, start_time_ns: int) -> None:
@@ -238,11 +225,6 @@ class ReaderFlag:
     def newest_start_ns(self) -> int:
         """Returns the latest boottime at which a process with a record started."""
         return self._words[1]
-
-    def close(self) -> None:
-        """Unmap the struct."""
-        self._words.release()
-        self._mapped.close()
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.btf import KernelTypes
+from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.bpf.wait_maps import WAIT_UNIT_NS
 from otel_kprofiler.model import (
     UNCOUNTED_LOCK,
@@ -70,7 +70,7 @@ def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool
     )  # fmt: skip
 
 
-class LockSettings:
+class LockSettings(MappedWords):
     """The mapped ``struct lock_config``: changes need no system call.
 
     Args:
@@ -78,8 +78,7 @@ class LockSettings:
     """
 
     def __init__(self, map_fd: int) -> None:
-        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
-        self._words = memoryview(self._mapped)[: 8 * _CONFIG_WORDS].cast("Q")
+        super().__init__(map_fd, _CONFIG_WORDS, writable=True)
 
     def change(self, threshold_ns: int, sample_ns: int) -> None:
         """Set the threshold, a multiple of ``WAIT_UNIT_NS``, and the interval between samples."""
@@ -88,13 +87,8 @@ class LockSettings:
         self._words[1] = sample_ns
         self._words[0] = threshold_ns
 
-    def close(self) -> None:
-        """Unmap the settings."""
-        self._words.release()
-        self._mapped.close()
 
-
-class LockLines:
+class LockLines(MappedWords):
     """The mapped array of ``struct lock_line``: reads need no system call.
 
     Args:
@@ -103,20 +97,11 @@ class LockLines:
     """
 
     def __init__(self, map_fd: int, cpus: int) -> None:
-        size = cpus * _LINE_WORDS * 8
-        self._mapped = mmap.mmap(
-            map_fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ
-        )
-        self._words = memoryview(self._mapped)[:size].cast("Q")
+        super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def totals(self) -> LockTotals:
         """Returns the waits by type of lock, and those that could not be counted."""
-        return parse_lock_lines(bytes(self._words))
-
-    def close(self) -> None:
-        """Unmap the counters."""
-        self._words.release()
-        self._mapped.close()
+        return parse_lock_lines(self.copy())
 
 
 def parse_lock_lines(lines: bytes) -> LockTotals:

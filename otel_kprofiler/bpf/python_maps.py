@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.btf import KernelTypes
 from otel_kprofiler.bpf.map_calls import delete_from_map, update_map
+from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.bpf.python import PythonLayout, PythonProcess
 from otel_kprofiler.bpf.python_codes import CodeParser, ProcessSeen, Program
 from otel_kprofiler.bpf.ring import RingMemory, RingReader
@@ -134,17 +135,9 @@ class PythonMaps(LockedForForks):
         self._last_counts: Mapping[str, int] = {}
         self._parser = CodeParser()
         self._seen: deque[ProcessSeen] = deque(maxlen=_TOLD)
-        size = cpus * _LINE_BYTES
         with contextlib.ExitStack() as undo:
-            self._lines = mmap.mmap(
-                map_fd("python_lines"),
-                -(-size // mmap.PAGESIZE) * mmap.PAGESIZE,
-                mmap.MAP_SHARED,
-                mmap.PROT_READ,
-            )
+            self._lines = MappedWords(map_fd("python_lines"), cpus * _LINE_WORDS)
             undo.callback(self._lines.close)
-            self._words = memoryview(self._lines)[:size].cast("Q")
-            undo.callback(self._words.release)
             self._ring = RingReader(RingMemory(map_fd("python_codes"), ring_bytes), ring_bytes)
             undo.callback(self._ring.close)
             codes.on_dropped = self._forget
@@ -257,7 +250,7 @@ class PythonMaps(LockedForForks):
         with self._lock:
             if not self._is_open:
                 return self._last_counts
-            words = self._words.tolist()
+            words = memoryview(self._lines.copy()).cast("Q")
         totals = [sum(words[place::_LINE_WORDS]) for place in range(len(PYTHON_OUTCOMES))]
         return {name: count for name, count in zip(PYTHON_OUTCOMES, totals, strict=True) if count}
 

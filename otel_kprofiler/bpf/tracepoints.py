@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import struct
 from collections.abc import Container
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.call import bpf_call
+from otel_kprofiler.bpf.mapped_words import MappedWords
 
 TRACEPOINT_PROGRAM: Final = "kprofiler_tracepoint"
 TRACEPOINT: Final = ".rodata.tracepoint"
@@ -58,7 +58,7 @@ class TracepointConstants(NamedTuple):
         )
 
 
-class TracedCpus:
+class TracedCpus(MappedWords):
     """The mapped array ``traced_cpus``: changes need no system call.
 
     Args:
@@ -67,19 +67,12 @@ class TracedCpus:
     """
 
     def __init__(self, map_fd: int, cpus: int) -> None:
-        size = -(-8 * cpus // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._mapped = mmap.mmap(map_fd, size, mmap.MAP_SHARED)
-        self._words = memoryview(self._mapped)[: 8 * cpus].cast("Q")
+        super().__init__(map_fd, cpus, writable=True)
 
     def change(self, cpus: Container[int]) -> None:
         """Sample events only on these CPUs from now on."""
         for cpu in range(len(self._words)):
             self._words[cpu] = cpu in cpus
-
-    def close(self) -> None:
-        """Unmap the array."""
-        self._words.release()
-        self._mapped.close()
 
 
 def attach_tracepoint(name: str, program_fd: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf.btf import KernelTypes
+from otel_kprofiler.bpf.mapped_words import MappedWords
 from otel_kprofiler.model import RawSample, WaitState, Waker
 
 WAIT_BEGUN: Final = 1
@@ -26,7 +27,6 @@ WAIT_WOKEN: Final = 16
 _LINE_BYTES: Final = 192
 _COUNTERS: Final = 6
 _LINE_WORDS: Final = _LINE_BYTES // 8
-_CONFIG: Final = struct.Struct("=7Q")
 _LAYOUT: Final = struct.Struct("=15Q")
 _THREAD: Final = struct.Struct(f"=3Q10I{len(WaitState)}Q3Q2Q8I16s")
 _END: Final = struct.Struct("=4Q4I16s")
@@ -116,7 +116,7 @@ class WaitConfig(NamedTuple):
 _LATE_BEGINS: Final = WaitConfig._fields.index("late_begins")
 
 
-class WaitSettings:
+class WaitSettings(MappedWords):
     """The mapped ``struct wait_config``: changes need neither a system call nor capabilities.
 
     Args:
@@ -124,8 +124,7 @@ class WaitSettings:
     """
 
     def __init__(self, map_fd: int) -> None:
-        self._mapped = mmap.mmap(map_fd, mmap.PAGESIZE, mmap.MAP_SHARED)
-        self._words = memoryview(self._mapped)[: _CONFIG.size].cast("Q")
+        super().__init__(map_fd, len(WaitConfig._fields), writable=True)
 
     def change(self, config: WaitConfig) -> None:
         """Change the settings, and then the epoch, which starts the tracking of threads."""
@@ -139,11 +138,6 @@ class WaitSettings:
     def allow_late_begins(self, count: int) -> None:
         """Set the number of starts of ongoing waits that the next iteration may write."""
         self._words[_LATE_BEGINS] = count
-
-    def close(self) -> None:
-        """Unmap the settings."""
-        self._words.release()
-        self._mapped.close()
 
 
 class WaitThread(NamedTuple):
@@ -248,22 +242,20 @@ class WaitCounts(NamedTuple):
     begun: int
 
 
-class WaitLines:
+class WaitLines(MappedWords):
     """The mapped array of ``struct wait_line``: reads need no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
-        size = cpus * _LINE_BYTES
-        self._mapped = _map_part(map_fd, 0, size)
-        self._words = memoryview(self._mapped)[:size].cast("Q")
+        super().__init__(map_fd, cpus * _LINE_WORDS)
 
-    def copy(self) -> bytes:
+    def copy_counters(self) -> bytes:
         """Copies the counters of all CPUs."""
         lines = range(0, len(self._words), _LINE_WORDS)
         return b"".join([bytes(self._words[at : at + _COUNTERS]) for at in lines])
 
     def counts(self) -> WaitCounts:
         """Returns the sums over all CPUs."""
-        return parse_wait_counts(self.copy())
+        return parse_wait_counts(self.copy_counters())
 
     def offset_ns(self) -> int:
         """Returns the latest difference between ``CLOCK_MONOTONIC`` and the threads' clock."""
@@ -271,14 +263,9 @@ class WaitLines:
         at = max(lines, key=lambda offset: self._words[offset + 1])
         return ctypes.c_int64(self._words[at]).value
 
-    def close(self) -> None:
-        """Unmap the counters."""
-        self._words.release()
-        self._mapped.close()
-
 
 def parse_wait_counts(counters: bytes) -> WaitCounts:
-    """Sums the counters in a result of :meth:`WaitLines.copy` over all CPUs."""
+    """Sums the counters in a result of :meth:`WaitLines.copy_counters` over all CPUs."""
     words = memoryview(counters).cast("Q")
     return WaitCounts(*(sum(words[at::_COUNTERS]) for at in range(_COUNTERS)))
 

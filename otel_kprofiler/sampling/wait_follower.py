@@ -185,7 +185,7 @@ class WaitFollower:
 
     def copy(self) -> bytes:
         """Copy the programs' counters."""
-        return self._lines.copy()
+        return self._lines.copy_counters()
 
     def counts(self) -> WaitCounts:
         """Returns the programs' counters."""

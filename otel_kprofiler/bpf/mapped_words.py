@@ -1,0 +1,31 @@
+"""Maps array maps of the program into memory, so that accesses need no system call."""
+
+from __future__ import annotations
+
+import mmap
+
+
+class MappedWords:
+    """An array map with ``BPF_F_MMAPABLE``, accessed as 64-bit words.
+
+    Args:
+        map_fd: descriptor of the map.
+        count: number of words.
+        writable: whether words are also written.
+    """
+
+    def __init__(self, map_fd: int, count: int, *, writable: bool = False) -> None:
+        size = 8 * count
+        pages = -(-size // mmap.PAGESIZE)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._mapped = mmap.mmap(map_fd, pages * mmap.PAGESIZE, mmap.MAP_SHARED, access)
+        self._words = memoryview(self._mapped)[:size].cast("Q")
+
+    def copy(self) -> bytes:
+        """Copies all words."""
+        return bytes(self._words)
+
+    def close(self) -> None:
+        """Unmap the array."""
+        self._words.release()
+        self._mapped.close()
