@@ -50,6 +50,7 @@ PACKAGES = {
     "serving": Package("HTTP servers that limit connections", "errors repeats"),
     "late": Package("Loads public names of a package on first use"),
     "redact": Package("Redacts secrets in addresses and messages"),
+    "reading": Package("Reads files and streams up to a limit"),
     "text": Package("Texts for terminals and files: escapes untrusted names, counts in words"),
     "model": Package("Types that all packages share: samples, stacks, windows, accounts"),
     "elf": Package("ELF files: headers, sections, notes, identity", "errors model"),
@@ -58,7 +59,8 @@ PACKAGES = {
     ),
     "bpf": Package("The bpf(2) call, loaders, rings, BTF, the BPF programs", "errors forks model"),
     "otlp": Package(
-        "Encodes, decodes and checks OTLP profiles; does no I/O", "errors late model text version"
+        "Encodes, decodes and checks OTLP profiles; does no I/O",
+        "errors late model reading text version",
     ),
     "export": Package(
         "Sends encoded batches to receivers: queue, retry, spool, transports",
@@ -69,7 +71,7 @@ PACKAGES = {
     ),
     "symbols": Package(
         "Resolves kernel and user addresses: modules, addresses in files, functions, lines",
-        "abortable checked clock elf errors forks host late model redact stopping version",
+        "abortable checked clock elf errors forks host late model reading redact stopping version",
     ),
     "perf_data": Package(
         "Reads `perf.data` files, with the names of code that this host has",

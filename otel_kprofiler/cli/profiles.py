@@ -16,7 +16,7 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import is_pprof, parse_pprof
 from otel_kprofiler.model import Window
-from otel_kprofiler.otlp import decode_windows, read_file, refuse_negative_values
+from otel_kprofiler.otlp import decode_windows, read_file, read_stream, refuse_negative_values
 from otel_kprofiler.perf_data import MAGIC, read_perf_data
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
@@ -106,7 +106,7 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
 
 def _read(path: str) -> bytes:
     try:
-        return sys.stdin.buffer.read(_MAX_UNPACKED_BYTES) if path == _STDIN else read_file(path)
+        return read_stream(sys.stdin.buffer, path) if path == _STDIN else read_file(path)
     except OSError as error:
         raise KProfilerError(f"cannot read {path}: {error.strerror}", hint=FIX) from error
 

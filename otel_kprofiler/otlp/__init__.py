@@ -50,7 +50,12 @@ if TYPE_CHECKING:
     from otel_kprofiler.otlp.metrics import encode_metrics
     from otel_kprofiler.otlp.nameless import Nameless, NamelessFile, Naming, name_locations
     from otel_kprofiler.otlp.negative import refuse_negative_values
-    from otel_kprofiler.otlp.payloads import DamagedProfilesError, parse_payloads, read_file
+    from otel_kprofiler.otlp.payloads import (
+        DamagedProfilesError,
+        parse_payloads,
+        read_file,
+        read_stream,
+    )
     from otel_kprofiler.otlp.sample_attributes import SampleAttributes, read_sample_attributes
     from otel_kprofiler.otlp.split import divide_batch, encode_message
 
@@ -104,6 +109,7 @@ __all__ = [
     "read_file",
     "read_profiles",
     "read_sample_attributes",
+    "read_stream",
     "refuse_many_messages",
     "refuse_negative_values",
     "wire",
@@ -127,6 +133,7 @@ _LATE: Final = {
     "name_locations": "nameless",
     "parse_payloads": "payloads",
     "read_file": "payloads",
+    "read_stream": "payloads",
     "read_profiles": "decode",
     "refuse_many_messages": "message_limit",
     "refuse_negative_values": "negative",

@@ -19,6 +19,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.otlp.json_read import fill_message
 from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
+from otel_kprofiler.reading import Readable, read_up_to
 
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
@@ -167,10 +168,20 @@ def read_file(path: str) -> bytes:
         PayloadError: the file is larger than :data:`MAX_FILE_BYTES`.
     """
     with open(path, "rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
+        return read_stream(file, path)
+
+
+def read_stream(stream: Readable, name: str) -> bytes:
+    """Returns the rest of a stream of OTLP profiles; ``name`` identifies it in errors.
+
+    Raises:
+        OSError: the stream cannot be read.
+        PayloadError: the content is larger than :data:`MAX_FILE_BYTES`.
+    """
+    content = read_up_to(stream, MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise PayloadError(
-            f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="split it between messages"
+            f"{name} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="split it between messages"
         )
     return content
 

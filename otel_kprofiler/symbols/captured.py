@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 
 from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.host import create_memfd
+from otel_kprofiler.reading import read_up_to
 from otel_kprofiler.symbols.compressed import (
     COMPRESSED_SUFFIXES,
     MAX_UNPACKED_BYTES,
@@ -133,7 +134,7 @@ class CapturedFiles:
 
 def _read(local: str) -> bytes:
     with open(local, "rb") as file:
-        data = file.read(MAX_UNPACKED_BYTES + 1)
+        data = read_up_to(file, MAX_UNPACKED_BYTES + 1)
     check_size(local, len(data))
     return bytes(unpack(local, data))
 

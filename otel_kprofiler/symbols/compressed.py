@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.errors import DependencyError, KProfilerError
+from otel_kprofiler.reading import read_up_to
 
 if TYPE_CHECKING:
     import mmap
@@ -70,7 +71,7 @@ def _unpack_xz(packed: BytesIO) -> bytes:
 
 def _unpack_gzip(packed: BytesIO) -> bytes:
     with gzip.open(packed) as file:
-        return file.read(MAX_UNPACKED_BYTES + 1)
+        return read_up_to(file, MAX_UNPACKED_BYTES + 1)
 
 
 def _unpack_zstd(packed: BytesIO) -> bytes:
@@ -85,7 +86,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
     try:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
         with decompressor.stream_reader(data) as file:
-            content: bytes = file.read(MAX_UNPACKED_BYTES + 1)
+            content = read_up_to(file, MAX_UNPACKED_BYTES + 1)
         if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not report a truncated file
             whole = decompressor.decompressobj()
             whole.decompress(data)

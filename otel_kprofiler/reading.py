@@ -1,0 +1,29 @@
+"""Reads files and streams up to a limit."""
+
+from typing import Final, Protocol
+
+_CHUNK_BYTES: Final = 16 << 20
+
+
+class Readable(Protocol):
+    """A binary file or stream."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns at most ``size`` bytes; fewer, but not none, before the end."""
+        ...
+
+
+def read_up_to(stream: Readable, limit: int) -> bytes:
+    """Returns the rest of a stream, but at most ``limit`` bytes.
+
+    ``read(limit)`` of CPython's buffered readers allocates ``limit`` bytes before it reads, which
+    fails on a host with less memory, however small the file.
+
+    Raises:
+        OSError: the stream cannot be read.
+    """
+    chunks = []
+    while limit and (chunk := stream.read(min(limit, _CHUNK_BYTES))):
+        chunks.append(chunk)
+        limit -= len(chunk)
+    return b"".join(chunks)

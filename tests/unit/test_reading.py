@@ -1,0 +1,43 @@
+"""Files and streams that are read up to a limit."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from otel_kprofiler.reading import read_up_to
+
+MEMORY = 1 << 30
+
+
+class Trickle(io.BytesIO):
+    """Returns at most three bytes at once, as a pipe may."""
+
+    def read(self, size=-1, /):
+        return super().read(min(size, 3))
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 9, 10, 1000])
+@pytest.mark.parametrize("stream", [io.BytesIO, Trickle])
+def test_a_stream_is_read_up_to_the_limit(stream, limit):
+    content = b"0123456789"
+    reader = stream(content)
+    assert read_up_to(reader, limit) == content[:limit]
+    assert reader.tell() == min(limit, len(content))
+
+
+@pytest.mark.system
+def test_a_limit_above_the_hosts_memory_does_not_matter(tmp_path):
+    """A small file is read within the memory that it needs, not within that of the limit."""
+    file = tmp_path / "small"
+    file.write_bytes(b"content")
+    program = f"""
+import resource, sys
+from otel_kprofiler.reading import read_up_to
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+with open(sys.argv[1], "rb") as file:
+    print(read_up_to(file, {4 * MEMORY}))
+"""
+    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
+    assert done.stdout == "b'content'\n", done.stderr
