@@ -1,4 +1,4 @@
-"""``python -m benchmarks [TOPIC ...] [--quick]``: measure, and print one table."""
+"""``python -m benchmarks [TOPIC ...] [--quick]``: runs benchmarks and prints one table."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ TOPICS = [
 
 
 def print_rows(rows: list[Row]) -> None:
-    """Prints one line per figure; the last columns are the comparison and the goal."""
+    """Prints one line per figure, with what it is compared with, the ratio and the goal."""
     table = [("what", "measured", "beside", "ratio", "goal")]
     table += [
         (r.what, r.measured, r.beside, "" if r.ratio is None else f"{r.ratio:.3g}x", r.goal)
@@ -30,11 +30,11 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Run the benchmarks named, or all."""
+    """Runs the benchmarks named on the command line, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
     parser.add_argument(
-        "--quick", action="store_true", help="less exact, in a fraction of the time"
+        "--quick", action="store_true", help="shorter and less exact runs"
     )
     given = parser.parse_args()
     unknown = sorted(set(given.topics) - set(TOPICS))

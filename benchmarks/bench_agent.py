@@ -19,12 +19,12 @@ from benchmarks.usage import cpu_seconds
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 LOAD_START_S = 6.0
-"""Until twenty interpreters have started."""
+"""The time that the twenty interpreters of the Python load need to start, in seconds."""
 
 
 @contextlib.contextmanager
 def running(load: str, seconds: float) -> Iterator[None]:
-    """A load that runs for a fixed time: a module of benchmarks."""
+    """Runs a load for a fixed time; ``load`` is the name of a module of :mod:`benchmarks`."""
     load = subprocess.Popen([sys.executable, "-m", f"benchmarks.{load}", str(seconds)])
     try:
         yield
@@ -34,12 +34,12 @@ def running(load: str, seconds: float) -> Iterator[None]:
 
 
 def mixed_load(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """The load of :mod:`benchmarks.mixed_load`."""
+    """Runs :mod:`benchmarks.mixed_load` for a fixed time."""
     return running("mixed_load", seconds)
 
 
 class AgentRun:
-    """``otel-kprofiler run`` with one gRPC exporter, and keys of its receiver."""
+    """A run of ``otel-kprofiler run`` with one gRPC exporter and the given receiver keys."""
 
     def __init__(self, directory: str, endpoint: str, **receiver: object) -> None:
         path = os.path.join(directory, "agent.yaml")
@@ -59,7 +59,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
         )
 
     def stop(self) -> dict:
-        """End it; returns the account that it prints."""
+        """Stops the agent; returns the ``on_cpu`` counts from the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=60)
         kinds: dict = json.loads(out)["account"]
@@ -67,7 +67,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 
 
 def perf_cpu(seconds: float, rate: int) -> float | None:
-    """Share of one core that ``perf record`` uses, None if it is not installed."""
+    """Returns the share of one core that ``perf record`` uses; None if perf is not installed."""
     if shutil.which("perf") is None:
         return None
     before = os.times()
@@ -84,7 +84,7 @@ def perf_cpu(seconds: float, rate: int) -> float | None:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU and RSS by rate and stack sides, with symbols, waits, and many Python processes."""
+    """Yields the agent's CPU time, RSS and wire bytes for each case."""
     seconds = 8 if quick else 25
     kernel, both = "<= 60 / <= 25", "<= 99 / <= 34"
     for case in (
@@ -105,7 +105,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 class Case(NamedTuple):
-    """A load, receiver keys, and the goal."""
+    """A load, the agent's receiver keys, and the goals."""
 
     name: str
     receiver: Mapping[str, object]

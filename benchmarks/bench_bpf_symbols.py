@@ -37,7 +37,7 @@ def read_kallsyms() -> bytes:
 
 
 def baseline(count: int, tries: int) -> Iterator[Row]:
-    """Each way to read the symbols of this many programs, compared with all of kallsyms."""
+    """Compares each way to read the symbols of ``count`` programs with a read of all kallsyms."""
     fds = [load(number) for number in range(count)]
     known = ProgramReader()
     known.read()
@@ -59,7 +59,7 @@ def baseline(count: int, tries: int) -> Iterator[Row]:
 
 
 def churn(seconds: float, standing: int) -> Row:
-    """CPU time of this process at 1,000 loads and unloads per second, with programs loaded."""
+    """Measures CPU time at 1,000 loads and unloads/s; ``standing`` programs stay loaded."""
     fds = [load(1_000_000 + number, name="standing") for number in range(standing)]
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)

@@ -23,11 +23,11 @@ _AGENTS: Final[Mapping[str, Mapping[str, object]]] = {
     "defaults at 99 Hz": {"samples_per_second": 99},
 }
 _SETTLE_S: Final = 15.0
-"""From each agent's first request, until the symbols of running programs have been read."""
+"""The time from the agents' first requests until the symbols of running programs are read."""
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU time of each agent's process, the bytes it sends after gzip, and its memory."""
+    """Yields each agent's CPU time, the gzipped size of its requests, and its memory."""
     seconds = 15 if quick else 60
     with contextlib.ExitStack() as stack:
         stack.enter_context(mixed_load(seconds + LOAD_START_S + _SETTLE_S + 120))
@@ -41,7 +41,7 @@ def rows(quick: bool) -> Iterator[Row]:
             stack.callback(runs[name].process.kill)
         while not all(receiver.requests for receiver in receivers.values()):
             if any(run.process.poll() is not None for run in runs.values()):
-                raise RuntimeError("an agent ended before its first request")
+                raise RuntimeError("an agent exited before its first request")
             time.sleep(0.1)
         time.sleep(_SETTLE_S)
         began = {name: cpu_seconds(run.process.pid) for name, run in runs.items()}

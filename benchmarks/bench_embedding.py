@@ -1,4 +1,4 @@
-"""Embedding: the cost to a service of profiling itself."""
+"""Embedding: what it costs a service to profile itself."""
 
 import contextlib
 import gc
@@ -88,7 +88,7 @@ class Service(NamedTuple):
     pid: int
 
     def ask(self, path: str = "/", count: int = 1) -> float:
-        """Seconds for a number of requests, one after the other."""
+        """Sends ``count`` requests, one after the other; returns the seconds that they took."""
         started = time.perf_counter()
         for _ in range(count):
             connection = http.client.HTTPConnection("127.0.0.1", self.port)
@@ -100,7 +100,7 @@ class Service(NamedTuple):
 
 @contextlib.contextmanager
 def services(count: int) -> Iterator[list[Service]]:
-    """Identical services, with their profilers stopped."""
+    """Starts identical services, with their profilers stopped."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         Path(directory, "service.py").write_text(SERVICE)
         receiver = Receiver()
@@ -137,7 +137,7 @@ def services(count: int) -> Iterator[list[Service]]:
 
 
 class Cost(NamedTuple):
-    """Seconds and CPU seconds of a request, without and with profiles, and their ratios."""
+    """Seconds and CPU seconds per request, without and with the profiler, and their ratios."""
 
     seconds: tuple[float, float]
     cpu_seconds: tuple[float, float]
@@ -148,10 +148,11 @@ class Cost(NamedTuple):
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     """Measures the cost of a request with the profiler and without it.
 
-    The services are asked in turn, so that disturbances affect both; the ratio is the median over
-    adjacent requests. The sampler rests while the other service is asked, so that its interrupts on
-    all CPUs count as a cost. Service and client each have a dedicated CPU: the kernel's choice of
-    CPUs changes results by more than the effect measured.
+    The services get requests in turn, so that disturbances affect both; the ratio is the median
+    over adjacent batches of requests. The profiler is stopped while the other service handles
+    requests, so that the sampler's interrupts on all CPUs are included in the cost. Service and
+    client each have a dedicated CPU, since the kernel's choice of CPUs changes the results by more
+    than the effect to be measured.
     """
     batch = 20
     pair = plain, profiled_
@@ -165,14 +166,14 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
         for which in (0, 1) if number % 2 else (1, 0):
             service = pair[which]
             profiled_.ask("/resume" if which else "/pause")
-            service.ask(count=2)  # warms up its caches again
+            service.ask(count=2)  # warms up the service's caches again
             before = cpu_seconds(service.pid)
             took[which].append(service.ask(count=batch))
             used[which] += cpu_seconds(service.pid) - before
     profiled_.ask("/resume")
     profiled_.ask("/stop")
     for service in pair:
-        os.sched_setaffinity(service.pid, CPUS)  # later threads inherit the affinity
+        os.sched_setaffinity(service.pid, CPUS)  # threads started later inherit it
     seconds = [statistics.median(times) / batch for times in took]
     cpu = [each / rounds / batch for each in used]
     ratio = statistics.median(with_ / without for without, with_ in zip(*took, strict=True))
@@ -180,7 +181,7 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
 
 
 def requests(rounds: int) -> Iterator[Row]:
-    """Two services swap roles repeatedly, so that inherent differences cancel out."""
+    """Yields the cost per request. Two services swap roles, so that differences cancel out."""
     with services(2) as (one, other):
         os.sched_setaffinity(0, {CPUS[-1]})
         try:
@@ -212,7 +213,7 @@ def requests(rounds: int) -> Iterator[Row]:
 
 
 def change_us(first: Any, second: Any | None) -> float:
-    """Returns microseconds per context change: one attach or one detach."""
+    """Returns the microseconds per context change, which is one attach or one detach."""
     attach, detach, best = otel_context.attach, otel_context.detach, 1e9
     outer = attach(first) if second is not None else None
     inner = first if second is None else second
@@ -227,7 +228,7 @@ def change_us(first: Any, second: Any | None) -> float:
 
 
 def span_changes() -> Iterator[Row]:
-    """The current span of this thread, with its slot and without."""
+    """Yields the time to change the thread's current span, without and with a running profiler."""
     tracer = TracerProvider().get_tracer("bench")
     root = set_span_in_context(tracer.start_span("root"))
     child = set_span_in_context(tracer.start_span("child", root), root)
@@ -245,10 +246,10 @@ def span_changes() -> Iterator[Row]:
 
 
 def spans() -> Iterator[Row]:
-    """Start and end of a span, without and with the processor that notes local roots."""
+    """Yields the time to start and end a span, without and with the local-root processor."""
     plain, watched = TracerProvider(), TracerProvider()
     for provider in (plain, watched):
-        provider.add_span_processor(SpanProcessor())  # services have one, too
+        provider.add_span_processor(SpanProcessor())  # as in a service
     watched.add_span_processor(LocalRootSpanProcessor())
     request = {"http.route": "/orders/{id}", "http.request.method": "GET"}
     with profiled():
@@ -279,7 +280,7 @@ def spans() -> Iterator[Row]:
 
 @contextlib.contextmanager
 def profiled(**options: Any) -> Iterator[KernelProfiler]:
-    """This process, profiled into memory."""
+    """Profiles this process into memory during the block."""
     provider = ProfilerProvider(shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(InMemoryProfileExporter()))
     profiler = KernelProfiler(provider, **{"samples_per_second": 99, **options})
@@ -291,9 +292,10 @@ def profiled(**options: Any) -> Iterator[KernelProfiler]:
 
 
 def holds(seconds: float, rate: int) -> Iterator[Row]:
-    """CPU time of the draining thread between two points at which it releases the GIL.
+    """Yields the longest CPU time for which the draining thread holds the GIL.
 
-    Existing objects are excluded from garbage collection, whose duration depends on the service.
+    Existing objects are excluded from garbage collection, since their number depends on the
+    service.
     """
     gc.collect()
     gc.freeze()

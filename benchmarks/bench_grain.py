@@ -1,4 +1,4 @@
-"""Resource grain: series, bytes and time for a host with 500 processes, at each grain."""
+"""Resource grain: label sets, bytes and encoding time for a host with 500 processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONTAINERS: Final = 20
 SERVICES: Final = 10
 EXECUTABLES: Final = 40
 REPLACED: Final = 25
-"""Processes that end in each window, each followed by another one of the same executable."""
+"""The processes that exit in each window; a new one of the same executable follows each."""
 CPU_PAIRS: Final = 5
-"""How many times the samples of two CPUs are taken."""
+"""The number of pairs of CPUs; the recorded samples of two CPUs are repeated for each."""
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:
-    """Attributes of a process; one in ten is outside containers and services."""
+    """Returns a process's attributes; one process in ten is in no container or service."""
     executable = f"program-{number % EXECUTABLES}"
     attributes = {
         **HOST,
@@ -49,7 +49,7 @@ def make_process(number: int, incarnation: int = 0) -> Attributes:
 
 
 def make_windows(count: int) -> Iterator[Window]:
-    """Windows of a host that has the mixed load's samples, spread over all processes."""
+    """Yields windows with the samples of the mixed load, spread over all processes of a host."""
     recorded = mixed_load_window(user=False)
     taken = [sample for _, sample in recorded.samples] * CPU_PAIRS
     length = recorded.end_unix_ns - recorded.start_unix_ns
@@ -74,7 +74,7 @@ def make_windows(count: int) -> Iterator[Window]:
 
 
 def count_series(windows: Sequence[Window]) -> int:
-    """Distinct sets of labels: attributes of the Resource, and the kind."""
+    """Returns the number of distinct label sets: a Resource's attributes and the profile kind."""
     return len({
         (profile.kind.name, frozenset(group.resource.attributes.items()))
         for window in windows
@@ -84,7 +84,7 @@ def count_series(windows: Sequence[Window]) -> int:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Figures for each grain; a minute of windows, in which processes come and go."""
+    """Yields the figures for each grain, from a minute in which processes come and go."""
     windows = list(make_windows(3 if quick else 12))
     finest: dict[str, float] = {}
     for grain in Grain:

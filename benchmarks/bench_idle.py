@@ -1,8 +1,8 @@
 """CPU time and wake-ups of an agent with nothing to sample, by thread.
 
-The first cases sample one process that sleeps, and one that wakes now and then, as on an idle host,
-so that they need no quiet machine. The last one uses the defaults and is meaningful only on an idle
-host: other work adds samples.
+The first two cases sample only one process, which sleeps or wakes now and then, as on an idle host;
+they do not need a quiet machine. The last case uses the defaults and is meaningful only on an idle
+host, since other work adds samples.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
 
 SETTLE_S = 15.0
-"""Until the start's threads have ended, and the empty windows have their full length."""
+"""The time until the start-up threads have exited and empty windows have their full length."""
 GOAL = "<= 0.15 %"
 _SHOWN = 3
 _WAKING = """
@@ -32,7 +32,7 @@ while True:
 
 
 class Activity(NamedTuple):
-    """CPU seconds and wake-ups of a process since its start, by name of the thread."""
+    """CPU seconds and wake-ups of a process since its start, by thread name."""
 
     cpu_s: Counter[str]
     wakes: Counter[str]
@@ -42,7 +42,7 @@ class Activity(NamedTuple):
         """Reads the activity of a running process."""
         cpu_s, wakes = Counter[str](), Counter[str]()
         for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited
                 thread = (task / "comm").read_text().strip()
                 status = dict(
                     line.split(":\t", 1) for line in (task / "status").read_text().splitlines()
@@ -53,7 +53,7 @@ class Activity(NamedTuple):
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU and wake-ups for one process that sleeps or wakes, then for this host."""
+    """Yields CPU time and wake-ups for one process that sleeps or wakes, then for this host."""
     seconds = 20 if quick else 60
     for name, command in (
         ("a process that sleeps", ["sleep", "infinity"]),

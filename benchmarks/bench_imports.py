@@ -1,4 +1,4 @@
-"""Memory of each import, in the order in which the agent needs them."""
+"""The memory that each import adds, in the order in which the agent imports them."""
 
 import subprocess
 import sys
@@ -46,7 +46,7 @@ for step in {steps!r}:
 
 
 def measure(steps: tuple[str, ...]) -> list[tuple[int, int]]:
-    """KiB that each step adds, and the total after it."""
+    """Returns the KiB that each step adds to the memory of the process, and the total after it."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(steps=steps)],
         capture_output=True, text=True, check=True,
@@ -55,7 +55,7 @@ def measure(steps: tuple[str, ...]) -> list[tuple[int, int]]:
 
 
 def rows(_quick: bool) -> Iterator[Row]:
-    """Each step in one process, after those before it."""
+    """Yields the memory that each step adds in a process that has done the previous steps."""
     measured = measure(tuple(code for _, code in STEPS))
     for (name, _), (more, total) in zip(STEPS, measured, strict=True):
         yield Row(f"import: {name}", f"+{more / 1024:.1f} MiB", f"{total / 1024:.1f} MiB in all")

@@ -71,7 +71,7 @@ def demangle_rows(rounds: int) -> Iterator[Row]:
 
 
 def return_addresses(path: str) -> list[int]:
-    """All addresses that calls return to, minus one."""
+    """Returns the return addresses of all calls, minus one, in random order."""
     text = output("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
     result = re.findall(r"^ +([0-9a-f]+):\t(\S+)", text, re.MULTILINE)
     pairs = itertools.pairwise(result)
@@ -81,7 +81,7 @@ def return_addresses(path: str) -> list[int]:
 
 
 def line_rows(folder: str, rounds: int) -> Iterator[Row]:
-    """All inlined functions with their lines, of a program with a few dozen kilobytes of code."""
+    """Measures lines and inlined functions for a program with a few dozen kilobytes of code."""
     path = f"{folder}/program"
     output("g++", "-O2", "-g", "-o", path, str(DATA / "inlines.cc"))
     addresses = return_addresses(path)
@@ -126,7 +126,7 @@ def line_rows(folder: str, rounds: int) -> Iterator[Row]:
 
 
 def go_rows(rounds: int) -> Iterator[Row]:
-    """Lines and inlined calls of the program ``go``, in functions that are met once each."""
+    """Measures lines and inlined calls for ``go``, with one address in each function."""
     path = shutil.which("go")
     if not path:
         return

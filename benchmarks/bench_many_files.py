@@ -1,4 +1,4 @@
-"""User stacks across very many binaries, including more than fit into the table memory."""
+"""User stacks across very many binaries, and of a binary whose tables do not fit into memory."""
 
 import contextlib
 import shutil
@@ -17,7 +17,7 @@ from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.truth import costly
 
-# Works for two milliseconds in every two seconds, twenty calls deep.
+# A program that works for two milliseconds every two seconds, twenty calls deep.
 SELDOM = """
 #include <stdlib.h>
 #include <time.h>
@@ -47,13 +47,13 @@ HZ = 499
 
 
 class Found(NamedTuple):
-    """Results of a measurement: how stacks ended, and µs of program time per sample."""
+    """Results of a measurement: how stacks ended, and the BPF program's time per sample in µs."""
 
     ends: Counter[StackEnd]
     us: float
 
     def shares(self) -> str:
-        """Each end's share."""
+        """Returns the share of each stack end, as text."""
         total = max(1, self.ends.total())
         return ", ".join(
             f"{n / total:.1%} {end.name.lower()}" for end, n in self.ends.most_common()
@@ -61,7 +61,7 @@ class Found(NamedTuple):
 
 
 def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
-    """Samples programs with a name for the given time."""
+    """Samples the programs whose name begins with ``comm`` for the given time."""
     ends, until = Counter[StackEnd](), time.monotonic() + seconds
     used, taken = program_usage()[0], sampler.counts()["on_cpu"].taken
     while (left := until - time.monotonic()) > 0:
@@ -74,7 +74,7 @@ def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
 
 @contextlib.contextmanager
 def processes(commands: list[list[str]]) -> Iterator[None]:
-    """Runs commands during the block."""
+    """Runs the commands, all at once, during the block."""
     running: list[subprocess.Popen[bytes]] = []
     try:
         running += map(subprocess.Popen, commands)
@@ -87,7 +87,7 @@ def processes(commands: list[list[str]]) -> Iterator[None]:
 
 
 def open_sampler(**settings: int) -> EbpfSampler:
-    """A running sampler of user stacks."""
+    """Starts a sampler that takes user stacks."""
     sampler = EbpfSampler(
         SamplerConfig(samples_per_second=HZ, stacks="user", **settings)  # type: ignore[arg-type]
     )
@@ -96,7 +96,7 @@ def open_sampler(**settings: int) -> EbpfSampler:
 
 
 def thousand(folder: Path, quick: bool) -> Iterator[Row]:
-    """One process of a binary, then many processes of a binary each."""
+    """Samples one process, then many processes that each run a different binary."""
     count, warm_s, seconds = (200, 6.0, 5.0) if quick else (1000, 20.0, 15.0)
     first = folder / "seldom"
     compiler = ["gcc", "-x", "c", "-O1", "-o", str(first), "-"]
@@ -134,7 +134,7 @@ def thousand(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def too_small(folder: Path, quick: bool) -> Iterator[Row]:
-    """Uses a fifth of the memory that one program's tables need."""
+    """Samples a program with enough memory for its tables, then with a fifth of their size."""
     command = costly.build(folder, "short entries", files=12, entries=25_000)
     with processes([command]):
         for megabytes in (64, 2):

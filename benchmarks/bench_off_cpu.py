@@ -1,4 +1,4 @@
-"""Off-CPU time: the cost of following every context switch, with totals only and with samples."""
+"""Off-CPU time: the cost of tracing every context switch, for totals only and with samples."""
 
 import contextlib
 import ctypes
@@ -44,7 +44,7 @@ SWITCHES = ["stress-ng", "--switch", "0", "--metrics-brief", "-t"]
 
 @contextlib.contextmanager
 def following(off_cpu: OffCpuConfig | None) -> Iterator[EbpfSampler | None]:
-    """Samples only off-CPU time, drained as in the agent."""
+    """Samples only off-CPU time during the block, and drains the sampler as the agent does."""
     if off_cpu is None:
         yield None
         return
@@ -68,7 +68,7 @@ def following(off_cpu: OffCpuConfig | None) -> Iterator[EbpfSampler | None]:
 
 @contextlib.contextmanager
 def empty_program() -> Iterator[None]:
-    """A program that does nothing at every switch: the minimum cost of a program there."""
+    """Attaches an empty program to context switches, to measure the minimum cost of any program."""
     code, licence = ctypes.create_string_buffer(EMPTY), ctypes.create_string_buffer(b"GPL")
     attributes = (ctypes.c_uint64 * 3)(
         PROG_TYPE_RAW_TRACEPOINT | len(EMPTY) // 8 << 32,
@@ -90,7 +90,7 @@ def empty_program() -> Iterator[None]:
 
 @contextlib.contextmanager
 def perf_record() -> Iterator[None]:
-    """perf, as it records each switch with its kernel stack; it needs tracefs."""
+    """Runs ``perf record``, which records each switch with its kernel stack. Needs tracefs."""
     command = ["perf", "record", "-q", "-e", "sched:sched_switch", "-a", "-g", "-o", "/dev/null"]
     perf = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -101,14 +101,14 @@ def perf_record() -> Iterator[None]:
 
 
 def ping_pong(seconds: float) -> float:
-    """Context switches per second of two processes that pass a byte through pipes, on one CPU."""
+    """Returns the context switches per second of two processes that pass a byte, on one CPU."""
     pin = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
     command = [*pin, sys.executable, "-S", "-c", PING_PONG, str(seconds)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def stress(seconds: float) -> float:
-    """Context switches per second of stress-ng on all CPUs."""
+    """Returns the context switches per second of stress-ng on all CPUs."""
     command = [*SWITCHES, str(max(1, round(seconds)))]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(x for x in (result.stdout + result.stderr).splitlines() if "switch  " in x)
@@ -116,7 +116,7 @@ def stress(seconds: float) -> float:
 
 
 def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
-    """Nanoseconds per program run at a switch, from the kernel's statistics."""
+    """Returns the program's mean run time at a switch in ns, from the kernel's statistics."""
     before = STATS.read_text()
     STATS.write_text("1")
     try:
@@ -161,7 +161,7 @@ def rows(quick: bool) -> Iterator[Row]:
             for name, (off_cpu, _) in settings.items():
                 with following(off_cpu):
                     if off_cpu.samples_per_second:
-                        measure(settling)  # until the sampling rate has settled
+                        measure(settling)  # until the adaptive rate has settled
                     ratios[name].append(measure(seconds) / plain[-1])
         floor, without = statistics.median(empty), statistics.median(plain)
         yield Row(f"empty program: {load}", f"{floor * without:.0f} switches/s",

@@ -38,10 +38,10 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 
 DATA = Path(__file__).parent.parent / "tests/data/otlp/mixed-load.txt.xz"
-"""Five seconds of perf at 99 Hz on two CPUs under a mixed load.
+"""A recording by perf: five seconds at 99 Hz on two CPUs under a mixed load.
 
-First the frames (``k RVA NAME`` or ``u OFFSET FILE``), then the samples: nanoseconds since
-the one before, CPU, process, thread minus process, indices of frames, thread name.
+First come the frames (``k RVA NAME`` or ``u OFFSET FILE``), then the samples: nanoseconds since the
+previous sample, CPU, process id, thread id minus process id, indices of frames, thread name.
 """
 
 START_NS = 1_750_000_000_123_456_789
@@ -64,7 +64,7 @@ HOST: Attributes = {
 
 
 def mixed_load_window(*, user: bool) -> Window:
-    """The recorded samples as one window; user frames get addresses as if placed at random."""
+    """Returns the recorded samples as one window; user frames get random-looking addresses."""
     with lzma.open(DATA, "rt") as file:
         frame_lines, sample_lines = file.read().split("\n\n")
     rows = [line.split(" ", 2) for line in frame_lines.split("\n")]
@@ -142,7 +142,7 @@ def mixed_load_window(*, user: bool) -> Window:
 
 
 def best_of(runs: int, work: Callable[[], object]) -> float:
-    """CPU seconds of the fastest run."""
+    """Returns the CPU seconds of the fastest run."""
     times = []
     for _ in range(runs):
         start = time.process_time()
@@ -152,20 +152,20 @@ def best_of(runs: int, work: Callable[[], object]) -> float:
 
 
 GO_BYTES = {"raw": 110, "gzip": 38}
-"""Bytes that opentelemetry-ebpf-profiler needs for a sample with kernel and user stack."""
+"""The bytes per sample that opentelemetry-ebpf-profiler needs for kernel and user stacks."""
 
 KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
-"""The goal for kernel stacks alone."""
+"""The goal for samples with only a kernel stack, in bytes per sample."""
 
 
 def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE) -> dict[str, int]:
-    """Bytes of the window's request, uncompressed and compressed."""
+    """Returns the size of the window's request in bytes, uncompressed and compressed."""
     payload = encode_window(window, attributes=attributes).batches[0].payload
     return {"raw": len(payload), "gzip": len(gzip.compress(payload, 6))}
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Figures of one window: kernel stacks only, then both sides."""
+    """Yields the figures of one window with kernel stacks only, then with both sides."""
     runs = 5 if quick else 25
     for user in (False, True):
         window = mixed_load_window(user=user)
@@ -208,7 +208,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def like_peer(window: Window) -> Window:
-    """The same window with the resource attributes that opentelemetry-ebpf-profiler sends."""
+    """Returns the window with only the resource attributes that the other profiler sends."""
     keys = ("process.pid", "process.executable.name", "process.executable.path")
     (profile,) = window.profiles
     groups = [
@@ -221,7 +221,7 @@ def like_peer(window: Window) -> Window:
 
 
 def one_process(window: Window) -> Window:
-    """The same samples, all attributed to the first resource."""
+    """Returns the window with all samples attributed to the first resource."""
     (profile,) = window.profiles
     group = ResourceSamples(profile.resources[0].resource, [one for _, one in profile.samples])
     return replace(window, profiles=[replace(profile, resources=[group])])

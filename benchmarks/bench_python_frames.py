@@ -1,4 +1,4 @@
-"""CPython frames: the cost of reading them in the interrupt, and the bytes of descriptions."""
+"""CPython frames: the cost of reading them in the interrupt, and the size of descriptions."""
 
 import contextlib
 import gc
@@ -26,7 +26,7 @@ _RING_HEADER, _DESCRIPTION_BYTES, _PIECE_HEADER, _PIECE_BYTES = 8, 56, 16, 4096
 
 
 class Cost(NamedTuple):
-    """The BPF program's cost over a measurement."""
+    """The run time of the BPF program, and its samples, during a measurement."""
 
     run_ns: int
     taken: int
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
 
 def work(depth: int, going: threading.Event) -> None:
-    """Work in the kernel at the end of a chain of calls."""
+    """Recurses ``depth`` times, then works in the kernel until the event is set."""
     if depth:
         work(depth - 1, going)
         return
@@ -46,12 +46,12 @@ def work(depth: int, going: threading.Event) -> None:
 
 @contextlib.contextmanager
 def working(depth: int, cpu: int) -> Iterator[None]:
-    """A thread on one CPU that spends most time in the kernel, at the given call depth."""
+    """Runs a thread on one CPU that spends most of its time in the kernel, ``depth`` calls deep."""
     stop = threading.Event()
 
     def pinned() -> None:
         os.sched_setaffinity(0, (cpu,))
-        work(depth - 4, stop)  # without Thread's three functions, and this one
+        work(depth - 4, stop)  # less three functions of Thread, and this one
 
     thread = threading.Thread(target=pinned)
     thread.start()
@@ -63,7 +63,7 @@ def working(depth: int, cpu: int) -> Iterator[None]:
 
 
 def measure(rate: int, limit: int, cpu: int, seconds: float) -> Cost:
-    """Sample this process on one CPU, once its code objects are described."""
+    """Samples this process on one CPU, after its code objects have been described."""
     own = open_own()
     config = SamplerConfig(
         samples_per_second=rate,
@@ -104,12 +104,12 @@ def _drain(sampler: EbpfSampler, seconds: float) -> None:
 
 
 def total(costs: list[Cost]) -> Cost:
-    """The sum of rounds."""
+    """Returns the sum of the costs of all rounds."""
     return Cost(*(sum(values) for values in zip(*costs, strict=True)))
 
 
 def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
-    """Measures without Python frames and with them, alternately."""
+    """Measures the cost without and with Python frames, in alternating rounds."""
     cpu = max(os.sched_getaffinity(0))
     results: dict[int, list[Cost]] = {0: [], LIMIT: []}
     with working(depth, cpu):
@@ -120,13 +120,13 @@ def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
 
 
 def code_objects() -> list[CodeType]:
-    """The code objects of all functions in this process."""
+    """Returns the code objects of all functions in this process."""
     functions = (one for one in gc.get_objects() if isinstance(one, FunctionType))
     return list({function.__code__ for function in functions})
 
 
 def description_bytes(code: CodeType) -> int:
-    """Returns the size of its description in the ring; its text is ASCII."""
+    """Returns the size of a code object's description in the ring, if its names are ASCII."""
     size = _DESCRIPTION_BYTES + len(code.co_filename) + len(code.co_qualname)
     pieces = -(-len(code.co_linetable) // _PIECE_BYTES)
     heads = (1 + pieces) * _RING_HEADER + pieces * _PIECE_HEADER

@@ -1,4 +1,4 @@
-"""Cost of a sample in the agent: replays a recording of a steady load.
+"""Cost per sample in the agent: replays a recording of a steady load.
 
 ``RECORDING=FILE`` replays a file written by ``record --raw FILE``, so that two trees measure the
 same samples: ``RECORDING=steady.raw python -m benchmarks.compare BASE replay``.
@@ -24,11 +24,11 @@ from otel_kprofiler.recording import Recording
 
 WINDOW_NS = 5_000_000_000
 WINDOWS = 6
-"""The first one is not measured: it has the start, and fills caches."""
+"""The number of windows. The first, with start-up and empty caches, is not measured."""
 
 
 class Costs(NamedTuple):
-    """CPU time and samples of all windows but the first."""
+    """CPU time and number of samples of all windows but the first."""
 
     resolving_s: float
     encoding_s: float
@@ -36,7 +36,7 @@ class Costs(NamedTuple):
 
 
 def record(path: str, seconds: float) -> None:
-    """Record whole stacks with names of the load of :mod:`benchmarks.peer`, and of nothing else."""
+    """Records named kernel and user stacks of only the processes of the steady load."""
     with user_load(seconds + 30, without={"node"}) as pids:
         time.sleep(5)  # until the load's program has been compiled
         command = [sys.executable, "-m", "otel_kprofiler", "record", "-d", f"{seconds}s"]
@@ -49,7 +49,7 @@ def record(path: str, seconds: float) -> None:
 
 
 def measure(path: str) -> Costs:
-    """Replay once, with the garbage collector as in the agent."""
+    """Replays the recording once, with the garbage collector set up as in the agent."""
     settle()
     ends: list[tuple[float, float, int]] = []
 
@@ -66,7 +66,7 @@ def measure(path: str) -> Costs:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Medians, by stage."""
+    """Yields the median CPU time per sample of each stage."""
     path = os.environ.get("RECORDING")
     with tempfile.TemporaryDirectory() as directory:
         if path is None:

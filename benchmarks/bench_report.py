@@ -20,7 +20,7 @@ _WINDOW_NS = 5_000_000_000
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Seconds of CPU time; with garbage collection off, as in the command."""
+    """Yields seconds of CPU time, with garbage collection disabled as in the command."""
     window = mixed_load_window(user=True)
     count = SAMPLES // (10 if quick else 1) // window.sample_count
     (write,) = (row.write for row in FORMATS if row.name == "otlp")
@@ -43,7 +43,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def _later(window: Window, number: int) -> Window:
-    """The same samples in a later window."""
+    """Returns the window with its samples ``number`` windows later."""
     shift = number * _WINDOW_NS
 
     def later(profile: Profile) -> Profile:

@@ -15,7 +15,7 @@ NEW_STACKS = 200
 
 
 def least_us(ask: Callable[[], Any], runs: int) -> float:
-    """The shortest of some runs in microseconds."""
+    """Returns the shortest of several runs in microseconds."""
     times = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -25,7 +25,7 @@ def least_us(ask: Callable[[], Any], runs: int) -> float:
 
 
 def stacks() -> list[list[int]]:
-    """Random addresses in the code of this process, as many as deep stacks have."""
+    """Returns stacks of random code addresses of this process, as long as deep real stacks."""
     rng = random.Random(1)
     code = [
         mapping

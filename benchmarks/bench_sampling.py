@@ -18,7 +18,7 @@ LOAD = "while True: open('/proc/stat').read()"
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """All CPUs busy, half in the kernel."""
+    """Keeps all CPUs busy during the block, half of the time in the kernel."""
     load = [
         subprocess.Popen([sys.executable, "-S", "-c", LOAD]) for _ in range(os.cpu_count() or 1)
     ]
@@ -31,7 +31,7 @@ def busy() -> Iterator[None]:
 
 
 def first_sample_s() -> tuple[float, float]:
-    """Seconds until ``start`` returns and until the first sample is drained, at 99 Hz."""
+    """Returns the seconds until ``start`` returns and until the first drained sample, at 99 Hz."""
     started = time.monotonic()
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()
@@ -44,7 +44,7 @@ def first_sample_s() -> tuple[float, float]:
 
 
 def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
-    """Samples taken and lost, CPU seconds of ``drain``, and bytes per sample, both stacks."""
+    """Returns samples taken and lost, CPU seconds of ``drain``, and bytes per sample."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, stacks="both"))
     sampler.start()
     cpu, size, end = 0.0, 0, time.monotonic() + seconds
@@ -62,7 +62,7 @@ def drained(rate: int, seconds: float) -> tuple[int, int, float, float]:
 
 
 def decoding_us() -> tuple[float, float]:
-    """Microseconds per record: a bare walk of the bytes, and ``parse_records``."""
+    """Returns µs per record for a bare walk over the records, and for ``parse_records``."""
     record = struct.pack(
         "<QQQQQQQIIHHhhh6x16s", 1, 2, 3, 0, 0, 0, 1, 4, 5, 0, 1, 96, 160, -32768, b"comm"
     )

@@ -51,7 +51,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def table_rows(path: str, kernel: str) -> Iterator[Row]:
-    """Memory of all tables, and the time to look up an uncached address."""
+    """Yields the memory of all symbol tables, and the time to look up an uncached address."""
     gc.collect()
     tracemalloc.start()
     parsed = parse_kallsyms(read_pieces(os.open(path, os.O_RDONLY)))
@@ -75,7 +75,7 @@ def table_rows(path: str, kernel: str) -> Iterator[Row]:
 
 
 def microseconds_each(run: Callable[[int], object], values: list[int], rounds: int) -> float:
-    """Best of several rounds, the cost of the loop included."""
+    """Returns the µs per value in the fastest of several rounds, including the loop itself."""
     best = min(seconds(lambda: [run(value) for value in values]) for _ in range(rounds))
     return best / len(values) * 1e6
 

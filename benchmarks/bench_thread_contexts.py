@@ -1,4 +1,4 @@
-"""Thread contexts: the time that reading adds to a sample, and publishing to a span change."""
+"""Thread contexts: the cost of reading one per sample, and of publishing it per span change."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.thread_contexts import NODEJS_SCHEMA, SOURCES, build, compile_with, write_payload
 
 NODEJS: Final = "nodejs"
-"""A heap as V8 has it, with two entries in the bucket."""
+"""A program whose heap is laid out as V8 does it, with two entries in the hash bucket."""
 GO: Final = "Go"
-"""A goroutine with three labels."""
+"""A Go program whose goroutine has three labels."""
 MODELS: Final = ("local_exec", "descriptor", "opened_descriptor", NODEJS, GO)
 STATES: Final = ("nobody publishes", "another process publishes", "it publishes")
 LATEST_S: Final = 30.0
 GOAL_NS: Final = 300
 GOAL_OF_CHANGES_NS: Final = 200
 GOAL_OF_SWITCHES_NS: Final = 400
-"""Goal for threads that enter and leave contexts."""
+"""The goal for a switch between contexts (``Context.run``, greenlets), in nanoseconds."""
 
 
 class _Place:
-    """Records the arguments with which the program is registered."""
+    """A reader that only records the arguments of ``register``."""
 
     words: tuple[int, int, int, ContextPlace] | None = None
 
@@ -66,7 +66,7 @@ def _find_place(sampler: EbpfSampler) -> tuple[int, int, int, ContextPlace]:
 
 
 def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
-    """Start a program in one context, named ``program``."""
+    """Starts a process named ``program`` that publishes one thread context."""
     words: list[Path | str]
     if model == NODEJS:
         program = directory / "program"
@@ -85,7 +85,7 @@ def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Measures the nanoseconds of a program run, with each state in turn."""
+    """Measures the nanoseconds per run of the BPF program in each state, in turn."""
     with tempfile.TemporaryDirectory() as directory, program_times():
         process = _start(model, Path(directory))
         config = SamplerConfig(
@@ -118,7 +118,7 @@ def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
 
 
 def _measure_changes(rounds: int) -> Iterator[Row]:
-    """Measures changes of context in Python services that publish their spans."""
+    """Measures the cost of context changes in Python processes that publish their spans."""
     command = [sys.executable, "-m", "benchmarks.span_changes"]
     runs = [json.loads(subprocess.check_output(command)) for _ in range(rounds)]
     for kind in runs[0]:

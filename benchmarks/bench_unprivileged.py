@@ -1,4 +1,4 @@
-"""Measures what a user without capabilities could record, compared with ``record``.
+"""Compares the samples that a user without capabilities can take with those of ``record``.
 
 With ``perf_event_paranoid`` at 2 the kernel samples a user's processes in user mode only, with
 frame-pointer call chains.
@@ -45,18 +45,18 @@ _RECORD_SAMPLE: Final = struct.pack("=I", 9)
 _DATA_HEAD: Final = 1024
 _RING_BYTES: Final = 256 * mmap.PAGESIZE
 _NEAR_BYTES: Final = 256
-"""The function that calls main() has no exported name; it stands beside ``__libc_start_main``."""
+"""The caller of main() has no exported name, but lies this close to ``__libc_start_main``."""
 
 
 class Seen(NamedTuple):
-    """Samples of a process, and how many have a complete user stack."""
+    """The samples of a process, and how many of them have a complete user stack."""
 
     samples: int
     whole: int
 
 
 def see_without_capabilities(pid: int, seconds: float) -> Seen:
-    """Samples a process through perf events only, as its owner."""
+    """Samples a process with perf events only, as the user who owns it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -108,21 +108,21 @@ def _find_caller_of_main(pid: int) -> range:
 
 
 def _find_libc(process: str) -> int:
-    """Returns where a process has the first mapping of libc."""
+    """Returns the start address of a process's first mapping of libc."""
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     return next(int(line.partition("-")[0], 16) for line in lines if "/libc.so" in line)
 
 
 def _take(ring: mmap.mmap, tail: int) -> bytes:
-    """Returns the record at a position of the ring, which may continue at its beginning."""
+    """Returns the record at a position in the ring; it may wrap around to the ring's start."""
     at = mmap.PAGESIZE + tail % _RING_BYTES
-    (size,) = struct.unpack_from("=H", ring, at + 6)  # records are aligned to 8 bytes
+    (size,) = struct.unpack_from("=H", ring, at + 6)  # records are 8-byte aligned
     first = ring[at : at + size]
     return first + ring[mmap.PAGESIZE : mmap.PAGESIZE + size - len(first)]
 
 
 def see_with_capabilities(pid: int, seconds: float) -> Seen:
-    """Sample a process as ``record`` does."""
+    """Samples a process as ``record`` does."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both", target_pids=(pid,)))
     sampler.start()
     try:
@@ -140,7 +140,7 @@ def share_in_kernel(pid: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """For each load: time invisible to perf events, and complete stacks with both methods."""
+    """Yields each load's time hidden from perf events, and its complete stacks by both methods."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

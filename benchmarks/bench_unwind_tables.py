@@ -1,4 +1,4 @@
-"""Unwind tables: cost per file, and a storm of new binaries during sampling."""
+"""Unwind tables: the cost per file, and of many new binaries in quick succession."""
 
 import contextlib
 import mmap
@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """CPU milliseconds to validate and copy a file's tables, of the copy alone, and bytes."""
+    """Returns CPU ms to validate and copy a file's tables, and to copy them; and their bytes."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:
@@ -69,7 +69,7 @@ def load(path: str) -> tuple[float, float, int]:
 
 
 def mapping_of(path: str) -> tuple[int, int]:
-    """The executable mapping of a file in this process: start and end."""
+    """Returns start and end of this process's executable mapping of a file."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         line = next(line for line in maps if line.rstrip().endswith(path) and "r-xs" in line)
     start, end = line.split()[0].split("-")
@@ -77,7 +77,7 @@ def mapping_of(path: str) -> tuple[int, int]:
 
 
 class Ready(NamedTuple):
-    """Seconds until the program can use a file's tables; resident bytes before and after."""
+    """Seconds until the BPF program can use a file's tables; resident bytes before and after."""
 
     seconds: float
     before: int
@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Request a file as the program does, each time as a new file; returns the median."""
+    """Requests a file as the BPF program does, five times as a new file; returns the median."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
@@ -116,7 +116,7 @@ def ready(path: str, store: TableStore) -> Ready:
 
 
 def index_ms(path: str) -> tuple[float, int]:
-    """Milliseconds until a file's search table is built in a child process, and its entries."""
+    """Returns the ms in which a child builds a file's search table, and the number of entries."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         frames = find_section(source, read_elf(source), b".eh_frame")
@@ -126,7 +126,7 @@ def index_ms(path: str) -> tuple[float, int]:
 
 
 def storm(seconds: float) -> Iterator[Row]:
-    """New binaries, each for 20 ms, while every CPU is sampled; then the same binaries again."""
+    """Runs 50 new binaries a second while all CPUs are sampled; then the same binaries again."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         first = os.path.join(folder, "program")

@@ -1,4 +1,4 @@
-"""User stacks: their cost in the interrupt, how many are complete, and the ticks they miss."""
+"""User stacks: their cost in the interrupt, the share of complete ones, and missed ticks."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 ROUNDS = 4
 WARM_UP_S = 3.0
 SETTLE_S = 10.0
-_ENABLE_STATS = 32  # BPF_ENABLE_STATS, with a attribute: BPF_STATS_RUN_TIME = 0
+_ENABLE_STATS = 32  # BPF_ENABLE_STATS; its attribute is BPF_STATS_RUN_TIME, which is 0
 _PERF_EVENT = 7  # BPF_PROG_TYPE_PERF_EVENT
 
 
@@ -37,7 +37,7 @@ WAYS = (
 
 
 class Totals:
-    """The counts of all rounds of one method."""
+    """Sums of the counts of all rounds of one method."""
 
     def __init__(self) -> None:
         self.taken = self.missed = self.whole = self.cut = self.run_ns = self.runs = 0
@@ -46,7 +46,7 @@ class Totals:
 
 @contextlib.contextmanager
 def program_times() -> Iterator[None]:
-    """Measures the run time of BPF programs while the context is open. Needs CAP_SYS_ADMIN."""
+    """Enables the kernel's run-time statistics of BPF programs. Needs CAP_SYS_ADMIN."""
     fd = bpf_call(_ENABLE_STATS, ctypes.c_uint32(0))
     try:
         yield
@@ -55,7 +55,7 @@ def program_times() -> Iterator[None]:
 
 
 def program_usage() -> tuple[int, int]:
-    """Nanoseconds and runs of the program of the one sampler in this process."""
+    """Returns run time (ns) and runs of the perf-event program that ran longest in this process."""
     results = []
     for name in os.listdir("/proc/self/fdinfo"):
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{name}", encoding="ascii") as f:
@@ -66,7 +66,7 @@ def program_usage() -> tuple[int, int]:
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
-    """Samples for the given time after tables were loaded, and adds to the totals."""
+    """Samples for the given time after a warm-up that loads tables; adds to the totals."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:
@@ -91,7 +91,7 @@ def _empty(counts) -> int:
 
 
 def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
-    """Drains a sampler for a number of seconds; returns the ends of user stacks."""
+    """Drains a sampler for a number of seconds; returns how often user stacks ended in each way."""
     statuses, until = Counter[int](), time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         sampler.wait(min(left, 0.25))
@@ -101,7 +101,7 @@ def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
 
 
 def cut_off(seconds: float) -> Row:
-    """The share of user stacks truncated although tables were loaded, by cause."""
+    """Measures the share of user stacks truncated although tables were loaded, by cause."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=99, stacks="both"))
     sampler.start()
     try:
@@ -120,7 +120,7 @@ def cut_off(seconds: float) -> Row:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """All methods in turn, at two rates, so that other load affects all alike."""
+    """Measures all methods at two rates, in turn, so that other load affects all alike."""
     with mixed_load(1000):
         yield cut_off(10 if quick else 60)
     rounds, seconds = (2, 3.0) if quick else (ROUNDS, 6.0)

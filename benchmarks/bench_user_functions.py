@@ -1,4 +1,4 @@
-"""Functions of user files: time to load, time per lookup, memory; compared with libraries."""
+"""Functions of user files: load time, lookup time and memory, compared with libraries."""
 
 import gc
 import importlib
@@ -26,14 +26,14 @@ LOOKUPS = 20_000
 
 
 def ours(path: str) -> FunctionTable:
-    """Names, stubs and bounds of all functions."""
+    """Reads the names, stubs and bounds of all functions."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         return read_functions(source, read_elf(source))
 
 
 def by_pyelftools(path: str) -> list[tuple[int, int, str]]:
-    """Names only: no stubs, no bounds."""
+    """Reads only the symbols, without stubs or missing bounds."""
     with open(path, "rb") as file:
         elf = ELFFile(file)
         table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
@@ -45,13 +45,13 @@ def by_pyelftools(path: str) -> list[tuple[int, int, str]]:
 
 
 def by_symbolic(path: str) -> Any:
-    """Names only, with any available DWARF."""
+    """Builds symbolic's table from symbols, and from DWARF if available."""
     debuginfo = importlib.import_module("symbolic.debuginfo")
     return next(iter(debuginfo.Archive.open(path).iter_objects())).make_symcache()
 
 
 def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
-    """The shortest of several runs in milliseconds, without collecting unrelated garbage."""
+    """Returns the shortest of several runs in ms; unrelated garbage is collected before each."""
     times = []
     for _ in range(runs):
         gc.collect()
@@ -62,7 +62,7 @@ def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
 
 
 def each_us(lookup: Callable[[int], Any], addresses: list[int]) -> float:
-    """Microseconds per lookup."""
+    """Returns the microseconds per lookup."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -73,7 +73,7 @@ def each_us(lookup: Callable[[int], Any], addresses: list[int]) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """One row for each figure of each file."""
+    """Yields one row for each figure of each file."""
     runs = 3 if quick else 15
     for path in filter(os.path.exists, FILES):
         name = os.path.basename(path)

@@ -1,4 +1,4 @@
-"""Share of named user frames, in a mixed load and in a service under gunicorn."""
+"""The share of named user frames, in a mixed load and in a service under gunicorn."""
 
 import contextlib
 import http.client
@@ -44,7 +44,7 @@ _SHT_SYMTAB = 2
 
 @contextlib.contextmanager
 def service(_: float) -> Iterator[list[int]]:
-    """The processes of a service with two workers under continuous requests."""
+    """Runs a service with two workers under continuous requests; yields its process ids."""
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as own:
         Path(directory, "service.py").write_text(SERVICE)
         port = own.getsockname()[1]
@@ -74,14 +74,14 @@ def service(_: float) -> Iterator[list[int]]:
 def _ask(port: int, stop: threading.Event) -> None:
     while not stop.is_set():
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        with contextlib.suppress(OSError, http.client.HTTPException):  # it starts or ends
+        with contextlib.suppress(OSError, http.client.HTTPException):  # starting or stopping
             connection.request("GET", "/")
             connection.getresponse().read()
         connection.close()
 
 
 def record(seconds: float, pids: list[int]) -> list[tuple[Frame, int]]:
-    """User frames of this host or some processes, with their number of samples, by ``record``."""
+    """Runs ``record`` on this host or on some processes; returns user frames with their weights."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "profile.otlp")
         command = [sys.executable, "-m", "otel_kprofiler", "record", "--stacks", "both"]
@@ -97,7 +97,7 @@ def record(seconds: float, pids: list[int]) -> list[tuple[Frame, int]]:
 
 
 def files_with_symbols() -> set[BuildId]:
-    """Returns the mapped files that have ``.symtab``, or a debug file."""
+    """Returns the build ids of mapped files that have ``.symtab`` or a debug file."""
     paths = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ def files_with_symbols() -> set[BuildId]:
 
 
 def _find_symbols(path: str) -> BuildId | None:
-    """The build id of a file with symbols."""
+    """Returns a file's build id if the file has ``.symtab`` or a debug file, else None."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         elf = read_elf(source)
@@ -126,7 +126,7 @@ LOADS: dict[str, Load] = {"mixed load": mixed_load, "gunicorn": service}
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The share of named frames, and why the others have no name."""
+    """Yields the share of named frames, and why the other frames have no name."""
     seconds = 5.0 if quick else 15.0
     for name, load in LOADS.items():
         with load(seconds + 20) as pids:

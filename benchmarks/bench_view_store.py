@@ -1,8 +1,8 @@
 """The `view` store: an hour at 99 samples per second on two CPUs, with 20,000 distinct stacks.
 
-Compared with a bare table of samples in SQLite, and in DuckDB if installed: the cost of adding
-five-second batches, and of reading a minute and the hour grouped by equal samples. Each runs in a
-separate process, whose memory is measured.
+The store is compared with a bare table of samples in SQLite, and in DuckDB if installed. Measured
+are the cost of adding five-second batches and of reading a minute and the hour, grouped by equal
+samples. Each engine runs in a separate process, whose memory is measured.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WHERE time_ns >= {start} AND time_ns < {end} GROUP BY ALL
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """CPU seconds, and memory at its highest."""
+    """Yields the CPU seconds and the peak memory of each engine."""
     seconds = 600 if quick else 3600
     engines = ["store", "sqlite", *(["duckdb"] if find_spec("duckdb") else [])]
     measured = {engine: _run(engine, seconds) for engine in engines}
@@ -101,7 +101,7 @@ def _store(path: str, start: int, end: int) -> dict[str, float]:
 
 
 def _maker() -> Callable[[int], Window]:
-    """Returns a maker of windows: few stacks are frequent, most are seen now and then."""
+    """Returns a function that makes windows, in which few stacks are frequent and most are rare."""
     choose = random.Random(1)
     modules = [
         Module(f"lib{number}.so", ModuleKind.USER, None, FileId(""), 0) for number in range(50)
@@ -170,7 +170,7 @@ def _duckdb(path: str, start: int, end: int) -> dict[str, float]:
     database = duckdb.connect(path, config={"threads": 1, "memory_limit": "100MB"})
     database.execute(f"{_SCHEMA})")
 
-    def add(part: _Part) -> None:  # the fastest way without Arrow or pandas
+    def add(part: _Part) -> None:  # the fastest insert without Arrow or pandas
         values = ",".join(map(str, part))
         database.execute(f"INSERT INTO samples VALUES {values}")
 

@@ -1,4 +1,4 @@
-"""One user stack walk: cost per sample and frame, against the kernel's frame-pointer walk."""
+"""Walks of user stacks: cost per sample and frame, compared with the kernel's own walk."""
 
 import contextlib
 import statistics
@@ -32,7 +32,7 @@ HZ = 499
 
 @contextlib.contextmanager
 def programs(folder: Path) -> Iterator[dict[str, int]]:
-    """Process ids of running programs, by description."""
+    """Runs the programs during the block; yields their process ids by description."""
     compiled = str(folder / "chain")
     options = ["-O1", "-fno-omit-frame-pointer", "-x", "c", "-", "-o", compiled]
     subprocess.run(["gcc", *options], input=CHAIN, text=True, check=True)
@@ -51,7 +51,7 @@ def programs(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def whole(dumper: Dumps, pid: int, count: int) -> list[StackDump]:
-    """Complete stacks, once the tables are loaded."""
+    """Returns dumps of complete stacks, taken after the tables were loaded."""
     while any(sample.stack.end is StackEnd.PENDING for sample in dumper.take(pid, HZ, 20)):
         pass
     result = dumper.take(pid, HZ, count)
@@ -63,7 +63,7 @@ def cost(
     time_ns: Callable[[StackDump], int],
     frames: Callable[[StackDump], int],
 ) -> tuple[float, float, float]:
-    """Returns the cost of walks: median in µs, mean of the frames, and ns per frame."""
+    """Returns the median time of a walk in µs, the mean number of frames, and the ns per frame."""
     mean = statistics.mean(map(frames, dumps))
     return (
         statistics.median(map(time_ns, dumps)) / 1e3,
@@ -73,7 +73,7 @@ def cost(
 
 
 def forced(folder: Path, built: Path, count: int) -> Iterator[Row]:
-    """Walks as long as the work limit allows."""
+    """Measures the longest walks that the work limit allows."""
     limits = Limits(1 << 30, 1 << 28)
     for kind in costly.KINDS:
         with contextlib.ExitStack() as stack:

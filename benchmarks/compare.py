@@ -1,7 +1,7 @@
 """``python -m benchmarks.compare BASE [TOPIC ...]``: compares this checkout with another commit.
 
-Compares the output of both for one recording, then measures each topic on them alternately, so that
-other load on the machine affects both alike.
+First compares the payloads that both encode from one recording. Then measures each topic on both in
+turn, so that other load on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 class Side(NamedTuple):
-    """One of the two trees."""
+    """One of the two source trees that are compared."""
 
     name: str
     tree: Path
 
     def run(self, *arguments: str) -> bytes:
-        """Standard output of Python with the packages of this tree."""
+        """Runs Python with the packages of this tree; returns its standard output."""
         environment = {**os.environ, "PYTHONPATH": str(self.tree)}
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -61,19 +61,19 @@ class Side(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A row's name without numbers, which may be measured, and its index among equal names."""
+    """A row's name with masked numbers, since they may vary, and its index among equal names."""
 
     kind: str
     number: int
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""Maps each row to the row's name and measured numbers in each run, its ratio last."""
+"""Maps each row to its name and measured numbers in each run; the last number is the ratio."""
 
 
 @contextlib.contextmanager
 def open_sides(base: str) -> Iterator[tuple[Side, Side]]:
-    """The commit in a separate work tree, and this checkout."""
+    """Checks out the commit in a separate work tree; yields this and the present checkout."""
     with tempfile.TemporaryDirectory(prefix="compare-") as directory:
         tree = Path(directory) / "base"
         git = ["git", "-C", str(CHECKOUT), "worktree"]
@@ -85,7 +85,7 @@ def open_sides(base: str) -> Iterator[tuple[Side, Side]]:
 
 
 def measure(side: Side, topic: str, quick: bool) -> Iterator[tuple[RowKey, str, list[float]]]:
-    """The rows of one run of a topic."""
+    """Runs a topic once; yields its rows."""
     output = side.run("-c", ROWS, topic, "quick" if quick else "")
     same: Counter[str] = Counter()
     for what, measured, ratio in json.loads(output.splitlines()[-1]):
@@ -96,12 +96,12 @@ def measure(side: Side, topic: str, quick: bool) -> Iterator[tuple[RowKey, str, 
 
 
 def ratio_text(numbers: list[tuple[float, float]]) -> str:
-    """The ratio of this checkout to the base, for each number."""
+    """Returns the ratio of this checkout to the base for each number, as text."""
     return ", ".join(f"{here / base:.3f}" if base else "-" for base, here in numbers)
 
 
 def print_topic(base: Figures, here: Figures) -> None:
-    """Prints one line per row: the medians, and the ratios of medians and of minima to the base."""
+    """Prints one line per row: both medians, and the ratios of the medians and of the minima."""
     for key in dict.fromkeys([*base, *here]):
         what, _ = (here.get(key) or base[key])[-1]
         if key not in base or key not in here:
@@ -119,7 +119,7 @@ def print_topic(base: Figures, here: Figures) -> None:
 
 
 def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) -> None:
-    """Measures both sides alternately; each goes first in every other round."""
+    """Measures both sides in turn, beginning with a different side in each round."""
     figures: tuple[Figures, Figures] = (defaultdict(list), defaultdict(list))
     for number in range(runs):
         for index in (0, 1) if number % 2 == 0 else (1, 0):
@@ -132,7 +132,7 @@ def compare_topic(sides: tuple[Side, Side], topic: str, runs: int, quick: bool) 
 
 
 def replay(side: Side, recording: Path, directory: Path) -> bytes:
-    """The request encoded from a recording, as JSON without profile ids."""
+    """Returns the requests that a side encodes from a recording, as JSON without random ids."""
     output = directory / f"{side.name}.json"
     side.run("-m", "otel_kprofiler", "record", "--replay", str(recording), "-f", "otlp-json",
              "-o", str(output))  # fmt: skip
@@ -140,7 +140,7 @@ def replay(side: Side, recording: Path, directory: Path) -> bytes:
 
 
 def without_ids(request: bytes) -> bytes:
-    """The request, from JSON, without the random ids of its profiles and stream."""
+    """Returns a JSON request without the random ids of its profiles and stream."""
     result = json.loads(request)
     for resource in result["resourceProfiles"]:
         for scope in resource["scopeProfiles"]:
@@ -154,7 +154,7 @@ def without_ids(request: bytes) -> bytes:
 
 
 def compare_payloads(sides: tuple[Side, Side]) -> bool:
-    """Returns whether both encode the benchmark's window and a recording of the base alike."""
+    """Returns whether both sides encode the benchmark's window and a recording identically."""
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         directory = Path(name)
         recording = directory / "base.raw"
@@ -176,12 +176,12 @@ def compare_payloads(sides: tuple[Side, Side]) -> bool:
 
 
 def main() -> None:
-    """Compare; exit status 1 if payloads differ or a benchmark failed."""
+    """Compares the two; exits with status 1 if payloads differ or a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("base", help="commit to compare with")
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
-    parser.add_argument("--runs", type=int, default=5, help="of each topic and side; default 5")
-    parser.add_argument("--quick", action="store_true", help="the benchmarks' quick form")
+    parser.add_argument("--runs", type=int, default=5, help="runs per topic and side; default 5")
+    parser.add_argument("--quick", action="store_true", help="run the benchmarks with --quick")
     given = parser.parse_args()
     unknown = sorted(set(given.topics) - set(TOPICS))
     if unknown:

@@ -1,7 +1,7 @@
-"""Checks stacks of other profilers: finds functions by unwind table, and complete stacks.
+"""Checks any profiler's stacks: finds function starts, and recognizes outermost functions.
 
-Independent of the package's own unwinding: pyelftools finds the segments, and only the search table
-of ``.eh_frame_hdr`` and single entries of ``.eh_frame`` are read here.
+Shares no code with the package's unwinder: pyelftools finds the segments, and this module reads
+only the search table of ``.eh_frame_hdr`` and single entries of ``.eh_frame``.
 """
 
 import bisect
@@ -16,13 +16,13 @@ from elftools.elf.elffile import ELFFile
 
 _BLOCK = 4096
 _ENTRY_BYTES = 64
-"""Code of an entry point that has no table entry, such as the dynamic linker's."""
+"""The length assumed for an entry point without a table entry, such as the dynamic linker's."""
 _UNDEFINED_RETURN = b"\x07\x10"
-"""DW_CFA_undefined of the return address on x86-64: nothing called this function."""
+"""DW_CFA_undefined for the x86-64 return address: the function has no caller."""
 
 
 def file_hash(path: str) -> str:
-    """``process.executable.build_id.htlhash`` of a file, as its specification defines it."""
+    """Returns a file's ``process.executable.build_id.htlhash`` as defined in its specification."""
     with open(path, "rb") as file:
         head = file.read(_BLOCK)
         size = os.fstat(file.fileno()).st_size
@@ -32,7 +32,7 @@ def file_hash(path: str) -> str:
 
 
 class Functions:
-    """Functions of one file on x86-64, from the search table of its unwind tables."""
+    """The functions of an x86-64 file, read from its ``.eh_frame_hdr`` search table."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -42,7 +42,7 @@ class Functions:
                 (part["p_vaddr"], part["p_filesz"], part["p_offset"])
                 for part in elf.iter_segments("PT_LOAD")
             ]
-            # Mapped now, since a temporary file may lose its name.
+            # Mapped at once, since a temporary file may be removed.
             self._content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             tables = list(elf.iter_segments("PT_GNU_EH_FRAME"))
             self._table_at = tables[0]["p_vaddr"] if tables else 0
@@ -55,7 +55,7 @@ class Functions:
 
     @cached_property
     def _table(self) -> list[tuple[int, int]]:
-        """Start and address of the entry of each function."""
+        """The start of each function, and the address of its unwind entry."""
         if not self._table_at:
             return []
         at = self._at(self._table_at)
@@ -68,7 +68,7 @@ class Functions:
         return [(base + start, base + entry) for start, entry in pairs]
 
     def start(self, address: int) -> int:
-        """Start of the function at an address; the address itself if there is none."""
+        """Returns the start of the function at an address; without one, the address itself."""
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1
         return self._table[index][0] if index >= 0 else address
 
@@ -81,20 +81,20 @@ class Functions:
             return False
         at = self._at(self._table[index][1])
         length = struct.unpack_from("<I", self._content, at)[0]
-        # CIE pointer, start and size as four bytes each, the length of the augmentation.
+        # Skips length, CIE pointer, start and size (four bytes each) and augmentation length.
         rules = self._content[at + 17 : at + 4 + length]
         return _UNDEFINED_RETURN in rules
 
 
 class Files:
-    """Files of running processes by their hash."""
+    """The mapped files of running processes, by their hash."""
 
     def __init__(self) -> None:
         self._found: dict[str, Functions] = {}
         self._seen: set[str] = set()
 
     def look(self) -> None:
-        """Add what the processes have mapped now."""
+        """Adds the files that processes have mapped now."""
         for maps in Path("/proc").glob("[0-9]*/maps"):
             try:
                 lines = maps.read_text().splitlines()
@@ -109,5 +109,5 @@ class Files:
                     self._found[file_hash(fields[5])] = Functions(fields[5])
 
     def get(self, file_id: str) -> Functions | None:
-        """The functions of a file."""
+        """Returns the functions of a file, or None if the file is unknown."""
         return self._found.get(file_id)

@@ -1,9 +1,10 @@
 """``make fleet HOSTS=200``: replays windows of many hosts to a real Collector and measures it.
 
 Each host is a queue and a gRPC exporter like the agent's, with the agent's schedule of
-windows, its jitter and its retries. All start at the same instant, the worst case. The Collector
-limits its memory, merges requests, and sends them on to a receiver in this process that counts
-samples. With ``--restart``, it stops halfway and starts again after the given number of seconds.
+windows, its jitter and its retries. All hosts start at the same instant, which is the worst case.
+The Collector limits its memory, merges requests, and forwards them to a receiver in this process,
+which counts samples. With ``--restart``, the Collector is stopped halfway and started again after
+the given number of seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SECOND_NS: Final = 1_000_000_000
 DAY_S: Final = 86_400
 RECORDED_HZ: Final = 99
 VARIANTS: Final = 8
-"""Windows made from the recorded one, so that requests differ as between hosts."""
+"""The number of windows made from the recorded one, so that hosts send different requests."""
 MARKS: Final = ("<!-- by make fleet -->\n", "<!-- end -->\n")
 COLLECTOR: Final = """
 receivers:
@@ -68,7 +69,7 @@ service:
 
 
 def load_windows(path: Path | None, rate: int) -> list[Window]:
-    """Windows of a file, by default of the recorded load, thinned to a sampling rate."""
+    """Returns the windows of a file, or else of the recorded load, thinned to a sampling rate."""
     if path:
         return [window for window in read_profiles(path) if window.sample_count]
     recorded = mixed_load_window(user=False)
@@ -76,7 +77,7 @@ def load_windows(path: Path | None, rate: int) -> list[Window]:
 
 
 def thin(window: Window, share: float, chance: random.Random) -> Window:
-    """The window with a random share of its samples."""
+    """Returns the window with a random share of its samples."""
     groups = []
     (profile,) = window.profiles
     for group in profile.resources:
@@ -91,7 +92,7 @@ def thin(window: Window, share: float, chance: random.Random) -> Window:
 
 
 def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
-    """The window of another host, with another end."""
+    """Returns the window with another host and end time."""
     by = end_unix_ns - window.end_unix_ns
     moved = window.change_samples(
         lambda sample: sample._replace(
@@ -112,14 +113,14 @@ def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
 
 
 class TimedExporter(OtlpGrpcExporter):
-    """Records when batches arrive."""
+    """An exporter that records when batches have been accepted."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.arrivals: list[float] = []
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Send a batch."""
+        """Sends a batch."""
         parts = super().export_parts(batch)
         if any(part.result.exported for part in parts):
             self.arrivals.append(time.monotonic())
@@ -146,13 +147,13 @@ class Host:
         self.first_payload = b""
 
     def next_s(self) -> float:
-        """Length of the next window in seconds."""
+        """Returns the length of the next window in seconds."""
         length = self._schedule.length_ns(self._chance.random()) / SECOND_NS
         first = (self._schedule.first_ns or 0) / SECOND_NS
         return length if self.requests or not first else min(length, first)
 
     def send(self) -> None:
-        """End a window: encode it and put it into the queue."""
+        """Ends a window: encodes it and adds it to the queue."""
         window = self._windows[(self._number + self.requests) % len(self._windows)]
         moved = move(window, time.time_ns(), self._attributes)
         encoding = self._exporter.encoding._asdict()
@@ -178,7 +179,7 @@ class Sink(grpc.GenericRpcHandler):
         self._server.start()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> object:
-        """The only method."""
+        """Returns the handler of the only method."""
         return self._method if handler_call_details.method == PROFILES.method else None
 
     def _take(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
@@ -197,7 +198,7 @@ class Sink(grpc.GenericRpcHandler):
         return b""
 
     def close(self) -> None:
-        """Stop the server."""
+        """Stops the server."""
         self._server.stop(0).wait()
 
 
@@ -206,8 +207,8 @@ class Gateway:
 
     Attributes:
         endpoint: ``host:port`` of its receiver.
-        cpu_s: CPU seconds of ended processes.
-        peak_kib: largest peak memory of those.
+        cpu_s: the CPU seconds of the Collector processes that have been stopped.
+        peak_kib: the largest peak memory of any of these processes, in KiB.
     """
 
     def __init__(self, directory: Path, sink: str, version: str) -> None:
@@ -221,7 +222,7 @@ class Gateway:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it and waits until it listens."""
+        """Starts the Collector and waits until it is ready."""
         with open(self._log, "wb") as log:
             command = [str(self._program), "--config", str(self._config), GATE]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -232,7 +233,7 @@ class Gateway:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Stops it after it has sent its pending data."""
+        """Stops the Collector, which first sends its pending data."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -245,7 +246,7 @@ class Gateway:
 
 
 def busiest(times: Sequence[float], start: float, end: float) -> tuple[int, float]:
-    """Returns the requests of an interval's busiest second, and their mean."""
+    """Returns the number of requests in an interval's busiest second, and the mean per second."""
     inside = Counter(int(time - start) for time in times if start <= time < end)
     return max(inside.values(), default=0), sum(inside.values()) / max(end - start, 1)
 
@@ -258,11 +259,11 @@ class Fleet:
         now = time.monotonic()
         self._due = [(now + host.next_s(), number) for number, host in enumerate(hosts)]
         heapq.heapify(self._due)
-        self.times: list[float] = []  # of the ends of windows
+        self.times: list[float] = []  # when windows ended
         self.late_s = 0.0
 
     def run_until(self, end: float) -> None:
-        """Closes the windows that end before a time, each at its end."""
+        """Ends the windows that are due before a time, each when it is due."""
         while self._due[0][0] < end:
             due, number = self._due[0]
             now = time.monotonic()
@@ -276,7 +277,7 @@ class Fleet:
         time.sleep(max(0.0, end - time.monotonic()))
 
     def counts(self) -> Counter[str]:
-        """Samples of all hosts: taken, exported, queued, and lost by cause."""
+        """Returns the samples of all hosts: taken, exported, queued, and lost by cause."""
         results = Counter(taken=sum(host.samples for host in self.hosts))
         for host in self.hosts:
             counts = host.queue.counts()
@@ -286,7 +287,7 @@ class Fleet:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Runs the fleet until every sample has arrived or is lost."""
+    """Runs the fleet until every sample has been exported or lost."""
     windows = load_windows(arguments.file, arguments.rate)
     schedule = window_schedule(Receiver())
     with contextlib.ExitStack() as stack:
@@ -321,7 +322,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run of a fleet; times are monotonic, in seconds."""
+    """The outcome of a fleet run; times are monotonic, in seconds."""
 
     fleet: Fleet
     counts: Counter[str]
@@ -330,16 +331,16 @@ class Outcome(NamedTuple):
     started: float
     took_s: float
     returned: float = 0.0
-    """When the Collector was back; 0 if it was not away."""
+    """When the Collector was ready again; 0 if it was not restarted."""
 
 
 def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Rows of the table."""
+    """Yields the rows of the table."""
     fleet, counts, gateway, sink, start, took_s, returned = outcome
     hosts = fleet.hosts
     requests, raw = sum(h.requests for h in hosts), sum(h.raw_bytes for h in hosts)
     packed = sum(len(gzip.compress(h.first_payload, 6)) for h in hosts)
-    packed *= raw / sum(len(h.first_payload) for h in hosts)  # as if all compressed alike
+    packed *= raw / sum(len(h.first_payload) for h in hosts)  # assuming that all compress alike
     per_request_s = gateway.cpu_s / requests
     interval_s: float = window_schedule(Receiver()).interval_ns / SECOND_NS
     source = arguments.file.name if arguments.file else f"mixed load, {arguments.rate} Hz, 2 CPUs"
@@ -373,7 +374,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
 
 
 def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    """Writes the table between the markers of a page."""
+    """Writes the table to a page, between its markers."""
     before, begin, rest = path.read_text().partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:
@@ -383,17 +384,17 @@ def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def main() -> None:
-    """Measure, print a table, and write it to a page."""
+    """Runs the fleet, prints a table, and writes it to a page on request."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, help="profiles to replay, of `record -o`")
+    parser.add_argument("file", nargs="?", type=Path, help="profiles to replay, from `record -o`")
     parser.add_argument("--hosts", type=int, default=200)
     parser.add_argument("--seconds", type=int, default=300)
-    parser.add_argument("--rate", type=int, default=19, help="samples per second and CPU")
+    parser.add_argument("--rate", type=int, default=19, help="samples per second per CPU")
     parser.add_argument("--restart", type=int, default=0, help="seconds without Collector")
     parser.add_argument("--collector", choices=VERSIONS, default=VERSIONS[0])
-    parser.add_argument("--write", type=Path, help="page that gets the table")
+    parser.add_argument("--write", type=Path, help="page to write the table to")
     arguments = parser.parse_args()
-    logging.getLogger("otel_kprofiler").setLevel(logging.ERROR)  # hosts warn of the restart
+    logging.getLogger("otel_kprofiler").setLevel(logging.ERROR)  # hides warnings about the restart
     rows = []
     for what, value in describe(arguments, run(arguments)):
         rows.append((what, value))

@@ -1,7 +1,7 @@
-"""A mixed load: compute, pipes, short-lived processes, file reads and writes; for a fixed time.
+"""A mixed load for a fixed time: compute, pipes, short-lived processes, file reads and writes.
 
-``python -m benchmarks.mixed_load SECONDS``. Needs nothing but the Python that runs it, so that
-every machine has the same load; about one CPU's worth of work per part.
+``python -m benchmarks.mixed_load SECONDS``. Needs only Python, so that the load is the same on
+every machine. Each part uses about one CPU.
 """
 
 import json
@@ -15,14 +15,14 @@ from multiprocessing import get_context
 
 
 def compute(goes_on: Callable[[], bool], _: str) -> None:
-    """Serialize and parse: user mode with page faults from allocation."""
+    """Serializes and parses JSON: user mode, with page faults from allocation."""
     while goes_on():
         for _round in range(50):
             json.loads(json.dumps(list(range(2000))))
 
 
 def pipes(goes_on: Callable[[], bool], _: str) -> None:
-    """Two processes that pass a block back and forth: scheduler and pipe code."""
+    """Passes a block back and forth between two processes: scheduler and pipe code."""
     there, back = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -39,13 +39,13 @@ def pipes(goes_on: Callable[[], bool], _: str) -> None:
 
 
 def short_processes(goes_on: Callable[[], bool], _: str) -> None:
-    """Programs that run for a millisecond or two: fork, exec, page faults, exit."""
+    """Runs programs that exit after a millisecond or two: fork, exec, page faults, exit."""
     while goes_on():
         subprocess.run(["/bin/true"], check=True)
 
 
 def files(goes_on: Callable[[], bool], directory: str) -> None:
-    """Write, read back and remove files: file system and page cache."""
+    """Writes, reads back and removes files: file system and page cache."""
     index = 0
     while goes_on():
         path = os.path.join(directory, str(index % 64))

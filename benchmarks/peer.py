@@ -5,9 +5,9 @@ load affects both. The program is built from a clone of that project::
 
     go build -o ebpf-profiler .
 
-It needs tracefs (``mount -t tracefs tracefs /sys/kernel/tracing``), and CAP_SYS_RESOURCE to raise
-a limit that kernels from 5.11 on ignore: where the host withholds it, let
-``MaximizeMemlock`` in ``rlimit/rlimit.go`` return a function that does nothing.
+The program needs tracefs (``mount -t tracefs tracefs /sys/kernel/tracing``), and CAP_SYS_RESOURCE
+to raise the memlock limit, which kernels from 5.11 on ignore. Where this capability is not
+available, patch ``MaximizeMemlock`` in ``rlimit/rlimit.go`` to return a function that does nothing.
 """
 
 import argparse
@@ -50,7 +50,7 @@ LEAST_SAMPLES = 100
 
 
 class Usage(NamedTuple):
-    """CPU seconds of a process, its children and its BPF programs, and bytes resident."""
+    """The CPU seconds of a process, its children and its BPF programs, and its resident bytes."""
 
     process_s: float
     children_s: float
@@ -75,12 +75,12 @@ class Usage(NamedTuple):
 
 
 class Peer:
-    """The other profiler with native code only, otherwise with its defaults."""
+    """opentelemetry-ebpf-profiler, with the given tracers and otherwise its defaults."""
 
     def __init__(self, program: str, endpoint: str, tracers: str) -> None:
         words = [program, "-collection-agent", endpoint, "-disable-tls",
                  "-samples-per-second", str(RATE), "-tracers", tracers]  # fmt: skip
-        for _ in range(_TRIES):  # its analysis of kernel structs fails at random
+        for _ in range(_TRIES):  # its kernel struct analysis fails at random
             self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
@@ -89,13 +89,13 @@ class Peer:
         raise SystemExit(f"{program} does not start: {self.process.stderr.read()}")
 
     def stop(self) -> None:
-        """End it."""
+        """Stops the profiler."""
         self.process.terminate()
         self.process.wait(30)
 
 
 class Stacks:
-    """User stacks of one profiler, by the program of their process."""
+    """The user stacks that one profiler sent, by program."""
 
     def __init__(self, requests: Iterable[bytes]) -> None:
         self.requests = list(requests)
@@ -116,13 +116,13 @@ class Stacks:
                 self.by_program[program][frames] += count if frames else 0
 
     def resource_keys(self) -> set[str]:
-        """Attributes of the resources."""
+        """Returns the keys of all resource attributes."""
         windows = decode_windows(self.requests)
         return {key for window in windows for resource, _ in window.samples
                 for key in resource.attributes}  # fmt: skip
 
     def without(self, keys: AbstractSet[str]) -> list[bytes]:
-        """The requests without some attributes of the resources."""
+        """Returns the requests without the resource attributes that have these keys."""
         results = []
         for request in map(ExportProfilesServiceRequest.FromString, self.requests):
             for group in request.resource_profiles:
@@ -137,7 +137,7 @@ class Stacks:
         return results
 
     def complete(self, program: str, files: Files) -> float:
-        """Share of the user stacks that end in a function that nothing calls."""
+        """Returns the share of user stacks that end in an outermost function."""
         stacks = self.by_program[program]
         whole = sum(
             count for frames, count in stacks.items() if frames and _ends(frames[-1], files)
@@ -145,7 +145,7 @@ class Stacks:
         return whole / max(1, stacks.total())
 
     def leaves(self, program: str, files: Files) -> Counter[tuple[str, int]]:
-        """Functions that ran, as file and start."""
+        """Counts the functions that were running, identified by file id and start."""
         result = Counter[tuple[str, int]]()
         for frames, count in self.by_program[program].items():
             if frames and frames[0].module:
@@ -156,7 +156,7 @@ class Stacks:
         return result
 
     def callers(self, program: str) -> Counter[tuple[str, int]]:
-        """Files and addresses of callers, by the samples that they are in."""
+        """Counts the samples that contain each caller, identified by file id and address."""
         result = Counter[tuple[str, int]]()
         for frames, count in self.by_program[program].items():
             for key in {(f.module.file_id, f.address) for f in frames[1:] if f.module}:
@@ -170,20 +170,20 @@ def _ends(frame: Frame, files: Files) -> bool:
 
 
 def overlap(one: Counter, other: Counter) -> float:
-    """Returns the overlap of two distributions, 0 to 1."""
+    """Returns the overlap of two distributions, from 0 to 1."""
     a, b = max(1, one.total()), max(1, other.total())
     return sum(min(count / a, other[key] / b) for key, count in one.items())
 
 
 def expected_overlap(one: Counter, other: Counter) -> float:
-    """Returns the overlap by chance, if both came from one distribution."""
+    """Returns the overlap to expect if both were drawn from the same distribution."""
     pool = [*one.elements(), *other.elements()]
     Random(1).shuffle(pool)
     return overlap(Counter(pool[: one.total()]), Counter(pool[one.total() :]))
 
 
 def known(callers: Counter, others: Counter) -> float:
-    """Share of callers, by samples, that the other side has at the same file and address."""
+    """Returns the share of callers, weighted by samples, that the other side has as well."""
     frequent = Counter({key: count for key, count in callers.items() if count >= 5})
     return sum(c for key, c in frequent.items() if key in others) / max(1, frequent.total())
 
@@ -218,7 +218,7 @@ def compare(ours: Stacks, theirs: Stacks, files: Files) -> Iterator[Row]:
 
 
 def cost(name: str, usages: list[tuple[Usage, Usage]], seconds: float) -> Iterator[Row]:
-    """CPU and memory of both."""
+    """Yields the CPU time and memory of both profilers."""
     used = [
         [(end - start) / seconds for end, start in zip(later[:3], earlier[:3], strict=True)]
         for earlier, later in usages
@@ -247,7 +247,7 @@ def _gzip_bytes(requests: list[bytes]) -> int:
 
 
 def sizes(ours: Stacks, theirs: Stacks) -> Iterator[Row]:
-    """Bytes on the wire, per sample and, since deeper stacks take more, per frame."""
+    """Yields wire bytes per sample, and per frame since deeper stacks take more bytes."""
     keys = ours.resource_keys(), theirs.resource_keys()
     only = keys[0] - keys[1], keys[1] - keys[0]
     yield Row("attributes of resources", *(f"also {', '.join(sorted(some))}" for some in only))
@@ -274,7 +274,7 @@ def run(
     load: str,
     from_start: bool,
 ) -> Iterator[Row]:
-    """Runs both side by side under a load, then compares their requests."""
+    """Runs both profilers side by side under a load, then compares their requests."""
     receivers = Receiver(), Receiver()
     files = Files()
     whole = WARM_UP_S + seconds + 150
@@ -285,7 +285,7 @@ def run(
             receivers[0].endpoint,
             samples_per_second=RATE,
             stacks="both",
-            user_symbols="off",  # the other program leaves names of native code to the back end
+            user_symbols="off",  # the other profiler does not symbolize native code either
             python_frames=python_frames,
             resources=grain,
         )
@@ -335,7 +335,7 @@ def _run_load(
 
 
 def main() -> None:
-    """Run, and print one table: ours, theirs."""
+    """Runs the comparison and prints one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer", description=__doc__)
     parser.add_argument("program", help="opentelemetry-ebpf-profiler's binary")
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -347,25 +347,25 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="PROGRAM",
-        help="programs to leave out, such as one for which it has no complete stacks",
+        help="programs to leave out of the load",
     )
-    parser.add_argument("--keep", default="", metavar="DIR", help="keep the requests of both here")
+    parser.add_argument("--keep", default="", metavar="DIR", help="directory to keep requests in")
     parser.add_argument(
         "--resources",
         default=Grain.PROCESS.value,
         choices=[grain.value for grain in Grain],
-        help="what gets a separate Resource in our requests",
+        help="grain of the Resources in our requests",
     )
     parser.add_argument(
         "--load",
         default="steady",
         choices=["steady", "churn", "idle"],
-        help="programs that run on, many short-lived ones, or none",
+        help="steady: long-running programs; churn: short-lived ones too; idle: none",
     )
     parser.add_argument(
         "--from-start",
         action="store_true",
-        help="measure from the start of both, which read the programs that run already",
+        help="measure from start-up, when both read the programs that are already running",
     )
     given = parser.parse_args()
     print("measuring …", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""A load of many kinds of user code: ``python -m benchmarks.peer_load SECONDS``.
+"""``python -m benchmarks.peer_load SECONDS``: a load of many kinds of user code.
 
-C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all of them
-built without frame pointers. Programs that are not installed are left out.
+Runs C++ with threads, an interpreter, a shell, a compiler, a JIT compiler and cryptography, all
+built without frame pointers. Leaves out programs that are not installed.
 """
 
 import contextlib
@@ -65,11 +65,11 @@ for (;;) { JSON.parse(JSON.stringify(tree(9))); "abc def".repeat(200).split(" ")
 """
 
 PROGRAMS = {"cpp-load", "python3.11", "bash", "clang", "clang-14", "node", "openssl"}
-"""Names of the executables."""
+"""The names of the executables."""
 
 
 def _commands(folder: Path) -> Iterator[list[str]]:
-    """The programs that run until they are ended."""
+    """Yields the commands of the programs, which run until they are killed."""
     source = folder / "load.cpp"
     source.write_text(CPP)
     if shutil.which("g++"):
@@ -91,9 +91,9 @@ def _commands(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[list[int]]:
-    """Runs all programs except some at once, until the end of the block or for a number of seconds.
+    """Runs all programs but those in ``without`` during the block, for ``seconds`` at most.
 
-    Yields the pid of each program's ancestor.
+    Yields the pids of their parents (timeout(1)).
     """
     with tempfile.TemporaryDirectory() as folder:
         running = [

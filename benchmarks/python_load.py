@@ -1,4 +1,4 @@
-"""Twenty Python processes that each run distinct functions in deep stacks for a fixed time.
+"""Twenty Python processes that run different functions in deep stacks for a fixed time.
 
 ``python -m benchmarks.python_load SECONDS``.
 """
@@ -15,7 +15,7 @@ DEPTH = 20
 
 
 def make_functions(process: int) -> list[Callable[[int], None]]:
-    """Functions that form a call chain, with the work at its end."""
+    """Returns functions that call each other in a ring; the last call does the work."""
     results: dict[str, Callable[[int], None]] = {}
     lines = ["import json, os"]
     for at in range(FUNCTIONS):
@@ -31,7 +31,7 @@ def make_functions(process: int) -> list[Callable[[int], None]]:
 
 
 def work(process: int, seconds: float) -> None:
-    """Works for the given time, or until the parent exits."""
+    """Calls the functions for the given time, or until the parent exits."""
     until, parent = time.monotonic() + seconds, os.getppid()
     functions = make_functions(process)
     while time.monotonic() < until and os.getppid() == parent:
@@ -40,7 +40,7 @@ def work(process: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Runs all processes, or the one with this number."""
+    """Runs all processes, or only the work of the process whose number is given."""
     seconds, *numbers = sys.argv[1:]
     if numbers:
         work(int(numbers[0]), float(seconds))

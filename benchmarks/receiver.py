@@ -1,4 +1,4 @@
-"""A receiver of OTLP profiles for measurements: keeps every request, in the order of arrival."""
+"""An OTLP profiles receiver for measurements, which keeps all requests in order of arrival."""
 
 import threading
 import time
@@ -13,8 +13,9 @@ class Receiver:
     """A gRPC server on a free port of the loopback interface.
 
     Attributes:
-        endpoint: ``host:port``.
-        requests: monotonic time of arrival in seconds, and the serialized request.
+        endpoint: the server's address, ``host:port``.
+        requests: the monotonic time of arrival, in seconds, and the serialized bytes of each
+            request.
     """
 
     def __init__(self) -> None:
@@ -31,13 +32,13 @@ class Receiver:
         return b""
 
     def wait_first(self, timeout_s: float) -> float:
-        """Time of the first request; raises ``TimeoutError``."""
+        """Waits for the first request; returns its time of arrival, or raises ``TimeoutError``."""
         if not self._arrived.wait(timeout_s):
             raise TimeoutError("nothing arrived")
         return self.requests[0][0]
 
     def close(self) -> None:
-        """Stop the server."""
+        """Stops the server."""
         self._server.stop(0).wait()
 
 

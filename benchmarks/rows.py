@@ -1,4 +1,4 @@
-"""The result of a benchmark: one row of the table that ``make bench`` prints."""
+"""The type of a benchmark's result: one row of the table that ``make bench`` prints."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """One measured figure.
 
-    ``ratio`` compares two things measured in the same run, because absolute times say little
-    on a shared machine; ``goal`` is what the figure (or the ratio) should reach.
+    ``ratio`` compares two values measured in the same run, because absolute times say little on a
+    shared machine. ``goal`` is the limit that the figure, or the ratio, should meet.
     """
 
     what: str

@@ -1,6 +1,6 @@
-"""Measures context changes in this process, before and after its spans are published.
+"""Measures context changes in this process, before and after it publishes its spans.
 
-Usage: python -m benchmarks.span_changes; prints a JSON object of nanoseconds by kind of change.
+``python -m benchmarks.span_changes`` prints a JSON object: nanoseconds by kind of change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WITH_LABELS: Final = "attach and detach, with labels"
 
 
 def _measure() -> dict[str, float]:
-    """Returns nanoseconds per change; half enter a span, half leave it.
+    """Returns the nanoseconds per change; half of the changes enter a span, half leave it.
 
-    ``Context.run`` is a whole call: it enters a context and leaves it.
+    The figure for ``Context.run`` is for a whole call, which enters a context and leaves it.
     """
     inside = trace.set_span_in_context(trace.get_tracer("x").start_span("GET /orders"))
     entered = contextvars.copy_context()

@@ -3,7 +3,8 @@
 import os
 import sys
 
-# With -m, the working directory comes first in sys.path: another user's json.py would be imported.
+# With -m, sys.path begins with the working directory, from which another user's json.py could be
+# imported.
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 

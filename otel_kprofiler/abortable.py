@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """A session that leaves redirects to its caller; its base class reads their entire bodies."""
+    """Leaves redirects to the caller; the base class would read the entire body of a redirect."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""
@@ -38,7 +38,7 @@ class AbortableAdapter(HTTPAdapter):
             self._aborted = False
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Track the sockets of the pool's connections."""
+        """Returns the connection pool, and tracks the sockets of its connections."""
         pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
         make = type(pool).ConnectionCls
 
@@ -55,7 +55,8 @@ class AbortableAdapter(HTTPAdapter):
                 return opened
 
             def connect_tracked() -> None:
-                # Abort even while connecting: a proxy's response or a handshake may trickle in.
+                # An abort must also end the connection phase: a proxy's response or a handshake may
+                # trickle in.
                 with connecting:
                     connect()
                     self._watch(connection.sock)
@@ -63,7 +64,7 @@ class AbortableAdapter(HTTPAdapter):
             def send_whole(*args: Any, **kwargs: Any) -> None:
                 # After a broken pipe, urllib3 reads the response if there is one, but not after the
                 # equivalent TLS error. In TLS 1.3, a client certificate is rejected after the
-                # handshake.
+                # handshake, and only a read reports the reason.
                 try:
                     send(*args, **kwargs)
                 except ssl.SSLEOFError as error:
@@ -100,7 +101,7 @@ def _shut_down(sock: Any) -> None:
 
 
 class _Silencer(logging.Filter):
-    """Drops urllib3's log records about the exchanges, which contain addresses with queries.
+    """Drops urllib3's log records of the exchanges, because they contain URLs with their queries.
 
     Failures still raise exceptions.
     """

@@ -5,7 +5,8 @@ receivers expect Unix time. The offset is measured by reading the Unix clock bet
 the boot clock, keeping the tightest of several tries (as opentelemetry-ebpf-profiler does).
 
 Boottime includes suspend and is never set, so only setting or slewing the Unix clock changes the
-offset. :class:`Clock` tracks that, and :class:`StreamClock` derives a time that never goes back.
+offset. :class:`Clock` tracks these changes, and :class:`StreamClock` derives a time that never goes
+back.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Reporter:
     def __call__(self, window: Window) -> None:
         """Queue a window for encoding; never blocks. Empty windows are not sent.
 
-        Losses in the window at the end of sampling are counted for each exporter.
+        Samples of the window that were lost at shutdown are counted for each exporter.
         """
         given_up = SampleCounts(
             {
@@ -185,7 +185,7 @@ class Reporter:
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
-            # Shut down in this thread: none can be started during interpreter shutdown.
+            # Shut down in this thread: no thread can be started during interpreter shutdown.
             self._shut_down(queues[0], deadline)
             return
         closers = [
@@ -380,7 +380,7 @@ def _totals(window: Window) -> dict[str, StreamTotals]:
 
 
 def _for_receiver(window: Window, account: ExporterAccount, not_offered: SampleCounts) -> Window:
-    """Returns a window whose totals include the samples that this receiver will not get."""
+    """Returns a window whose totals include the samples that the receiver will not get."""
     profiles = [
         _profile_for_receiver(
             profile,

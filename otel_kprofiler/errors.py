@@ -45,7 +45,7 @@ class KProfilerError(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error for users: a system error by its message and path, without its number."""
+    """Describes an error for users; a system error by path and message, without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     has_path = isinstance(error.filename, str | bytes)

@@ -3,9 +3,10 @@
 A forked child has a single thread and shares its parent's kernel objects. Objects that must react
 to a fork register with the step in which their hooks run.
 
-Python runs no hooks in a child of C's ``fork()``. There, :func:`catch_up` runs the child's hooks:
-in uWSGI's workers, uWSGI calls it; elsewhere, each function that a service may call first does so
-before it takes a lock, joins a thread or uses the parent's memory.
+Python runs no hooks in a child of C's ``fork()``; there, :func:`catch_up` runs the child's hooks.
+uWSGI calls it in its workers. In other processes, each function that may be a service's first call
+into this package calls :func:`catch_up` before taking a lock, joining a thread or using the
+parent's memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ForkStep(enum.IntEnum):
     RENEW = 1
     """Replace locks, threads and connections."""
     RESTART = 2
-    """Publish and profile again."""
+    """Resume publishing and profiling."""
 
 
 class ForkAware:
@@ -141,8 +142,8 @@ class _Fork(NamedTuple):
 class _Registry:
     def __init__(self) -> None:
         self._members: tuple[tuple[ForkStep, weakref.ref[ForkAware]], ...] = ()
-        self._lock = ProcessLock()  # guards changes to the tuple, and a child's hooks
-        self._one_fork = threading.RLock()  # serialises concurrent forks
+        self._lock = ProcessLock()  # held to change _members, and to run a child's hooks
+        self._one_fork = threading.RLock()  # serializes concurrent forks
         self._forks: list[_Fork] = []  # several forks if nested
         self._armed = False
         self._pid = os.getpid()  # pid of the process that the members belong to

@@ -11,7 +11,7 @@ from urllib.parse import unquote, unquote_plus
 REDACTED: Final = "[REDACTED]"
 
 _SHORTEST: Final = 4
-"""Minimum length of a secret; shorter strings occur in ordinary words and reveal little."""
+"""Minimum length of a redacted secret. Shorter ones occur in ordinary words and reveal little."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)?(.*)", re.DOTALL)
 
@@ -37,9 +37,9 @@ class Secrets:
     """Redacts a connection's secrets in messages from libraries and receivers.
 
     Args:
-        addresses: addresses of the receiver and its proxies; passwords and queries in them are
-            secret.
-        headers: headers whose values are secret.
+        addresses: the addresses of the receiver and its proxies. Passwords and queries in the
+            addresses are secret.
+        headers: the headers whose values are secret.
     """
 
     def __init__(self, addresses: Iterable[str], headers: Mapping[str, str]) -> None:

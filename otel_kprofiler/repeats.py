@@ -1,4 +1,4 @@
-"""Rate-limits repeated warnings: one per pattern and interval, with the number suppressed."""
+"""Rate-limits repeated warnings to one per pattern and interval, and counts suppressed ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Final
 
 REPEAT_INTERVAL_S: Final = 60.0
-"""Interval in which only the first of several similar warnings is logged."""
+"""Interval, in seconds, in which only the first of several similar warnings is logged."""
 
 
 class RepeatFilter(logging.Filter):
     """Passes one message per pattern and interval, and counts suppressed messages.
 
-    Messages below WARNING always pass: they are logged once per event. The record attribute
-    ``subject`` distinguishes messages with the same pattern. Thread-safe.
+    Messages below WARNING always pass, because they are logged only once per event. The record
+    attribute ``subject`` distinguishes messages with the same pattern. Thread-safe.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RepeatFilter(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to log the record; adds the number of similar records suppressed."""
+        """Returns whether to log the record; appends the number of similar suppressed messages."""
         if record.levelno < logging.WARNING:
             return True
         pattern = (record.name, record.levelno, str(record.msg), getattr(record, "subject", ""))

@@ -1,4 +1,4 @@
-"""HTTP servers that limit the number and duration of connections, and the size of headers."""
+"""Provides HTTP servers that limit the number and duration of connections, and the header size."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from otel_kprofiler.repeats import RepeatFilter
 
 MAX_CONNECTIONS: Final = 16
 MAX_HEADER_BYTES: Final = 32 << 10
-"""Maximum total size of a request's headers; proxies forward at most 8 to 16 KiB."""
+"""Maximum total size of a request's headers. Proxies forward at most 8 to 16 KiB."""
 _FREE_WAIT_S: Final = 2.0
 _LOOK_S: Final = 0.2
 _STALLED_S: Final = 1.0
 _PIECE_BYTES: Final = 64 << 10
 
 _log = logging.getLogger(__name__)
-_log.addFilter(RepeatFilter())  # clients control how often connections break
+_log.addFilter(RepeatFilter())  # clients determine how often connections break
 
 
 class HttpServer(ThreadingHTTPServer):
@@ -37,14 +37,16 @@ class HttpServer(ThreadingHTTPServer):
     The constructor starts the server.
 
     Args:
-        endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free port.
+        endpoint: the ``host:port`` to listen on; ``[::1]:port`` for IPv6, and port 0 for a free
+            port.
         handler: makes the responses.
-        name: name of the server in the log, and of its thread.
-        timeout_s: time limit for a client to send its request and read the response.
+        name: the name of the server in the log, and of its thread.
+        timeout_s: the time limit, in seconds, for a client to send its request and read the
+            response.
 
     Attributes:
         timeout_s: the argument.
-        host: host of the endpoint, lower-case and without brackets.
+        host: the host in the endpoint, in lower case and without brackets.
 
     Raises:
         OSError: the server cannot listen on the endpoint.
@@ -63,8 +65,8 @@ class HttpServer(ThreadingHTTPServer):
         self.timeout_s = timeout_s
         self._name = name
         self._open: dict[socket.socket, float] = {}  # deadline by connection, oldest first
-        # For each connection whose request was read: when its client last read from the response;
-        # infinite until its first read.
+        # For each connection whose request has been read: the time when the client last read from
+        # the response; infinite before the first read.
         self._answering: dict[socket.socket, float] = {}
         self._changed = threading.Condition()
         if ":" in self.host:
@@ -77,7 +79,7 @@ class HttpServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """Returns the port that the server listens on."""
+        """Returns the port on which the server listens."""
         return int(self.server_address[1])
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, close another connection that waits for its client.
+        """Serve a connection; at the limit, first close one that is waiting for its client.
 
         Closes the oldest connection whose request has not been read yet, or else the connection
         whose client has been idle for the longest time.
@@ -117,7 +119,7 @@ class HttpServer(ThreadingHTTPServer):
         return slowest if now - self._answering[slowest] >= _STALLED_S else None
 
     def keep(self, request: socket.socket) -> None:
-        """Keep open a connection whose request was read, however many clients connect.
+        """Keep open a connection whose request has been read, however many clients connect.
 
         The connection ends after its response, at its deadline, or once its client stops reading
         while other clients wait.
@@ -133,7 +135,7 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = time.monotonic()
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection; called regardless of how it ends."""
+        """Forget a connection; called however the connection ends."""
         with self._changed:
             self._open.pop(request, None)
             self._answering.pop(request, None)
@@ -141,7 +143,7 @@ class HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Abort overdue connections, twice a second, because a client may send byte by byte."""
+        """Abort overdue connections twice a second, because a client may send byte by byte."""
         with self._changed:
             now = time.monotonic()
             for request in [request for request, end in self._open.items() if end < now]:
@@ -166,13 +168,13 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def _break_off(request: socket.socket) -> None:
-    """Shut down a connection, so that the thread that serves it notices the end."""
+    """Shut down a connection, so that the thread that serves it returns."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
 
 class HttpHandler(BaseHTTPRequestHandler):
-    """Reads one request per connection, limits its headers, and does not log it."""
+    """Reads a single request per connection, limits its headers, and does not log it."""
 
     server: HttpServer
     server_version = "otel-kprofiler"
@@ -194,7 +196,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         return is_parsed
 
     def send_body(self, body: bytes) -> None:
-        """Send the body of a response; the handler's ``timeout`` holds for each 64 KiB."""
+        """Send the body of a response; the handler's ``timeout`` applies to each 64 KiB."""
         rest = memoryview(body)
         while rest:
             self.server.note_progress(self.connection)
@@ -202,7 +204,7 @@ class HttpHandler(BaseHTTPRequestHandler):
             rest = rest[_PIECE_BYTES:]
 
     def is_named(self, *names: str) -> bool:
-        """Returns whether ``Host`` is an address, ``localhost``, the endpoint's host or in names.
+        """Returns whether ``Host`` is an address, ``localhost``, the endpoint's host, or in names.
 
         Other names belong to sites that direct their visitors' browsers here (DNS rebinding).
         """
@@ -217,7 +219,7 @@ class HttpHandler(BaseHTTPRequestHandler):
 
 
 class _Headers:
-    """Reads header lines from a file; limits their total size to :data:`MAX_HEADER_BYTES`."""
+    """Reads header lines; raises ``LineTooLong`` beyond :data:`MAX_HEADER_BYTES` in total."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self._file = file
@@ -232,7 +234,7 @@ class _Headers:
 
 
 def is_address(host: str) -> bool:
-    """Returns whether this is an IP address, which no site can claim as its name."""
+    """Returns whether a host is an IP address, which no site can claim as its name."""
     try:
         ip_address(host.partition("%")[0])
     except ValueError:
@@ -241,6 +243,6 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether this name or address is reachable only from this host."""
+    """Returns whether a host name or address is reachable only from this host."""
     address = host.strip("[]")
     return host == "localhost" or (is_address(address) and ip_address(address).is_loopback)

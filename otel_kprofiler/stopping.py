@@ -1,9 +1,9 @@
 """Stops threads with a shared deadline.
 
-A thread reading a file on an unresponsive file system ends when the file system responds, or never.
-The caller that stops everything sets a deadline, within which each component joins its threads. The
-log names the files that are still being read and, separately, all other threads that were still
-working.
+A thread that reads a file on an unresponsive file system ends when the file system responds, or
+never. The caller that stops everything sets a deadline, within which each component joins its
+threads. The log names the files that are still being read and, separately, all other threads that
+are still working.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from typing import Final
 
 DEFAULT_S: Final = 5.0
-"""Stop timeout if no caller has set a deadline."""
+"""Stop timeout, in seconds, if no caller has set a deadline."""
 _SHARE: Final = 0.5
-"""Fraction of the remaining time that a component may use, to leave time for the next."""
+"""Fraction of the remaining time that a component may use, so that time is left for the next."""
 
 _log = logging.getLogger(__name__)
 _read: dict[int, str] = {}  # the path that each thread is reading
@@ -37,7 +37,10 @@ _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Name the path that this thread reads, for the log; in nested blocks, the innermost counts."""
+    """Record the path that this thread reads, for the log; inner blocks take precedence.
+
+    The path is recorded while the ``with`` block runs.
+    """
     thread = threading.get_ident()
     outer = _read.get(thread)
     _read[thread] = path
@@ -52,10 +55,10 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
-    """Limit the total time of :func:`join_all` calls in this block; the outermost counts.
+    """Limit the total time of :func:`join_all` calls in a block; outer blocks take precedence.
 
     Args:
-        timeout_s: total time in seconds; 0 to not wait for threads.
+        timeout_s: the total time, in seconds; 0 to not wait for threads.
     """
     if _stop.get() is not None:
         yield
@@ -82,7 +85,7 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
     """Join threads that were asked to stop; threads that never started are skipped.
 
     Returns:
-        Whether all threads have ended; the others keep running as daemons.
+        Whether all threads have exited. The others keep running as daemons.
     """
     with stop_within():
         stop = _stop.get()
@@ -102,14 +105,14 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
 
 
 def join_and_release(threads: Sequence[threading.Thread], release: Callable[[], None]) -> None:
-    """Join threads like :func:`join_all`, and release what they use once all have ended.
+    """Join threads like :func:`join_all`, and release their resources once all have exited.
 
     A descriptor that is closed under a running thread may be reused, and the thread would then
-    use the wrong file. Threads that outlast the deadline are awaited in the background.
+    use the wrong file. Threads that outlast the deadline are joined in the background.
 
     Args:
-        threads: threads that were asked to stop.
-        release: called once, in this thread or in a daemon thread.
+        threads: the threads that were asked to stop.
+        release: releases the resources; called once, in this thread or in a daemon thread.
     """
     if join_all(threads):
         release()

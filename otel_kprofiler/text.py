@@ -29,7 +29,7 @@ def decode_name(name: bytes) -> str:
 
 
 def escape_controls(text: str) -> str:
-    r"""Escape unprintable characters, such as ``\x1b``, so that the text fits one line.
+    r"""Escape unprintable characters, such as ``\x1b``, so that the text fits on one line.
 
     Also escapes marks that change the text direction, and unusual spaces.
     """

@@ -24,7 +24,7 @@ def call_in_workers(hook: Callable[[], object]) -> None:
     if not is_before_workers():
         return
     try:
-        # If the service imports this module later, the import drops hooks set without the module.
+        # A later import of uwsgidecorators by the service would drop hooks set without that module.
         decorators: Any = importlib.import_module("uwsgidecorators")
     except Exception:  # noqa: BLE001 - an Exception means that there is no master process
         _chain(_find_uwsgi(), hook)

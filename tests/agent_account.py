@@ -1,11 +1,11 @@
-"""The account that the agent prints on exit, in the form tests compare."""
+"""Parses the account that the agent prints on exit, for comparison in tests."""
 
 import json
 from collections.abc import Iterable
 
 
 def parse_account(line):
-    """The account in a line of JSON, summed over all kinds; ``kinds`` has each kind."""
+    """Returns the account from a line of JSON, summed over all kinds, and by kind in ``kinds``."""
     record = json.loads(line)
     assert record.keys() >= {"time", "level", "logger", "message", "account"}
     kinds = record["account"]

@@ -6,7 +6,7 @@ from otel_kprofiler.bpf import SAMPLER_OBJECT
 
 
 def object_btf():
-    """The BTF section of the compiled program."""
+    """Returns the BTF section of the compiled sampler."""
     data = SAMPLER_OBJECT.read_bytes()
     table, size, count, names = struct.unpack_from("<Q10xHHH", data, 40)
     headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
@@ -19,7 +19,7 @@ def object_btf():
 
 
 def btf(*structs):
-    """BTF of structs: (name, size, [(member, offset, type number)]); an empty name is anonymous."""
+    """Returns BTF for structs: (name or "", size, [(member, offset, type number)])."""
     text, types = bytearray(b"\0"), b""
 
     def add(name):

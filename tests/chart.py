@@ -1,7 +1,7 @@
 """Writes ``values.schema.json`` of the Helm chart, with the agent's schema for ``config``.
 
-Helm validates values with it before anything reaches a cluster, so that ``helm install`` rejects an
-invalid agent key, instead of agents failing to start.
+Helm validates values against this schema before it changes a cluster, so that ``helm install``
+rejects an invalid agent key and no agent fails to start because of it.
 """
 
 import json
@@ -18,13 +18,13 @@ TEXT = {"type": "string"}
 NAME = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$", "maxLength": 63}
 FILLED = {"type": "string", "minLength": 1}
 OBJECT = {"type": "object"}
-"""Kubernetes' own, which the API server checks."""
+"""The schema for Kubernetes' own objects, which the API server validates."""
 OBJECTS = {"type": "array", "items": OBJECT}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
 
 
 def section(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A map that has these keys and no others."""
+    """Returns the schema of a map that allows only these keys."""
     return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
@@ -64,7 +64,7 @@ def values_schema() -> dict[str, Any]:
         "maxUnavailable": {"anyOf": [count, share]},
         "podAnnotations": TEXTS,
         "podLabels": TEXTS,
-        # Helm adds it to the values of a chart that another one includes.
+        # Helm adds "global" to the values of a subchart.
         "global": OBJECT,
     }
     return {
@@ -76,7 +76,7 @@ def values_schema() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the schema if it is out of date."""
+    """Writes the schema if it is out of date."""
     text = json.dumps(values_schema(), indent=1, default=str) + "\n"
     if not SCHEMA.exists() or SCHEMA.read_text() != text:
         SCHEMA.write_text(text)

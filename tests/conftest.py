@@ -1,4 +1,4 @@
-"""For all tests: no module leaves descriptors open; hypothesis examples have no time limit."""
+"""Settings for all tests: no module may leave descriptors open; hypothesis has no deadline."""
 
 import contextlib
 import gc
@@ -14,9 +14,9 @@ from tests.public import remove_copies
 
 KEPT = Counter(
     {
-        "/memfd:OTEL_CTX (deleted)": 1,  # the page of the process context
-        "pipe": 5,  # libuv's, for signals, those to the browser, multiprocessing's to its tracker
-        "anon_inode:[eventpoll]": 4,  # gRPC's, of the last servers and clients
+        "/memfd:OTEL_CTX (deleted)": 1,  # the published process context
+        "pipe": 5,  # of libuv (for signals), the browser, and multiprocessing's tracker
+        "anon_inode:[eventpoll]": 4,  # of the last gRPC servers and clients
         "anon_inode:[eventfd]": 4,
     }
 )
@@ -25,21 +25,21 @@ NUMBER = re.compile(r":\[\d+\]$")
 
 
 def pytest_configure(config):
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background jobs
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
 
-        slow = [HealthCheck.too_slow]  # on a machine with other work
+        slow = [HealthCheck.too_slow]  # the machine may be busy
         settings.register_profile("kprofiler", deadline=None, suppress_health_check=slow)
         settings.load_profile("kprofiler")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keep the garbage collector from repeatedly traversing objects that last for the whole run."""
+    """Keeps the garbage collector from traversing objects that live for the whole run."""
     gc.disable()
     try:
         return (yield)
@@ -53,13 +53,13 @@ def pytest_sessionfinish():
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Byte strings are numbered: those with a time or a pid would differ between processes."""
+    """Numbers byte strings, since those with a time or pid would differ between xdist workers."""
     return argname if isinstance(val, bytes) else None
 
 
 @pytest.fixture(scope="session")
 def sampling_host():
-    """Skips tests on a host that cannot be sampled, with what is missing."""
+    """Skips tests on a host that cannot be sampled, and states what is missing."""
     from otel_kprofiler.host import Access, doctor
     from otel_kprofiler.model import Level
 
@@ -78,15 +78,15 @@ def descriptors_kept():
 def leave_nothing_open(request, descriptors_kept):
     failed = request.session.testsfailed
     yield
-    # The traceback of a failed test refers to what it had open.
+    # The traceback of a failed test keeps its open objects alive.
     has_failed = request.session.testsfailed > failed
     left = wait_for_the_rest(descriptors_kept, 0 if has_failed else 60)
-    descriptors_kept.update(left)  # so that it is reported once
+    descriptors_kept.update(left)  # so that each is reported once
     assert has_failed or not left
 
 
 def wait_for_the_rest(kept, seconds):
-    """Returns descriptors open beyond the kept ones, after giving threads time to close theirs."""
+    """Returns descriptors open beyond ``kept``, after giving threads time to close theirs."""
     deadline = time.monotonic() + seconds
     while (left := count_descriptors() - kept) and time.monotonic() < deadline:
         gc.collect()
@@ -95,7 +95,7 @@ def wait_for_the_rest(kept, seconds):
 
 
 def count_descriptors():
-    """Open descriptors by their target; all pipes together, and all sockets."""
+    """Counts open descriptors by target; all pipes have the same target, and all sockets."""
     results = Counter()
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:

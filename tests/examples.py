@@ -1,4 +1,4 @@
-"""Examples in the documentation, for tests that run them."""
+"""Finds the examples in the documentation for tests that run them."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ _BLOCK = re.compile(r"^(#+ [^\n]*)$|^```python\n(.*?)^```$", re.DOTALL | re.MULT
 
 
 def examples(page):
-    """Python code of a page by the heading above it; several blocks in their order."""
+    """Returns the Python blocks of a page in order, by the heading above them."""
     heading, result = "", {}
     for title, code in _BLOCK.findall((DOCS / page).read_text()):
         if title:

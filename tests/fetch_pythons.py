@@ -1,7 +1,7 @@
-"""Fetches interpreters that Debian does not package: python-build-standalone's, as a Go module.
+"""Fetches interpreters that Debian does not package: python-build-standalone in a Go module.
 
-Usage: python -m tests.fetch_pythons; prints their directories. Go's module proxy has them for
-machines that reach no other download site; the go command verifies checksums.
+``python -m tests.fetch_pythons`` prints the interpreters' directories. They come from Go's module
+proxy, for machines that reach no other download site; the go command verifies checksums.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -22,16 +22,16 @@ from tests.cache import cache_directory
 MODULE = "github.com/kluctl/go-embed-python"
 VERSIONS = {"3.14": "v0.0.0-3.14.6-20260610-1"}
 FURTHER = {"3.11": "v0.0.0-3.11.11-20241219-1"}
-"""Versions that only `make test-platforms` fetches."""
+"""The versions that only ``make test-platforms`` fetches."""
 
 
 def directory(minor: str) -> Path:
-    """Directory of a version's programs, once it has been fetched."""
+    """Returns the directory that has a version's programs once the version has been fetched."""
     return cache_directory() / "pythons" / (VERSIONS | FURTHER)[minor] / "bin"
 
 
 def fetch(minor: str) -> None:
-    """Fetch a version, unless it is already present. Raises ``OSError``, ``CalledProcessError``."""
+    """Fetches a version unless it is present; raises ``OSError``, ``CalledProcessError``."""
     target = directory(minor).parent
     if target.exists():
         return
@@ -46,7 +46,7 @@ def fetch(minor: str) -> None:
 
 
 def unpack(file: dict[str, str | int], data: Path, root: Path) -> None:
-    """Write one entry of the module's list of files; parents come first."""
+    """Writes one entry of the module's list of files, where directories precede their content."""
     path, mode = root / str(file["name"]), int(file["perm"])
     if mode >> 31 & 1:  # os.ModeDir of Go
         path.mkdir(parents=True)

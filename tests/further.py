@@ -4,20 +4,20 @@ import pytest
 
 
 def further(*cases):
-    """Mark cases `long`: `make test-long` runs them; `make test` runs the test's other cases.
+    """Marks cases ``long``, so that ``make test-long`` runs them but ``make test`` does not.
 
-    A tuple is a case of several parameters.
+    A tuple is a case with several parameters.
     """
     values = (case if isinstance(case, tuple) else (case,) for case in cases)
     return [pytest.param(*value, marks=pytest.mark.long) for value in values]
 
 
 def further_between(cases):
-    """All cases, such as versions of an interpreter, with only the first and last not `long`."""
+    """Marks all cases but the first and last ``long``, such as versions of an interpreter."""
     ends = (*cases[:1], *cases[-1:])
     return [case if case in ends else pytest.param(case, marks=pytest.mark.long) for case in cases]
 
 
 def further_of(cases, first):
-    """All cases; all but the ``first`` are marked `long`."""
+    """Marks all cases but those in ``first`` as ``long``."""
     return [*first, *further(*(case for case in cases if case not in first))]

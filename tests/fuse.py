@@ -1,8 +1,8 @@
 """A FUSE file system of regular files that freezes or responds late on demand.
 
-It runs in a process with nothing but ``/dev/fuse`` and mount(2): the kernel aborts its requests
-when it exits, so that no test leaves an unkillable process. Structures and numbers come from
-``include/uapi/linux/fuse.h``, protocol 7.31.
+A separate process serves it with only ``/dev/fuse`` and mount(2). When this process exits, the
+kernel aborts pending requests, so that no test leaves an unkillable process. Structures and numbers
+come from ``include/uapi/linux/fuse.h``, protocol 7.31.
 """
 
 import argparse
@@ -38,11 +38,11 @@ _MNT_DETACH = 2
 
 
 def require_fuse():
-    """Skip the test if this process may not mount a FUSE file system."""
+    """Skips the test if this process may not mount a FUSE file system."""
     if not os.path.exists(_DEVICE):
-        pytest.skip(f"{_DEVICE} is missing: the kernel has no FUSE, or the container no device")
+        pytest.skip(f"{_DEVICE} is missing: the kernel lacks FUSE, or the container the device")
     if os.geteuid():
-        pytest.skip("mount(2) needs CAP_SYS_ADMIN; the tests do not run as root")
+        pytest.skip("mount(2) needs CAP_SYS_ADMIN: run the tests as root")
     try:
         os.close(os.open(_DEVICE, os.O_RDWR))
     except OSError as error:
@@ -50,13 +50,13 @@ def require_fuse():
 
 
 class Fuse:
-    """A mounted file system with files of the given content.
+    """A mounted file system that has files with the given content.
 
     Args:
-        point: an empty directory to mount it on.
-        files: the content by name.
+        point: the empty directory to mount it on.
+        files: the content of each file, by name.
         cached: whether the kernel caches names, attributes and content; otherwise it requests them
-            at each use.
+            on each access.
     """
 
     def __init__(self, point, files, *, cached=True):
@@ -78,26 +78,26 @@ class Fuse:
         assert self._server.stdout.readline() == "mounted\n"
 
     def freeze(self, *opcodes, delay_s=None, beyond=0):
-        """Never respond to requests of these kinds, or only after ``delay_s``.
+        """Delays the responses to requests of these kinds, or withholds them.
 
         Args:
-            opcodes: keys of ``_OPCODES``; all if none is given.
-            delay_s: delay of the responses; None: never respond.
-            beyond: reads from before this offset are served immediately.
+            opcodes: the kinds of requests, as keys of ``_OPCODES``; all kinds if none is given.
+            delay_s: the delay of the responses in seconds; None: never respond.
+            beyond: the offset before which reads are still served immediately.
         """
         delay = "inf" if delay_s is None else delay_s
         self._ask(f"hold {delay} {beyond} {' '.join(opcodes or _OPCODES)}")
 
     def thaw(self):
-        """Respond to held requests, and to all further requests immediately."""
+        """Responds to held requests, and from now on to all requests immediately."""
         self._ask("thaw")
 
     def count_held(self):
-        """Returns the number of requests waiting for a response."""
+        """Returns the number of requests that wait for a response."""
         return int(self._ask("count"))
 
     def close(self):
-        """End the server and unmount, once; waiting requests fail."""
+        """Stops the server and unmounts, so that waiting requests fail; may be called again."""
         if self._server.poll() is not None:
             return
         self._server.kill()
@@ -112,7 +112,7 @@ class Fuse:
 
 @contextlib.contextmanager
 def mounted(point, files, **options):
-    """A :class:`Fuse` for the duration of a block."""
+    """Mounts a :class:`Fuse` during the block."""
     fuse = Fuse(point, files, **options)
     try:
         yield fuse
@@ -146,7 +146,7 @@ class _Server:
             request = os.read(self._fd, _MAX_READ + 4096)
         except OSError as error:
             if error.errno in (errno.EINTR, errno.ENOENT, errno.EAGAIN):
-                return  # the request was withdrawn
+                return  # the kernel has withdrawn the request
             raise
         if self._is_frozen(request):
             self._held.append((time.monotonic() + self._delay_s, request))
@@ -186,7 +186,7 @@ class _Server:
             return
         answer = self._make_answer(opcode, inode, request[_IN.size :])
         error, body = (-answer, b"") if isinstance(answer, int) else (0, answer)
-        with contextlib.suppress(FileNotFoundError):  # its process has exited
+        with contextlib.suppress(FileNotFoundError):  # the process has exited
             os.write(self._fd, _OUT.pack(_OUT.size + len(body), error, unique) + body)
 
     def _make_answer(self, opcode, inode, body):
@@ -219,7 +219,7 @@ class _Server:
     def _answer_open(self, inode, body):
         flags = _KEEP_CACHE if self._cached_s else 0
         if struct.unpack_from("=I", body)[0] & os.O_SYNC == os.O_SYNC:
-            flags |= _DIRECT_IO  # mmap(2) then waits for pages that are being read
+            flags |= _DIRECT_IO  # so that mmap(2) waits for pages being read
         return struct.pack("=QII", inode, flags, 0)
 
     def _answer_read(self, inode, body):
@@ -248,7 +248,7 @@ def _call(name, *arguments):
 
 
 def main():
-    """Mount and serve until standard input ends."""
+    """Mounts the file system and serves it until standard input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("point")
     parser.add_argument("directory")

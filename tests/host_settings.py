@@ -1,4 +1,4 @@
-"""Keeps tests that change settings of the host apart from those that depend on them."""
+"""Separates tests that change host settings from tests that depend on these settings."""
 
 import contextlib
 import fcntl
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def hold_settings(*, changes: bool) -> Iterator[None]:
-    """Waits until no other test changes settings or, to change them, until none depends on them."""
+    """Holds a lock on host settings: exclusive for a test that changes them, else shared."""
     with Path(tempfile.gettempdir(), "otel-kprofiler-host-settings.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)
         yield

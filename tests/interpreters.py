@@ -1,4 +1,4 @@
-"""CPython interpreters installed on this machine, in all versions, for tests that read them."""
+"""Finds the CPython interpreters on this machine, in all versions, for tests that read them."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3], sys.implementation.
 
 
 class Python(NamedTuple):
-    """An interpreter: its command, and version such as 3.12.1."""
+    """An interpreter: its command, and its version such as 3.12.1."""
 
     command: Path
     version: str
@@ -27,23 +27,23 @@ class Python(NamedTuple):
         return self.version.rpartition(".")[0]
 
     def run(self, *arguments, **options):
-        """Run to the end; the package of this tree can be imported."""
+        """Runs the interpreter to its end, with this checkout's package on its path."""
         return subprocess.run(
             [self.command, *arguments], capture_output=True, text=True, env=environment(), **options
         )
 
 
 def environment():
-    """Environment of processes that import this package and the rest of `PYTHONPATH`."""
+    """Returns an environment in which this package and ``PYTHONPATH`` can be imported."""
     path = ":".join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @functools.cache
 def find_pythons():
-    """Interpreters of supported versions, one of each release; `KPROFILER_PYTHONS` has more.
+    """Returns the interpreters of supported versions, including those in ``KPROFILER_PYTHONS``.
 
-    That is a list of directories, as in PATH.
+    ``KPROFILER_PYTHONS`` is a list of directories in the form of PATH.
     """
     fetched = map(str, map(fetch_pythons.directory, fetch_pythons.VERSIONS))
     places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES, *fetched]
@@ -62,7 +62,7 @@ def find_pythons():
 
 
 def find_missing():
-    """Versions that this machine does not have."""
+    """Returns the supported versions that this machine does not have."""
     return [
         version
         for version in VERSIONS
@@ -71,12 +71,12 @@ def find_missing():
 
 
 class Journal:
-    """A registry of processes that remembers which are registered.
+    """A registry of processes that records what is registered.
 
     Attributes:
-        now: layout and addresses by process.
-        all: layout and addresses of each registration, in order, with the image.
-        seen: processes that were sampled; taken from the front.
+        now: layout and addresses of each process that is registered now, by tgid.
+        all: process, layout, addresses and image of each registration, in order.
+        seen: the sampled processes that have not been taken yet.
     """
 
     def __init__(self, room=1000, registry=None):
@@ -85,7 +85,7 @@ class Journal:
         self.seen = []
         self.passed_over = []
         self._room = room
-        self._registry = registry  # of a real program, which reports what it samples
+        self._registry = registry  # of a real BPF program, if given
 
     def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:
@@ -107,7 +107,7 @@ class Journal:
         return self.now.pop(tgid, None) is not None
 
     def see(self, tgid, image=1):
-        """Report a process as if it was sampled."""
+        """Reports a process as if it had been sampled."""
         self.seen.append(ProcessSeen(tgid, image))
         os.eventfd_write(self._event, 1)
 

@@ -1,4 +1,4 @@
-"""A Java program that publishes its spans through ``ddprof`` (dd-java-agent, Maven Central)."""
+"""A Java program that publishes its spans through ``ddprof``, a part of dd-java-agent."""
 
 import hashlib
 import shutil
@@ -20,7 +20,7 @@ _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
 
 
 def fetch():
-    """Returns the path of the agent's JAR, which stays in the cache; skips without a registry."""
+    """Returns the path of the agent's cached JAR; skips the test if it cannot be downloaded."""
     path = cache_directory() / "java-writer" / f"dd-java-agent-{VERSION}.jar"
     if not path.exists():
         if shutil.which("mvn") is None:
@@ -30,20 +30,20 @@ def fetch():
         done = subprocess.run(words, cwd="/", capture_output=True, text=True)
         if done.returncode:
             errors = [line for line in done.stdout.splitlines() if "ERROR" in line]
-            pytest.skip(f"needs dd-java-agent of Maven Central: {(errors or ['no reason'])[0]}")
+            pytest.skip(f"cannot fetch dd-java-agent from Maven: {(errors or ['no reason'])[0]}")
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256, f"delete {path}"
     return path
 
 
 def command(directory, log, threads):
-    """The words that run the program; its classes and library are put into a directory."""
+    """Unpacks classes and library into a directory; returns the command that runs the program."""
     offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     java, library = unpack(directory)
     return list(map(str, [*java, PROGRAM, log, threads, library, offset]))
 
 
 def unpack(directory):
-    """Put classes and library into a directory; returns the words of Java and the library."""
+    """Unpacks classes and library into a directory; returns Java's command and the library."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         pytest.skip("needs a JDK")
     library = directory / "libjavaProfiler.so"

@@ -1,7 +1,7 @@
-"""Makes a thread hold a lock of the kernel for a known time, while others wait for it.
+"""Makes a thread hold a kernel lock for a known time, while other threads wait for the lock.
 
-The holder writes to a file from a page that has no memory yet. While it copies, with the file's
-lock held, the page fault waits until this program supplies the memory: userfaultfd(2).
+The holder writes to a file from a page without memory. While it copies, with the file's lock held,
+its page fault waits until this program supplies the memory through userfaultfd(2).
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def name_thread(name):
 
 
 def hold_once(faults, file, waiters, seconds):
-    """Holds the file's lock for at least `seconds` with waiters; returns the holder and waits."""
+    """Holds the file's lock for at least ``seconds``; returns the holder and the waits (ns)."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     page = struct.pack("=2Q", address, mmap.PAGESIZE)
@@ -60,7 +60,7 @@ def hold_once(faults, file, waiters, seconds):
 
     threads = [threading.Thread(target=hold)]
     threads[0].start()
-    select.select([faults], [], [])  # the holder has reached the page
+    select.select([faults], [], [])  # until the holder reaches the page
     os.read(faults, 32)
     for _ in range(waiters):
         threads.append(threading.Thread(target=wait_for_lock))
@@ -73,7 +73,7 @@ def hold_once(faults, file, waiters, seconds):
 
 
 def main(times, waiters, seconds):
-    """Prints the holders, and how long each write of the waiters took."""
+    """Prints the holders' thread ids, and how long each write of the waiters took."""
     name_thread("lock_waiter")
     faults = open_faults()
     with tempfile.TemporaryFile() as file:

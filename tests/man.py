@@ -1,4 +1,4 @@
-"""Manual pages of all commands, from their help. ``python -m tests.man`` writes docs/man."""
+"""Makes manual pages from the help of all commands; ``python -m tests.man`` writes docs/man."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "man"
 PROGRAM = "otel-kprofiler"
 ABOUT = "kernel-first continuous profiler for OpenTelemetry"
 MADE_WITH = f'.\\" Made by `make generated` with click {version("click")}.'
-"""The first line of each page; other versions of click may word defaults otherwise."""
+"""The first line of each page. It states click's version, which affects the wording."""
 EXIT_STATUS = {
     "0": "success",
     "1": "failure",
@@ -27,7 +27,7 @@ _NOT_WRAPPED = "\b"
 
 
 def pages() -> dict[str, str]:
-    """The content of each page by the name of its file."""
+    """Returns the content of each page, by file name."""
     main = click.Context(cli, info_name=PROGRAM, **cli.context_settings)
     results = {f"{PROGRAM}.1": "\n".join(main_page(main)) + "\n"}
     for name, short in COMMANDS.items():
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 
 
 def main_page(context: click.Context) -> Iterator[str]:
-    """The page of the program, with the list of its commands."""
+    """Yields the program's page, with the list of commands."""
     yield from head(context, PROGRAM, ABOUT)
     yield ".SH COMMANDS"
     for name, short in COMMANDS.items():
@@ -47,17 +47,17 @@ def main_page(context: click.Context) -> Iterator[str]:
     yield ".SH EXIT STATUS"
     for status, meaning in EXIT_STATUS.items():
         yield from [".TP", f".B {status}", escape(meaning)]
-    yield from [".PP", "Commands that run another one, or judge something, say what theirs mean."]
+    yield from [".PP", "Commands with other exit statuses document them on their pages."]
 
 
 def command_page(context: click.Context, short: str) -> Iterator[str]:
-    """The page of one command."""
+    """Yields the page of one command."""
     yield from head(context, f"{PROGRAM}-{context.info_name}", short[0].lower() + short[1:-1])
     yield from [".SH SEE ALSO", f".BR {escape(PROGRAM)} (1)"]
 
 
 def head(context: click.Context, name: str, short: str) -> Iterator[str]:
-    """Name, synopsis, description and options."""
+    """Yields name, synopsis, description and options."""
     command = context.command
     yield from [MADE_WITH, ".nh", ".ad l"]
     yield f'.TH {escape(name).upper()} 1 "" "{PROGRAM} {__version__}" "User Commands"'
@@ -74,7 +74,7 @@ def head(context: click.Context, name: str, short: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs of a help text; unwrapped ones are unchanged."""
+    """Yields the paragraphs of a help text; paragraphs that must not be wrapped are unchanged."""
     for number, paragraph in enumerate(text.split("\n\n")):
         lines = paragraph.splitlines()
         if lines[0] == _NOT_WRAPPED:
@@ -84,18 +84,18 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def names(text: str) -> str:
-    """An option's names in bold, and its metavariable."""
+    """Returns an option's names in bold, and its metavariable."""
     return re.sub(r"(?<![\w-])(-[\w-]+)", lambda match: rf"\fB{escape(match[1])}\fR", text)
 
 
 def escape(text: str) -> str:
-    """Text escaped for roff."""
+    """Returns text escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def main() -> None:
-    """Write outdated pages, and delete pages of commands that no longer exist."""
+    """Writes outdated pages, and deletes the pages of commands that no longer exist."""
     FOLDER.mkdir(exist_ok=True)
     wanted = pages()
     for path in FOLDER.iterdir():

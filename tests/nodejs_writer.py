@@ -7,11 +7,11 @@ from tests.thread_contexts import SOURCES
 
 PROGRAM = SOURCES / "nodejs"
 WRITERS = ("@datadog/pprof", "pprof-wrapped")
-"""The current version, and a version whose objects have a pointer to the record."""
+"""The current package, and a version whose objects have a pointer to the record."""
 
 
 def command(writer, log, threads):
-    """The words that run the program with a writer."""
+    """Returns the command that runs the program with a writer."""
     place = npm.install(PROGRAM, "nodejs-writer")
     offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     words = [

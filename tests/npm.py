@@ -1,4 +1,4 @@
-"""Programs of npm packages, installed by their lock file into the cache of the tests."""
+"""Installs npm packages, as their lock file specifies, in the tests' cache."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from tests.cache import cache_directory
 
 
 def install(packages, name):
-    """Returns a directory with the packages of ``packages/package.json``, Node.js among them."""
+    """Installs the packages in ``packages/package.json``, with Node.js; returns the directory."""
     lock = (packages / "package-lock.json").read_bytes()
     place = cache_directory() / name
     installed = place / "installed"
@@ -24,7 +24,7 @@ def install(packages, name):
     done = subprocess.run(words, cwd=place, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "npm error" in line]
-        pytest.skip(f"needs packages of npm: {(errors or ['no reason'])[0]}")
+        pytest.skip(f"cannot install npm packages: {(errors or ['no reason'])[0]}")
     installed.write_bytes(lock)
     return place
 

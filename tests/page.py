@@ -7,13 +7,13 @@ from array import array
 
 
 def data(page):
-    """The object in a page, with all columns as lists."""
+    """Returns the object in a page, with all columns as lists."""
     text = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     return unpacked(json.loads(text))
 
 
 def unpacked(found):
-    """The object with all columns as lists."""
+    """Returns the object with all columns as lists."""
     for name in ("nodes", "samples"):
         found[name] = {column: unpack(packed) for column, packed in found[name].items()}
     return found

@@ -1,8 +1,8 @@
-"""A Python with this package that any user can run.
+"""Provides a Python with this package that any user can run.
 
-A clone in a home directory, its environment, or an interpreter there (pyenv's) is closed to other
-users, and to root without capabilities. For tests that run code as such a user, the closed part is
-copied.
+A clone in a home directory, its virtual environment, or an interpreter there (from pyenv) is closed
+to other users, and to root without capabilities. For tests that run code as such a user, the closed
+part is copied.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
 
 class PublicPython(NamedTuple):
-    """An interpreter and what it imports.
+    """An interpreter, and the directories of the packages that it imports.
 
     Attributes:
-        command: path of the interpreter.
-        paths: directories of packages: of dependencies, and the checkout, which has ``tests``, too.
+        command: the path of the interpreter.
+        paths: the package directories: those of dependencies, then the checkout, with ``tests``.
     """
 
     command: str
@@ -41,12 +41,12 @@ class PublicPython(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """The command, and the option that keeps its directory, the checkout, off its path."""
+        """The command, with the option that keeps the working directory off the import path."""
         return self.command, "-P"
 
     @property
     def root(self) -> str:
-        """The checkout, or the copy of it."""
+        """The path of the checkout, or of its copy."""
         return self.paths[-1]
 
 
@@ -55,7 +55,7 @@ _copies: list[str] = []
 
 @contextlib.contextmanager
 def open_directory(mode: int = 0o755) -> Iterator[Path]:
-    """A directory that all users may enter; only their owner may enter pytest's."""
+    """Creates a directory that all users may enter, unlike pytest's directories."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, mode)
         yield Path(name)
@@ -63,7 +63,7 @@ def open_directory(mode: int = 0o755) -> Iterator[Path]:
 
 @functools.cache
 def get_public_python() -> PublicPython:
-    """The running Python; for root, who can become another user, a copy if it is inaccessible."""
+    """Returns the running Python; for root, a copy if other users cannot run it."""
     if os.geteuid() != 0 or can_run(sys.executable, "-c", _IMPORTS):
         return PublicPython(sys.executable, (*site.getsitepackages(), str(ROOT)))
     _copies.append(tempfile.mkdtemp(dir="/tmp"))
@@ -71,7 +71,7 @@ def get_public_python() -> PublicPython:
 
 
 def remove_copies() -> None:
-    """Remove the copy of the environment, if there is one."""
+    """Removes the copy of the environment, if there is one."""
     get_public_python.cache_clear()
     while _copies:
         shutil.rmtree(_copies.pop())
@@ -80,17 +80,17 @@ def remove_copies() -> None:
 def can_run(*command: object) -> bool:
     """Returns whether an unprivileged user can run a command.
 
-    setpriv itself runs with rights that it drops only for its program, so a further program is
-    started.
+    setpriv drops its rights only when it executes its program. That program, env, therefore
+    executes the command.
     """
     words = [*NOBODY, "env", *command]
     return subprocess.run(words, cwd="/", capture_output=True).returncode == 0
 
 
 def publish_interpreter(command: Path, directory: Path) -> Path:
-    """An interpreter that any user can run: the given one, or a copy of it in a directory.
+    """Returns an interpreter that any user can run: the given one, or a copy in a directory.
 
-    A copy locates its standard library relative to its own path, and a shared ``libpython`` through
+    A copy finds its standard library relative to its path, and a shared ``libpython`` through
     DT_RUNPATH (System V ABI), which is rewritten in the copy.
     """
     if can_run(command, "-c", "import ssl"):
@@ -116,14 +116,14 @@ def publish_interpreter(command: Path, directory: Path) -> Path:
 
 
 def copy_environment(directory: Path) -> PublicPython:
-    """A virtual environment in a directory, with what the package requires, and the checkout."""
+    """Creates a virtual environment with the package's dependencies, and copies the checkout."""
     base = publish_interpreter(Path(sys._base_executable), directory / "python")
     subprocess.run([base, "-m", "venv", "--without-pip", directory / "venv"], check=True)
     command = directory / "venv/bin/python"
     ask = "import site; print(site.getsitepackages()[0])"
     packages = Path(subprocess.check_output([command, "-c", ask], text=True).strip())
     needed: dict[str, importlib.metadata.Distribution] = {}
-    for name in ("otel-kprofiler", "cffi", "symbolic", "zstandard"):  # extras of agents under test
+    for name in ("otel-kprofiler", "cffi", "symbolic", "zstandard"):  # with extras that tests use
         _dependencies(name, needed)
     for distribution in needed.values():
         for file in distribution.files or ():
@@ -133,7 +133,7 @@ def copy_environment(directory: Path) -> PublicPython:
     checkout = directory / "checkout"
     for name in ("otel_kprofiler", "tests"):
         shutil.copytree(ROOT / name, checkout / name)
-    for path in packages.glob("*.pth"):  # of the editable installation
+    for path in packages.glob("*.pth"):  # from the editable install
         path.unlink()
     (packages / "checkout.pth").write_text(f"{checkout}\n")
     _open_to_all(directory)
@@ -142,7 +142,7 @@ def copy_environment(directory: Path) -> PublicPython:
 
 
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
-    """Add the installed files of a distribution, and of all that it requires without extras."""
+    """Adds a distribution and, recursively, those that it requires without extras."""
     if name not in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of other platforms
             found[name] = importlib.metadata.distribution(name)
@@ -154,7 +154,7 @@ def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) 
 
 
 def _open_to_all(directory: Path) -> None:
-    """Let others read and enter, whatever the modes of the copied files."""
+    """Makes copied files readable, and directories accessible, to all users."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,6 +1,6 @@
-"""A service of threads, tasks and executors that publishes its spans and logs when each is active.
+"""A service with threads, tasks and executors that publishes its spans and logs their times.
 
-Usage: python -m tests.published_spans FILE; writes the log and exits at the end of its input.
+``python -m tests.published_spans FILE`` writes the log and exits when its input ends.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ ended = threading.Event()
 
 
 def note():
-    """Work in the current span, and note the time."""
+    """Works in the current span, and notes the times."""
     span = trace.get_current_span().get_span_context()
     of_thread = notes.setdefault(threading.get_native_id(), [])
     start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)

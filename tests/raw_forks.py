@@ -1,4 +1,4 @@
-"""C's ``fork()``, as called by servers written in C: no Python fork hook runs in the child."""
+"""Calls C's ``fork()`` as servers written in C do, so that no Python fork hook runs."""
 
 import ctypes
 import inspect
@@ -11,10 +11,11 @@ import time
 
 
 def raw_fork():
-    """Fork; returns the child's id in the parent, and 0 in a child whose threads can run.
+    """Forks; returns the child's id in the parent, and 0 in a child whose threads can run.
 
-    In the child, glibc's condition variable of the GIL still counts a thread that waited at the
-    fork, so the child's threads may wait for that thread forever. Such a child is replaced.
+    In the child, the GIL's condition variable in glibc still counts a thread that was waiting at
+    the fork, so the child's threads may wait for that thread forever. Such a child is killed and
+    the fork repeated.
     """
     for _ in range(5):
         reading, writing = os.pipe()
@@ -36,11 +37,11 @@ def raw_fork():
             return pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    raise TimeoutError("no child in which threads can run")
+    raise TimeoutError("in five forks, no child can run threads")
 
 
 def spin():
-    """Take the GIL and give it back many times."""
+    """Takes and releases the GIL many times."""
     until = time.monotonic() + 0.1
     while time.monotonic() < until:
         time.sleep(0)
@@ -48,11 +49,11 @@ def spin():
 
 MODULES = "import ctypes, os, select, signal, sys, threading, time\n"
 CODE = MODULES + inspect.getsource(raw_fork) + inspect.getsource(spin)
-"""The functions, for services in processes of their own."""
+"""The source of the functions, for services in separate processes."""
 
 
 def run_in_raw_child(work):
-    """Runs a function in such a child; returns its result as text, and the exit code."""
+    """Runs a function in a child of :func:`raw_fork`; returns its result as text and exit code."""
     reading, writing = os.pipe()
     pid = raw_fork()
     if not pid:

@@ -1,4 +1,4 @@
-"""Ring-buffer records in the form the sampler writes them."""
+"""Makes ring-buffer records in the form that the sampler writes."""
 
 import struct
 
@@ -30,7 +30,7 @@ def pack_record(
     context=b"",
     holder=0,
 ):
-    """A record without its length; all frames are kernel frames unless sizes in bytes are given."""
+    """Returns a record without its length; all frames are kernel frames unless sizes are given."""
     kernel = 8 * len(frames) if kernel is None else kernel
     return _HEADER.pack(
         time_ns, start_ns, cgroup, trace >> 64, trace & (1 << 64) - 1, span, value,
@@ -40,5 +40,5 @@ def pack_record(
 
 
 def in_ring(record):
-    """The record in ring format, preceded by its length and padded to a word."""
+    """Returns the record in ring format, preceded by its length and padded to a word."""
     return struct.pack("<II", len(record), 0) + record + bytes(-len(record) % 8)

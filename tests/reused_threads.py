@@ -1,7 +1,7 @@
-"""A service whose threads end at once; the next thread gets the same id, but a new name and span.
+"""A service whose threads exit at once, so that the next thread has the same id but a new name.
 
-Usage: python -m tests.reused_threads FILE; writes the log and exits at the end of its input. Before
-each start, sets the kernel's last process id (see proc_sys_kernel(5)), which needs root.
+``python -m tests.reused_threads FILE`` writes the log and exits when its input ends. Before it
+starts a thread, it sets the kernel's last process id (see proc_sys_kernel(5)), which needs root.
 """
 
 import json
@@ -31,7 +31,7 @@ def work():
 
 
 def live(name):
-    """Work, wait and work again, and record the times; threads of the second name have no span."""
+    """Works, waits and works again, and records the times; with the second name, has no span."""
     Path("/proc/thread-self/comm").write_text(name)
     start, link = time.clock_gettime_ns(time.CLOCK_BOOTTIME), None
     if name == WITH_SPANS:

@@ -13,9 +13,9 @@ CRATE = SOURCES / "rust"
 
 
 def build(directory):
-    """Copies the program, the opener and the library to a directory.
+    """Builds the program, the opener and the library, and copies them to a directory.
 
-    Crates and objects stay in the cache: without a registry, a later run needs neither.
+    Crates and objects stay in the cache, so that later runs need no registry.
     """
     if shutil.which("cargo") is None:
         pytest.skip("needs cargo")
@@ -26,7 +26,7 @@ def build(directory):
     if fetched.returncode:
         fetched = _run(["cargo", "fetch", *words], environ)
     if fetched.returncode:
-        pytest.skip(f"needs crates of the registry: {fetched.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"cannot fetch crates: {fetched.stderr.strip().splitlines()[-1]}")
     built = _run(["cargo", "build", "--release", "--offline", *words], environ)
     assert built.returncode == 0, built.stderr
     for name in ("program", "opener", "libspans.so"):

@@ -1,4 +1,4 @@
-"""Servers on loopback with scripted responses, and ports and certificates for them."""
+"""Loopback servers with scripted responses, and ports and certificates for them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ PROFILES = "opentelemetry.proto.collector.profiles.v1development.ProfilesService
 def serve_grpc(
     export, *, service=PROFILES, address="127.0.0.1:0", credentials=None, max_bytes=4 << 20
 ) -> tuple[grpc.Server, int]:
-    """Start a server whose method ``Export`` is a function of request and context.
+    """Starts a gRPC server whose method ``Export`` is a function of request and context.
 
     Args:
-        export: returns the response, or aborts.
-        service: the method's service.
-        address: where it listens.
-        credentials: for TLS.
-        max_bytes: the largest request that it accepts.
+        export: called with request and context; returns the response, or aborts.
+        service: the name of the method's service.
+        address: the address that it listens on.
+        credentials: the server credentials for TLS; None for plain text.
+        max_bytes: the size of the largest request that it accepts, in bytes.
 
     Returns:
-        The server, which ``stop`` ends, and its port.
+        The server, to be stopped with ``stop``, and its port.
     """
     options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes))
     server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
@@ -50,7 +50,7 @@ def serve_grpc(
 
 
 class HttpRequest(BaseHTTPRequestHandler):
-    """A request, and ways to respond to it."""
+    """An HTTP request, with the ways to respond to it."""
 
     protocol_version = "HTTP/1.1"
     timeout = 60
@@ -63,7 +63,7 @@ class HttpRequest(BaseHTTPRequestHandler):
     do_GET = do_CONNECT = do_POST  # noqa: N815 - names of http.server
 
     def reply(self, status=200, body=b"", **headers) -> None:
-        """Send a response; ``_`` in header names stands for ``-``."""
+        """Sends a response; ``_`` in header names stands for ``-``."""
         self.send_response(status)
         for name, value in {"Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -71,20 +71,20 @@ class HttpRequest(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Keep quiet."""
+        """Logs nothing."""
 
 
 class HttpServer(ThreadingHTTPServer):
     """An HTTP server with scripted responses.
 
     Args:
-        answer: called with each request.
-        context: for TLS.
-        address: where it listens.
+        answer: called with each request; responds to it.
+        context: the TLS context; None for plain text.
+        address: the address that it listens on.
 
     Attributes:
-        port: where it listens.
-        url: its address.
+        port: the port that it listens on.
+        url: its base URL.
     """
 
     request_queue_size = 64
@@ -108,11 +108,11 @@ class HttpServer(ThreadingHTTPServer):
             super().finish_request(connection, client_address)
 
     def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), OSError):  # the client has gone
+        if not isinstance(sys.exception(), OSError):  # the client has disconnected
             super().handle_error(request, client_address)
 
     def close(self):
-        """Stop listening."""
+        """Stops listening."""
         self.shutdown()
         self._thread.join()
         self.server_close()
@@ -122,7 +122,7 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that no connection gets by chance."""
+    """Returns ports that nobody listens on and that the kernel does not assign to connections."""
     ports: list[int] = []
     with contextlib.ExitStack() as stack:
         while len(ports) < count:
@@ -134,17 +134,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no connection gets by chance."""
+    """Returns a port that nobody listens on and that the kernel does not assign to connections."""
     return free_ports(1)[0]
 
 
 def make_certificate(directory: Path, name: str = "server") -> ssl.SSLContext:
-    """Make a self-signed ``NAME.pem`` for localhost, and ``NAME.key``; returns credentials.
+    """Creates a self-signed ``NAME.pem`` for localhost, and ``NAME.key``; returns a TLS context.
 
-    Skips the test without openssl.
+    Skips the test if openssl is not installed.
     """
     if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
+        pytest.skip("needs the openssl command to create certificates")
     words = (
         "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost "
         f"-addext subjectAltName=DNS:localhost,IP:127.0.0.1 -keyout {name}.key -out {name}.pem"

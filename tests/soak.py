@@ -1,9 +1,9 @@
-"""The agent under load for minutes, with a fault each minute: checks its memory and its account.
+"""Runs the agent under load, with a fault each minute, and checks its memory and account.
 
-Run by ``make soak MINUTES=30``; not collected by pytest. Two agents run side by side, one before a
-receiver of this script and one before a real Collector if one has been built (see
+``make soak MINUTES=30`` runs this; pytest does not collect it. Two agents run side by side. The
+first sends to a receiver in this script, the second to a real Collector if one has been built (see
 ``tests/collector``). Prints memory, CPU, descriptors, threads and the account once a minute, and
-exits 1 if a sample is unaccounted for or the process grew.
+exits with 1 if a sample is unaccounted for or an agent has grown.
 """
 
 # ruff: noqa: T201 - a command talks to its user
@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "faults")]
 sys.path.append(str(Path(__file__).parent / "collector"))
 
-# Found by the paths above.
+# Found through the paths added above.
 import conftest as faults  # noqa: E402
 
 from benchmarks.usage import cpu_seconds  # noqa: E402
@@ -37,7 +37,7 @@ DESCRIPTORS = 4
 
 
 def usage(pid: int) -> dict[str, float]:
-    """The resources of a process."""
+    """Returns the resources that a process uses."""
     return {
         "rss_mb": read_resident_bytes(pid) / 2**20,
         "cpu_s": cpu_seconds(pid),
@@ -48,12 +48,12 @@ def usage(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """The target of faults.
+    """The agents and the receiver that faults affect.
 
     Attributes:
-        receiver: the receiver of the agent named fake.
-        start: starts an agent by its name.
-        agents: the running agents.
+        receiver: the receiver of the agent named ``fake``.
+        start: starts an agent, given its name.
+        agents: the running agents by name.
     """
 
     receiver: faults.Receiver
@@ -62,19 +62,19 @@ class Soak:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The agent that suffers."""
+        """The process of the agent that faults affect."""
         return self.agents["fake"].process
 
 
 def down(soak: Soak) -> Iterator[None]:
-    """The receiver is unreachable for a while."""
+    """Makes the receiver unreachable for a while."""
     soak.receiver.down()
     yield
     soak.receiver.up()
 
 
 def refusing(soak: Soak) -> Iterator[None]:
-    """The receiver answers UNAVAILABLE."""
+    """Makes the receiver respond UNAVAILABLE."""
     import grpc
 
     before = soak.receiver.answer
@@ -84,7 +84,7 @@ def refusing(soak: Soak) -> Iterator[None]:
 
 
 def slow(soak: Soak) -> Iterator[None]:
-    """The receiver takes longer than the timeout."""
+    """Makes the receiver take longer than the timeout."""
     before = soak.receiver.answer
 
     def answer(_request: bytes, context: object) -> bytes:
@@ -97,7 +97,7 @@ def slow(soak: Soak) -> Iterator[None]:
 
 
 def stopped(soak: Soak) -> Iterator[None]:
-    """The agent is stopped, as on an overloaded host."""
+    """Stops the agent with SIGSTOP, as if the host were overloaded."""
     soak.process.send_signal(signal.SIGSTOP)
     time.sleep(2)
     soak.process.send_signal(signal.SIGCONT)
@@ -105,7 +105,7 @@ def stopped(soak: Soak) -> Iterator[None]:
 
 
 def killed(soak: Soak) -> Iterator[None]:
-    """The agent is killed while its receiver is unreachable, and restarted."""
+    """Kills the agent while its receiver is unreachable, and restarts it."""
     soak.receiver.down()
     time.sleep(10)
     soak.agents["fake"].kill()
@@ -122,7 +122,7 @@ def many_processes(_soak: Soak) -> Iterator[None]:
 
 
 def reloaded(soak: Soak) -> Iterator[None]:
-    """SIGHUP, with the same configuration."""
+    """Sends SIGHUP, with an unchanged configuration."""
     soak.process.send_signal(signal.SIGHUP)
     yield
 
@@ -140,13 +140,14 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
         account["received"] + exporter["carried"]
     ):
         problems.append("received samples are missing in the exporter's account")
-    # Each stream by its last account: a killed agent's is in its last durable window.
+    # Checks each stream by its last account, which for a killed agent is in its last durable
+    # window.
     for stream, totals in arrived.totals.items():
         ring = sum(n for cause, n in totals.lost.items() if cause.value == "ring_full")
         late = sum(totals.lost.values()) - ring
         got = arrived.samples[stream] - arrived.twice_in[stream]
         print(f"stream {stream}: {totals}, {got} arrived once, {arrived.twice_in[stream]} again")
-        # The latest samples of a killed agent's BPF program fall into its unknown time.
+        # The last samples of a killed agent's BPF program are in its unknown time.
         open_end = totals.taken - ring - totals.samples
         was_killed = stream != list(arrived.totals)[-1]
         if got + late != totals.samples or open_end < 0 or (open_end and not was_killed):
@@ -158,14 +159,14 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
 
 
 def account_of(agent: faults.Agent) -> dict:
-    """The exporter's account, as the health endpoint shows it."""
+    """Returns the exporter's account from the health endpoint."""
     agent.wait_until(lambda: agent.get("/status")[0] == 200)
     return agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]
 
 
 @contextlib.contextmanager
 def collector() -> Iterator[str]:
-    """Endpoint of a real Collector, or of nothing."""
+    """Yields the endpoint of a real Collector, or an endpoint where nobody listens."""
     import importlib.util
 
     path = Path(__file__).parent / "collector" / "conftest.py"
@@ -183,7 +184,7 @@ def collector() -> Iterator[str]:
 
 
 def main() -> int:
-    """Run for the requested time."""
+    """Runs the soak test for the requested time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("minutes", type=float)
     parser.add_argument("--rate", type=int, default=99)
@@ -228,9 +229,9 @@ def main() -> int:
                 exporter = account_of(agent)
                 print(f"{number:3} {fault.__name__:15} {name}: {now} {exporter}", flush=True)
         for name, agent in agents.items():
-            # Data delayed by a fault arrives before the end, so that all of it can be compared.
+            # Waits for data that a fault has delayed, so that all data can be compared.
             agent.wait_until(lambda agent=agent: not agent.get("/status")[1]["unreachable"], 90)
-            # Caches fill in the first third; from then on nothing may grow.
+            # Caches fill during the first third; after that, nothing may grow.
             first, warm, last = used[name][0], used[name][len(used[name]) // 3], used[name][-1]
             share = (last["cpu_s"] - first["cpu_s"]) / (options.minutes * 60)
             if last["rss_mb"] > warm["rss_mb"] + GROWTH_MB:

@@ -1,4 +1,4 @@
-"""The package's sources as syntax trees, parsed once in a test run."""
+"""Provides the package's sources as syntax trees, parsed once per test run."""
 
 import ast
 import functools
@@ -13,8 +13,8 @@ PACKAGE = Path(otel_kprofiler.__file__).parent
 
 @functools.cache
 def syntax_trees() -> Mapping[Path, ast.Module]:
-    """Syntax trees of all modules by path, in the order of their paths; callers change none."""
-    gc.disable()  # trees have no cycles, and would be traversed as they grow
+    """Returns the syntax trees of all modules, sorted by path; callers must not change them."""
+    gc.disable()  # growing trees would be traversed in vain
     try:
         return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     finally:

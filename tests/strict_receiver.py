@@ -1,8 +1,9 @@
-"""An OTLP receiver on loopback that rejects and drops what Pyroscope and Parca do.
+"""A loopback OTLP receiver that rejects or drops the same data as Pyroscope and Parca.
 
-It rejects resource and scope attributes without key or value. Like Pyroscope it accepts the
-rest, but keeps one of several profiles with equal labels and times, drops frames without a
-function, and has no name for profiles without ``service.name``; each of these is a complaint.
+It rejects requests with resource or scope attributes that lack a key or value. Like Pyroscope, it
+accepts other requests, but keeps only one of several profiles with equal labels and times, drops
+frames without a function, and has no name for profiles without ``service.name``. Each such case
+counts as a complaint.
 """
 
 import base64
@@ -22,7 +23,7 @@ NO_FUNCTION = "frames without a function"
 
 
 def find_fault(attributes):
-    """Why a strict receiver rejects attributes; empty if it accepts them."""
+    """Returns why a strict receiver rejects attributes; empty if it accepts them."""
     for index, attribute in enumerate(attributes):
         if not attribute.key:
             return f"attribute key at index {index} in resource attributes is empty"
@@ -32,7 +33,7 @@ def find_fault(attributes):
 
 
 def find_faults(message):
-    """All reasons to reject a request."""
+    """Returns all reasons to reject a request."""
     holders = [group.resource for group in message.resource_profiles]
     holders += [
         scope.scope for group in message.resource_profiles for scope in group.scope_profiles
@@ -41,7 +42,7 @@ def find_faults(message):
 
 
 def labels_of(message):
-    """Returns the identity of each profile: labels, type and time."""
+    """Yields the identity of each profile: labels, type and time."""
     strings = message.dictionary.string_table
     for group in message.resource_profiles:
         labels = frozenset(
@@ -54,11 +55,11 @@ def labels_of(message):
 
 
 def find_complaints(message, seen):
-    """Counts of items the receiver drops from requests, by kind.
+    """Counts the items that the receiver would drop from a request, by kind of complaint.
 
     Args:
         message: the request.
-        seen: results of :func:`labels_of` for earlier requests; new ones are added.
+        seen: the results of :func:`labels_of` for earlier requests; this request's are added.
     """
     results = Counter()
     for one in labels_of(message):
@@ -75,7 +76,7 @@ def find_complaints(message, seen):
 
 
 def as_collector_json(message):
-    """A request as parsed JSON, ids as text of hexadecimal digits."""
+    """Returns a request as parsed JSON, with ids as hexadecimal text."""
     tree = MessageToDict(message)
     for link in tree["dictionary"]["linkTable"]:
         for name in {"traceId", "spanId"} & link.keys():
@@ -84,12 +85,12 @@ def as_collector_json(message):
 
 
 class StrictReceiver:
-    """OTLP over gRPC and HTTP on loopback.
+    """A strict OTLP receiver for gRPC and HTTP on loopback.
 
     Attributes:
-        accepted: requests, by ``grpc`` or the content type.
-        refused: reasons.
-        complaints: items dropped silently, by kind of request.
+        accepted: the accepted requests, by ``grpc`` or their content type.
+        refused: the reasons for rejected requests.
+        complaints: the numbers of silently dropped items, by ``grpc`` or content type.
     """
 
     def __init__(self):
@@ -109,7 +110,7 @@ class StrictReceiver:
         request.reply(status, answer, Content_Type=kind)
 
     def take(self, kind, payload):
-        """Receive a request; returns the reasons to reject it."""
+        """Receives a request; returns the reasons to reject it."""
         (parsed,) = parse_payloads(payload)
         faults = find_faults(parsed.message)
         with self._lock:
@@ -126,7 +127,7 @@ class StrictReceiver:
         return b""
 
     def requests(self, kind):
-        """Accepted requests as parsed JSON."""
+        """Returns the accepted requests as parsed JSON."""
         return [
             as_collector_json(parsed.message)
             for payload in self.accepted.get(kind, ())
@@ -134,7 +135,7 @@ class StrictReceiver:
         ]
 
     def samples(self, kind):
-        """Number of accepted samples."""
+        """Returns the number of accepted samples."""
         return sum(
             window.sample_count
             for payload in self.accepted.get(kind, ())
@@ -142,6 +143,6 @@ class StrictReceiver:
         )
 
     def close(self):
-        """Stop listening."""
+        """Stops listening."""
         self._grpc.stop(0).wait()
         self._http.close()

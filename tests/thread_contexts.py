@@ -1,4 +1,4 @@
-"""Native programs that publish thread contexts, and their samples compared with their logs."""
+"""Runs native programs that publish thread contexts; compares samples with their logs."""
 
 import bisect
 import os
@@ -27,10 +27,10 @@ SCHEMA = {
 NODEJS_SCHEMA = {**SCHEMA, "threadlocal.schema_version": "nodejs_v1_dev"}
 NAME = "otel_thread_ctx_v1"
 WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
-"""Number of samples with a span that a test waits for."""
+"""The number of samples with a span that a test waits for."""
 LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
-"""Variable with the directory of built programs, for machines without a compiler."""
+"""The variable that names the directory of built programs, for machines without compiler."""
 _A64_DIALECTS = {
     "-mtls-dialect=gnu": "-mtls-dialect=trad",
     "-mtls-dialect=gnu2": "-mtls-dialect=desc",
@@ -44,7 +44,7 @@ class Model(NamedTuple):
     library: tuple[str, ...] | None
     program: tuple[str, ...] = ()
     is_late: bool = False
-    modules: int = 0  # libraries with thread-local variables that are opened before
+    modules: int = 0  # libraries with TLS that are opened before it
 
 
 MODELS = {
@@ -67,7 +67,7 @@ MODELS = {
 
 
 GUEST_MODELS = ("local_exec", "descriptor", "opened_general_dynamic")
-"""Models that are tested in virtual machines."""
+"""The models that are tested in virtual machines."""
 MUSL_MODELS = (
     "local_exec",
     "local_exec_fixed",
@@ -82,11 +82,11 @@ MUSL_MODELS = (
     "opened_descriptor",
     "opened_behind_others",
 )
-"""Models that musl supports; it opens no library that needs static thread-local storage."""
+"""The models that musl supports, which opens no library that needs static TLS."""
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
-    """Compile a program; returns its path, and the paths of the libraries that it opens."""
+    """Compiles a program; returns its path, and the paths of the libraries that it opens."""
     if PREBUILT in os.environ:
         return find_files(Path(os.environ[PREBUILT], name), name)
     if shutil.which(compiler) is None:
@@ -112,7 +112,7 @@ def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
 
 
 def find_files(directory, name):
-    """Paths of a program, and of the libraries that it opens."""
+    """Returns the paths of a program and of the libraries that it opens."""
     model = MODELS[name]
     opened = [directory / f"libother{number}.so" for number in range(model.modules)]
     opened += [directory / "libcontext.so"] if model.is_late else []
@@ -125,7 +125,7 @@ def compile_with(words):
 
 
 def write_payload(directory, extra=None):
-    """Write the payload of a process context; returns its path."""
+    """Writes the payload of a process context; returns its path."""
     path = directory / "payload"
     context = ProcessContext({"service.name": "native"}, SCHEMA if extra is None else extra)
     path.write_bytes(encode_process_context(context))
@@ -133,7 +133,7 @@ def write_payload(directory, extra=None):
 
 
 class Service:
-    """A running program that logs its contexts. Stop it by closing it."""
+    """A running program that logs its contexts; ``close`` stops it."""
 
     def __init__(self, words, log):
         self._log = log
@@ -150,11 +150,11 @@ class Service:
         self._process.communicate()
 
     def wait_ready(self):
-        """Wait until its threads start."""
+        """Waits until the program's threads start."""
         assert self._process.stdout.readline() == "ready\n"
 
     def read_log(self):
-        """End the program; returns the contexts of each thread in their order."""
+        """Stops the program; returns the contexts of each thread, in order."""
         self._process.communicate("", timeout=LATEST_S)
         assert self._process.returncode == 0
         lines = defaultdict(list)
@@ -164,7 +164,7 @@ class Service:
 
 
 class Program(Service):
-    """A running program in C."""
+    """A running C program."""
 
     def __init__(self, directory, name, threads, extra=None, **options):
         program, libraries = build(directory, name, **options)
@@ -174,9 +174,9 @@ class Program(Service):
 
 
 class Reader:
-    """A sampler of this process's descendants by name, with a reader of process contexts.
+    """Samples this process's descendants with a given name, and reads their process contexts.
 
-    Programs with the same name that another test runs are not sampled.
+    Programs of that name that other tests run are not sampled.
     """
 
     def __init__(self, *names, **options):
@@ -224,20 +224,20 @@ class Reader:
 
 
 def find_lines(lines, time_ns):
-    """The context that a thread began before a time, and the one before it, with their times.
+    """Returns the last two contexts, with times, that a thread began before a time.
 
-    Either may be right while the thread changes from one to the other.
+    Both are right while the thread changes from the first to the second.
     """
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]
 
 
 def compare(samples, log):
-    """Numbers of samples by how their link compares with the thread's log."""
+    """Counts samples by how their links compare with the thread's log."""
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # The end of a wait is reported slightly later; the thread may have continued by then.
+        # The end of a wait is reported late, when the thread may have moved on, so use the middle.
         time_ns = (
             sample.wait.start_ns + sample.wait.duration_ns // 2 if sample.wait else sample.time_ns
         )
@@ -255,11 +255,11 @@ def compare(samples, log):
 
 
 def find_overlong_waits(samples):
-    """Waits with a span that took longer than the time from their start to their end's record."""
+    """Returns linked waits that are longer than the time from their start to their last record."""
     parts = defaultdict(int)
     for sample in samples:
         if sample.link and sample.wait and sample.wait.is_ended:
             key = sample.tid, sample.wait.start_ns, sample.time_ns
             parts[key] += sample.wait.duration_ns
-    # Two readings of a clock that is being adjusted may differ by less than a microsecond.
+    # Two reads of a clock that is being adjusted may deviate by up to a microsecond.
     return [(key, passed) for key, passed in parts.items() if passed > key[2] - key[1] + 1000]

@@ -1,4 +1,4 @@
-"""Reads the calling thread's context, following only the specification."""
+"""Reads the calling thread's context as the specification describes."""
 
 import ctypes
 import importlib.util
@@ -10,7 +10,7 @@ LIBRARY = FOLDER / f"_record_{platform.machine()}.abi3.so"
 
 
 def read_record():
-    """Trace id, span id, flags and attributes by number; None outside of spans."""
+    """Returns trace id, span id, flags and attributes by number; None outside of spans."""
     library = ctypes.CDLL(str(LIBRARY))
     address = ctypes.c_void_p.in_dll(library, "otel_thread_ctx_v1").value  # of this thread
     if not address:

@@ -1,4 +1,4 @@
-"""The agent's life cycle: start, sample, reload on SIGHUP, stop and deliver what is pending."""
+"""The agent's life cycle: start, sample, reload on SIGHUP, deliver pending samples, stop."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 def prepare() -> KernelSymbolizer:
     """Do the slow work that needs no configuration; call before any thread starts.
 
-    Returns this host's symbols for an :class:`Agent`. Close them if no agent is created.
+    Returns the kernel symbolizer for an :class:`Agent`. Close it if no agent is created.
     """
     limit_allocator()
     return open_symbols(Access())
@@ -85,7 +85,7 @@ class Agent:
         symbolizer: from :func:`prepare`; the agent closes it.
         load: reads the configuration again on SIGHUP; raises ``KProfilerError``.
         on_config: called with each reloaded configuration once it is in effect.
-        access: reads files of the host.
+        access: reads the host's files.
         notifier: reports the life cycle to systemd.
     """
 
@@ -100,7 +100,7 @@ class Agent:
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
-        self._prepared: KernelSymbolizer | None = symbolizer  # until the first start
+        self._prepared: KernelSymbolizer | None = symbolizer  # None after the first start
         self._on_config = on_config
         self._access = access or Access()
         self._notifier = notifier or Notifier()
@@ -132,8 +132,8 @@ class Agent:
         """Run until a stop signal; returns the account of all samples.
 
         Raises:
-            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``; or threads
-                without capabilities cannot read this installation.
+            HostError: this host cannot be profiled and ``error_mode`` is ``propagate``, or this
+                installation cannot be read by threads without capabilities.
             SamplerError: the sampler cannot be loaded and ``error_mode`` is ``propagate``.
             ExportError: an exporter's files are unusable.
         """
@@ -303,19 +303,19 @@ class Agent:
         if rate == settings.samples_per_second:
             return
         _log.warning(
-            "the agent uses %.1f %% of a core and %d MB: from %d to %d samples per second",
+            "the agent uses %.1f %% of a core and %d MB: rate changed from %d to %d per second",
             100 * usage.cpu, usage.rss_bytes >> 20, settings.samples_per_second, rate,
         )  # fmt: skip
         changed_ns = self._pipeline.sampler.reconfigure(replace(settings, samples_per_second=rate))
         self._pipeline.change_windows(changed_ns, config.schedule)
 
     def _draw(self, now: float) -> None:
-        """Pause or resume sampling, as decided at random by ``probabilistic_threshold``."""
+        """Pause or resume sampling at random, with the probability ``probabilistic_threshold``."""
         wanted = self._lottery.draw(now)
         if self._pipeline is None or wanted in (None, self._is_sampling):
             return
         self._is_sampling = bool(wanted)
-        _log.debug("sampling %s for this probabilistic_interval", "on" if wanted else "off")
+        _log.debug("sampling is %s during this probabilistic_interval", "on" if wanted else "off")
         if wanted:
             self._pipeline.sampler.resume()
         else:
@@ -366,11 +366,11 @@ class Agent:
         run_unprivileged(lambda: self._telemetry.configure(config))
         if self._on_config:
             self._on_config(config)
-        _log.info("reloaded; new exporters: %s", ", ".join(opened) or "none")
+        _log.info("configuration reloaded; new exporters: %s", ", ".join(opened) or "none")
 
     def _change_receiver(self, old: AgentConfig, new: AgentConfig, reporter: Reporter) -> None:
         if self._pipeline is None:
-            # The condition that prevented the start may have ended.
+            # The condition that prevented the start may no longer hold.
             self._start(reporter, new)
             return
         pipeline = self._pipeline

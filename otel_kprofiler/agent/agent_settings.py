@@ -40,24 +40,24 @@ class AgentConfig:
     Attributes:
         sampler: settings of the sampler.
         groups: containers, pods and units to sample.
-        user_symbols: detail of user frames beyond their addresses.
+        user_symbols: how much detail user frames have besides their addresses.
         loader: library that loads the BPF program.
         schedule: the length of windows.
-        resource: attributes of every Resource.
-        grain: the unit that has its own Resource, from a process to the host.
+        resource: attributes that every Resource gets.
+        grain: the unit that gets a separate Resource, such as each process or the whole host.
         leaves_out_self_profiled: whether processes that sample themselves are left out.
-        service_sources: sources of names for services that publish none.
+        service_sources: sources of service names for processes that publish none.
         exporters: exporters of the pipeline, by id and in order.
         must_sample: whether to exit with an error if sampling cannot start.
         sampling_percent: probability, in percent, that the host samples during an interval.
-        sampling_interval_s: length of these intervals.
+        sampling_interval_s: length of the intervals to which ``sampling_percent`` applies.
         monitor_interval_s: interval at which the agent checks its limits.
         clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
             startup.
         limits: limits on the agent's CPU and memory usage.
         drop_all: whether to drop every capability once sampling has started.
         health_endpoint: address of the health endpoint; empty for none.
-        shutdown_timeout_s: time limit for stopping.
+        shutdown_timeout_s: time limit for a shutdown.
         sends_metrics: whether the agent sends its own metrics.
         metrics_interval_s: interval between exports of metrics.
         log_level: minimum level of logged messages.
@@ -117,12 +117,12 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
 """Receiver keys that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Ratio of memory limit to ring size; samples grow about sixfold when they are decoded."""
+"""Memory limit divided by ring size; samples grow about sixfold when they are decoded."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
-"""About 5 s of samples from 64 busy CPUs at 99 Hz."""
+"""Maximum number of samples in a window: about 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8
 _SAMPLE_BYTES: Final = 1024
-"""Memory that a window uses per sample with a unique stack."""
+"""Memory that a window uses per sample with a unique stack, in bytes."""
 
 
 def agent_config(config: Config) -> AgentConfig:

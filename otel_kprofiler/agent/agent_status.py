@@ -31,11 +31,11 @@ def describe_agent(
     Thread-safe.
 
     Args:
-        status: activity of the agent.
+        status: short description of the agent's current activity.
         account: counts of all samples so far.
         queues: the exporters' queues, by exporter name.
         pipeline: None if nothing is sampled.
-        user_names: reads symbols of user files; None if they are disabled.
+        user_names: reads the symbols of user files; None if user symbols are disabled.
         stalls: how often the main loop stalled.
         cpu_time: CPU time that the agent has used so far.
     """
@@ -67,7 +67,7 @@ def open_health(
     *,
     waits: bool,
 ) -> HealthServer | None:
-    """Serve the probes and ``/status``; None if no endpoint is given.
+    """Serve the probes and ``/status``; returns None if no endpoint is given.
 
     Args:
         endpoint: ``host:port``, or empty.

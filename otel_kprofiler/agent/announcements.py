@@ -41,12 +41,12 @@ def describe_start(
 
 
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
-    """Returns the account as a log record, with each number once.
+    """Returns the account as a log record that contains each number only once.
 
     Args:
         account: counts of all samples so far.
-        as_json: whether to put the numbers into the record's ``account``, by kind, instead of its
-            message.
+        as_json: whether to put the numbers into the record's ``account``, by kind, instead of into
+            its message.
     """
     missed = [
         kind for kind, kind_account in account.kinds.items() if _is_missed_unusual(kind_account)

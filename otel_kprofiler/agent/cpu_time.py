@@ -1,4 +1,4 @@
-"""CPU time of the agent, wherever the kernel accounts for it."""
+"""Reads the agent's CPU time from all the places where the kernel accounts for it."""
 
 from __future__ import annotations
 

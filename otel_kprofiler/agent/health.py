@@ -31,8 +31,8 @@ class HealthServer:
         endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
         probes: health checks by path, such as ``/livez``; called in server threads.
         status: returns the body of ``/status`` as values for JSON; called in server threads.
-        waits: whether to wait for a port that another process uses, and listen once it is free: any
-            user may take a port above 1023 before this process does.
+        waits: whether to wait until a port that another process uses is free. Any user may take a
+            port above 1023 before this process does.
 
     Raises:
         HostError: the endpoint cannot be bound.
@@ -71,7 +71,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """Returns the port that the server listens on; 0 while it waits for one."""
+        """Returns the port that the server listens on; 0 while it waits for the port."""
         return self._server.port if self._server else 0
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The agent's resource limits: measures its usage and adapts the sampling rate."""
+"""Enforces the agent's resource limits: measures its usage and adapts the sampling rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 _AIM: Final = 0.8
-"""Share of a limit that a lowered rate is meant to use."""
+"""Share of a limit that the agent should use after its rate has been lowered."""
 _CALM: Final = 0.6
 """Share of a limit below which the rate may rise."""
 _CALM_ROUNDS: Final = 6
@@ -17,7 +17,7 @@ _CALM_ROUNDS: Final = 6
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""Maximum divisor of the rate in one step."""
+"""Maximum factor by which one step divides the rate."""
 
 
 class Usage(NamedTuple):

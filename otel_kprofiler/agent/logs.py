@@ -31,7 +31,7 @@ LEVELS: Final = {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as lines of JSON: time, level, logger, message; account, traceback if any."""
+    """Formats records as lines of JSON: time, level, logger, message, any account and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as JSON."""
@@ -131,11 +131,11 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def hold_logging() -> None:
-    """Buffer warnings and errors until :func:`configure_logging`.
+    """Buffer warnings and errors until :func:`configure_logging` is called.
 
     Libraries write nothing themselves: Python's warnings become log records, and gRPC is silent
-    unless ``GRPC_VERBOSITY`` is set, since the status of a call has the information that gRPC would
-    log. Call before gRPC is imported.
+    unless ``GRPC_VERBOSITY`` is set, since the status of a call contains the information that gRPC
+    would log. Call before gRPC is imported.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning

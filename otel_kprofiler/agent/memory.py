@@ -17,7 +17,10 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Number of new objects between two collections; most samples live until a window closes."""
+"""Number of new objects between two collections.
+
+Collecting more often would be useless, because most samples live until a window closes.
+"""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
@@ -132,7 +135,7 @@ def find_clean_mappings(smaps: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find_segments(library: _Library) -> Iterator[tuple[int, int]]:
-    """Returns the page-aligned ranges that an object maps read-only."""
+    """Returns the page-aligned ranges of a library's read-only segments."""
     for header in library.headers[: library.header_count]:
         if header.type == _PT_LOAD and not header.flags & _PF_W:
             start = library.address + header.address

@@ -160,7 +160,7 @@ class SelfMetrics:
             yield from _losses(account.lost, attributes, _BY_EXPORTER)
 
     def _exporters(self) -> Iterator[tuple[ExporterAccount, dict[str, str]]]:
-        """Yields the account of each exporter and kind, with the kind's attribute."""
+        """Yields the account of each exporter for each kind, with the attribute for the kind."""
         for account, kind in self._kinds():
             for exporter in account.exporters:
                 yield exporter, kind
@@ -263,7 +263,7 @@ class _Exporter(MetricExporter):
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = set()  # logged: True for a missing pipeline
+        self._warned: set[bool] = set()  # already logged; True: missing pipeline
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ConfigReader:
     """Reads the configuration again in the background.
 
-    Belongs to one thread and its signal handlers.
+    Only one thread and its signal handlers may use it.
 
     Args:
         load: reads and checks the configuration; called in a background thread.
@@ -42,7 +42,7 @@ class ConfigReader:
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Returns the result of a finished read, a configuration or an error, once."""
+        """Returns the configuration or the error of a finished read; each only once."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome
@@ -52,7 +52,7 @@ class ConfigReader:
             thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # a limit on threads is reached
+            except RuntimeError as error:  # the limit on threads is reached
                 return KProfilerError(f"the configuration cannot be read: {error}")
             self._thread = thread
         return None

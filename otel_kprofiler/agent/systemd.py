@@ -41,7 +41,7 @@ class Notifier:
 
     @property
     def longest_pause_s(self) -> float:
-        """Returns the maximum seconds between two calls of :meth:`alive`."""
+        """Returns the maximum time between two calls of :meth:`alive`, in seconds."""
         return (self.watchdog_interval_s or float("inf")) / 4
 
     def ready(self, status: str) -> None:
@@ -85,7 +85,7 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(text.encode(), self._address)
         except BlockingIOError:
-            _log.warning("cannot notify systemd: nobody reads %s", self._address)
+            _log.warning("cannot notify systemd: no process reads the socket %s", self._address)
             return False
         except OSError as error:
             _log.warning("cannot notify systemd: %s", describe_error(error))

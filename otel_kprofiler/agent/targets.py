@@ -21,7 +21,7 @@ class AgentTargets:
     """The targets of one configuration.
 
     Args:
-        files: reads files of the host.
+        files: reads the host's files.
         config: the configuration.
 
     Attributes:

@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum time that the last export may delay a reload or shutdown."""
+"""Maximum time by which the last export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Telemetry:
     """The agent's own metrics, as currently configured.
 
-    All arguments are called on a thread of the SDK.
+    All arguments are functions that a thread of the SDK calls.
 
     Args:
         account: returns the account of all samples.

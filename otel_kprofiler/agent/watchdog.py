@@ -38,7 +38,7 @@ class Watchdog:
     def __init__(self, after_s: float = STALLED_AFTER_S) -> None:
         self.stalls = 0
         self._interval_s = after_s / _CHECKS
-        self._missed_checks = 0  # time since progress was last made
+        self._missed_checks = 0  # number of checks since the last progress
         self._stop = threading.Event()
 
     def alive(self) -> None:
@@ -46,7 +46,7 @@ class Watchdog:
         self._missed_checks = 0
 
     def idle_s(self) -> float:
-        """Returns the seconds since progress was last made, rounded to the check interval."""
+        """Returns the seconds since the last progress, rounded to the check interval."""
         return self._missed_checks * self._interval_s
 
     def find_stall(self) -> list[str]:
@@ -80,7 +80,7 @@ class Watchdog:
                 self.stalls += 1
                 frame = sys._current_frames().get(thread)  # noqa: SLF001 - no public equivalent
                 where = "".join(traceback.format_stack(frame)) if frame else ""
-                _log.error("the main loop has stalled for %.0f s; it is here:\n%s",
+                _log.error("the main loop has stalled for %.0f s; its stack:\n%s",
                            self.idle_s(), where)  # fmt: skip
             elif was_stalled and not is_stalled:
                 _log.warning("the main loop continues")

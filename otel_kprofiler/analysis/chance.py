@@ -64,7 +64,10 @@ def chance_of_counts(first: int, second: int, share: float) -> float:
 
 
 def margin_factor(freedom: int) -> float:
-    """Returns the half-width of a 95 % interval, in standard errors (Abramowitz/Stegun 26.7.5)."""
+    """Returns half the width of a 95 % confidence interval, in standard errors.
+
+    Source: Abramowitz and Stegun, formula 26.7.5.
+    """
     z = _NORMAL.inv_cdf(0.975)
     return (
         z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -2,9 +2,9 @@
 
 Each side is divided into intervals of equal length. The variance of a share across the intervals of
 a side shows how much the share may differ between the sides by chance, even if samples come in
-bursts. With few samples, the variance is underestimated, so a test of the two counts must agree. If
-nothing has changed between the sides, at most 5 in 100 comparisons report any change (Holm, "A
-simple sequentially rejective multiple test procedure", 1979).
+bursts. With few samples, the variance is underestimated, so a change must also be significant in a
+test of the two counts. If nothing has changed between the sides, at most 5 in 100 comparisons
+report any change (Holm, "A simple sequentially rejective multiple test procedure", 1979).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Grouping = Callable[[Samples], list[Group]]
 
 
 class Part(NamedTuple):
-    """One side of a comparison: samples of one kind, and the Unix time that they cover."""
+    """One side of a comparison: samples of one kind, and the Unix times that they cover."""
 
     samples: Samples
     start_ns: int
@@ -58,7 +58,7 @@ class Amount(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A group on both sides.
+    """The amounts of one group on both sides.
 
     Attributes:
         key: name of the group.
@@ -80,8 +80,8 @@ def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) 
     Args:
         before: the first side.
         after: the second side, of the same kind of samples.
-        grouping: groups samples, such as a value of ``GROUPINGS``.
-        per_second: compare weights per second instead of shares of all samples.
+        grouping: function that groups samples, such as a value of ``GROUPINGS``.
+        per_second: whether to compare weights per second instead of shares of all samples.
     """
     sides = _Side(before, grouping, per_second), _Side(after, grouping, per_second)
     keys = dict.fromkeys([*sides[0].total, *sides[1].total])
@@ -126,7 +126,8 @@ class _Side:
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
         """Returns a ratio of sums over the intervals, and its variance (Cochran 1977, section 6.3).
 
-        The variance is computed over whole intervals, so samples may come in bursts.
+        The variance is computed over whole intervals, so it is also valid if samples come in
+        bursts.
         """
         if not self.size:
             return 0.0, 0.0
@@ -161,11 +162,12 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Selects the changed groups; the probability of any wrong selection is at most ``LEVEL``.
+    """Selects the changed groups; ``LEVEL`` limits the probability of one or more false positives.
 
     Args:
-        chances: for each group, the smaller of the p-values of ``own`` and ``total``; 1 if there
-            are too few samples. The number of tests must not depend on their outcome.
+        chances: for each group, the smaller of the p-values of ``own`` and ``total``; 1 if the
+            group has too few samples to be tested. The number of tested groups must not depend on
+            the outcome of the tests.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

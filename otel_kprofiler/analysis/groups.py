@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """Row of samples: stack index, weight, and number of samples."""
+    """Samples with the same stack: index of the stack, total weight, and number of samples."""
 
     stack: int
     weight: int
@@ -62,7 +62,7 @@ class Assignment(NamedTuple):
     """Maps a column of samples to groups.
 
     Attributes:
-        column: indices, row by row.
+        column: one index for each row.
         find: returns the groups to which an index belongs.
     """
 
@@ -94,7 +94,7 @@ def _by_thread(samples: Samples) -> Assignment:
 
 
 def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
-    """Groups by the first of these attributes set on the resource or, as a label, on the sample."""
+    """Groups by the first of ``names`` that the resource or, as a label, the sample has."""
 
     def key(thread: Thread) -> Key:
         labels = dict(thread.labels)
@@ -146,7 +146,7 @@ def _by_kind(samples: Samples) -> Assignment:
 
 
 def _by_wait(samples: Samples, key: Callable[[WindowWait], str]) -> Assignment:
-    """Groups waits by a property."""
+    """Groups waits by one of their properties."""
     waits = samples.tables.waits
 
     def find(at: int) -> Occurrence:
@@ -249,7 +249,7 @@ LOCK_GROUPINGS: Final = frozenset({"lock", "holder", LOCK_TYPE})
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
-    """Returns the grouping of this name in ``GROUPINGS``, or a grouping by this attribute."""
+    """Returns the grouping called ``name`` in ``GROUPINGS``, or one by the attribute ``name``."""
     return partial(group_samples, by=name)
 
 
@@ -281,7 +281,7 @@ def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
 
 
 def is_in_kernel(stack: Stack) -> bool:
-    """Returns whether a sample with this stack ran in the kernel."""
+    """Returns whether a sample with the given stack ran in the kernel."""
     return any(side.kind is KERNEL_SIDE and side.frames for side in stack.sides)
 
 

@@ -1,4 +1,4 @@
-"""Weighs CPU time by latency: by how much of a process's elapsed time it accounts for."""
+"""Weights CPU time by latency: the share of a process's elapsed time that it accounts for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of threads of the process that ran at the same time; the sum is
-the time in which any of these threads ran."""
+"""CPU time divided by the number of threads of the process that ran at the same time.
+
+The sum over a process is the time in which any of its threads ran.
+"""
 
 
 def weigh_latency(samples: Samples) -> Samples:
@@ -27,7 +29,7 @@ def weigh_latency(samples: Samples) -> Samples:
     period.
 
     Args:
-        samples: all samples of the processes; a selection would miss threads.
+        samples: all samples of the processes, because a selection might lack some threads.
 
     Raises:
         KProfilerError: there are no on-CPU samples that have a period and individual times.
@@ -38,7 +40,7 @@ def weigh_latency(samples: Samples) -> Samples:
     if not cpu.count:
         raise KProfilerError(
             "there are no on-CPU samples to weight by latency",
-            hint="record without --no-on-cpu, and without -e events alone",
+            hint="record on-CPU samples: omit --no-on-cpu, and add -e cpu-clock to other events",
         )
     has_times = all(origins[origin].profile.period_ns for origin in set(cpu.origins))
     if not has_times or cpu.count != len(cpu.times):
@@ -89,7 +91,7 @@ def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> No
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # nearness of this thread; others are added
+        running = period  # nearness of this thread; that of other threads is added
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

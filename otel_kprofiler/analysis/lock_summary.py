@@ -14,7 +14,8 @@ class LockSummary(NamedTuple):
     """Waits for the kernel's locks.
 
     Attributes:
-        exact: waits by type of lock, without sampling error; the longest time first.
+        exact: number and total time of waits by type of lock, without sampling error; sorted by
+            time, longest first.
         uncounted: number of waits whose beginning or end could not be followed.
     """
 
@@ -35,7 +36,7 @@ class LockSummary(NamedTuple):
 def summarize_locks(
     samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
 ) -> LockSummary | None:
-    """Summarizes the exact waits in the profiles of a kind.
+    """Summarizes the exactly counted waits in the profiles of one kind.
 
     Returns None if there are no waits. Also returns None if the samples were filtered, because the
     exact waits are counted for all processes together.
@@ -53,7 +54,7 @@ def summarize_locks(
 
 
 def sum_locks(profiles: Iterable[Profile]) -> LockSummary | None:
-    """Sums the exact waits in profiles; None if there are none."""
+    """Sums the exactly counted waits in profiles; None if there are none."""
     totals: LockTotals = reduce(add_lock_totals, (profile.locks for profile in profiles), {})
     if not totals:
         return None

@@ -54,7 +54,7 @@ class FrameKeys:
         keys_of_stack: list[Key] = []
         for side in reversed(stack.sides):
             keys_of_stack += map(self._key, side_remarks(side))
-            if isinstance(side.frames, RawFrames):  # its frames are rebuilt on each access
+            if isinstance(side.frames, RawFrames):  # RawFrames builds new frames on each access
                 for frame in reversed(side.frames):
                     keys_of_stack += map(self._key, frame_entries(frame))
                 continue
@@ -92,14 +92,14 @@ def line_occurrence(stack: Stack) -> Occurrence:
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """Groups by kernel entry: system call, interrupt and so on, or user mode."""
+    """Groups by entry into the kernel (system call, interrupt and so on), or user mode."""
     return only(Key(find_entry(stack)))
 
 
 def program_occurrence(stack: Stack) -> Occurrence:
     """Groups by function of a BPF program; a sample belongs to the innermost function.
 
-    A program's time includes the kernel functions that it calls.
+    A program's time includes the time in kernel functions that it calls.
     """
     keys = [
         key
@@ -122,7 +122,7 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
 
 
 def place_of(entry: Entry) -> str:
-    """Returns an entry's module; without one, its source file, or its side in brackets."""
+    """Returns an entry's module, else its source file, else its side in brackets."""
     return entry.module or f"[{entry.side.name}]"
 
 

@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 class Thread(NamedTuple):
     """A thread under one of its names, with one set of labels.
 
-    ``resource`` is the index of its process.
+    ``resource`` is the index of its process in ``Tables.resources``.
     """
 
     resource: int
@@ -123,7 +123,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the number of samples in each row: the sum of values if they count samples."""
+        """Returns the number of samples in each row. If values count samples, it is their sum."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
@@ -158,7 +158,7 @@ class Samples:
         return self.select([not idle[wait] for wait in self.waits]) if any(idle) else self
 
     def select(self, keep: Sequence[bool]) -> Samples:
-        """Returns the marked rows."""
+        """Returns the rows for which ``keep`` is true."""
         times, values = array("Q"), array("q")
         for start, end in compress(self.spans(), keep):
             times += self.times[start:end]
@@ -220,7 +220,7 @@ class Samples:
         return self._with(columns, array("Q", accumulate(lengths)), times, values)
 
     def windows(self) -> list[Window]:
-        """Converts the samples back to windows; lost samples are not counted as taken."""
+        """Converts the samples back to windows; after filtering, the accounts have no losses."""
         tables = self.tables
         rows: dict[tuple[int, int], list[WindowSample]] = {}
         rows_and_spans = zip(zip(*self._columns(), strict=True), self.spans(), strict=True)
@@ -248,7 +248,7 @@ class Samples:
 
 
 class _Part(NamedTuple):
-    """Columns of a part of a split; ``rows`` are the original rows."""
+    """Columns of one part of a split; ``rows`` are indices of the original rows."""
 
     rows: array[int]
     ends: array[int]

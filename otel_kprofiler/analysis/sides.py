@@ -10,9 +10,9 @@ from otel_kprofiler.model import Stack
 
 
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
-    """Returns all samples with only the frames of the given sides, named by side or frame type.
+    """Returns all samples, but only with frames of the given sides or frame types.
 
-    Time in other languages and in the kernel is then attributed to the calling function.
+    Time in an omitted frame is attributed to the nearest caller that is kept.
     """
 
     def kept(stack: Stack) -> Stack:

@@ -21,7 +21,7 @@ from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 PART: Final = "part"
 """Name of the grouping of spans' time by part."""
 TRACE: Final = "trace"
-"""Name of the grouping by span, trace after trace."""
+"""Name of the grouping by span, in which the spans of a trace are listed together."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"
@@ -42,7 +42,7 @@ _NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
-    """The time of some spans.
+    """The time of a set of spans.
 
     Attributes:
         traces: number of traces that the spans belong to.
@@ -102,11 +102,11 @@ class _Event(NamedTuple):
 
 
 def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
-    """Breaks down span time.
+    """Breaks down the time of spans into parts.
 
     For each trace and thread, the parts are the samples in the spans, and all other samples of the
-    thread between the first and the last of these. The parts add up to the duration of the spans,
-    within sampling error; with several threads, to the sum of their times.
+    thread between the first and the last sample in the spans. The parts add up to the duration of
+    the spans, within sampling error; with several threads, to the sum of their times.
 
     Args:
         chosen: samples whose spans are broken down; samples without a span are ignored.
@@ -159,7 +159,7 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 def _find_times(
     events: Sequence[_Event], spans: Collection[_Span]
 ) -> Iterator[tuple[_Span, str, int, int]]:
-    """Yields each span with what it did (``USER``, ``KERNEL`` or ``WAIT``), how long, and when."""
+    """Yields spans, each with a part (``USER``, ``KERNEL`` or ``WAIT``), weight and Unix time."""
     loops = [0, *accumulate(event.weight * event.is_loop for event in events)]
     latest: dict[bytes, tuple[int, _Span]] = {}
     for at, event in enumerate(events):
@@ -242,7 +242,7 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields each name and trace of spans, with the parts into which it divides a thread's samples.
+    """Yields the parts of a thread's samples for each span name and trace.
 
     The parts cover the time from the trace's first to its last sample with that name. The cost does
     not depend on the number of names.
@@ -289,7 +289,7 @@ def _part(name: str, weight: int, count: int) -> Group:
 
 
 def _complete(events: list[_Event]) -> list[_Event]:
-    """Assigns waits between two samples of a span to it, as some waits do not record their span."""
+    """Assigns waits without a span to the span of the samples before and after them, if equal."""
     completed, last, pending = list[_Event](), None, list[int]()
     for event in events:
         if event.is_wait and event.span is None and not event.is_loop:

@@ -21,8 +21,8 @@ class WaitSummary(NamedTuple):
         estimate_ns: time represented by the samples.
         error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
             since their durations are unknown. Waits at or above the threshold add no error.
-        threshold_ns: waits of at least this duration were all sampled; the largest threshold of all
-            windows.
+        threshold_ns: duration at and above which all waits were sampled; the largest threshold of
+            all windows.
     """
 
     exact: WaitTotals | None

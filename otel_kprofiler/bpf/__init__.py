@@ -1,4 +1,4 @@
-"""The BPF programs, such as the sampler, and what they need: loaders, the ring reader, BTF."""
+"""The BPF programs, such as the sampler, and their loaders, ring reader and BTF parser."""
 
 from pathlib import Path
 from typing import Final

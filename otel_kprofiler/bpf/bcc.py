@@ -1,4 +1,4 @@
-"""The second loader: compiles the source with bcc (Debian's and Ubuntu's python3-bpfcc).
+"""The alternative loader: compiles the source with bcc (Debian's and Ubuntu's python3-bpfcc).
 
 bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 class BccLoader:
     """Compiles programs with bcc and loads them. Thread-safe.
 
-    Loading takes half a second and 125 MB in a child process; afterwards, it needs as little
-    memory as libbpf.
+    Loading takes half a second and 125 MB in a child process; afterwards, bcc uses no more memory
+    than libbpf.
     """
 
     name = "bcc"
@@ -195,7 +195,7 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
 def _verify(name: str, code: bytes, log_level: int) -> str:
     """Returns the verifier's log, truncated to the buffer's size."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
-    with contextlib.suppress(OSError):  # the log has the reason, or is empty
+    with contextlib.suppress(OSError):  # the log, if any, contains the reason
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))
     return log.value.decode(errors="replace")
 

@@ -64,7 +64,7 @@ class KernelTypes:
         return None if bit is None else bit // 8
 
     def bit_offset(self, name: str, *path: str) -> int | None:
-        """Returns the :meth:`offset` of a bit field in bits. Bit 0 is the lowest of a byte."""
+        """Returns the :meth:`offset` of a bit field in bits. Bit 0 of a byte is its lowest bit."""
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 
@@ -145,7 +145,7 @@ class KernelTypes:
         return None
 
     def _place(self, number: int) -> int | None:
-        """Returns the location of the type with this number."""
+        """Returns the location of the type with the given number."""
         return self._places[number - 1] if 0 < number <= len(self._places) else None
 
     def _resolve(self, number: int) -> int | None:
@@ -208,7 +208,7 @@ def _split(btf: bytes) -> tuple[bytes, bytes]:
 
 
 def _places(types: bytes) -> array[int]:
-    """Returns the location of each type, by number - 1."""
+    """Returns the location of each type, indexed by its number minus 1."""
     words = memoryview(types[: len(types) & ~3]).cast("I")
     tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
     fixed = [3 + tail[0] // 4 for tail in tails]

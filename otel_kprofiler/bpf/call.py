@@ -17,14 +17,14 @@ def bpf_call(command: int, attributes: Any) -> int:
     """Call bpf(2).
 
     Args:
-        command: one of ``enum bpf_cmd``, include/uapi/linux/bpf.h.
+        command: a value of ``enum bpf_cmd`` (include/uapi/linux/bpf.h).
         attributes: ``union bpf_attr`` as a ctypes object; the kernel may write to it.
 
     Returns:
         The command's result: a descriptor or 0.
 
     Raises:
-        OSError: the kernel refused, or this architecture is unknown.
+        OSError: the kernel rejected the call, or bpf(2) is not supported on this architecture.
     """
     if _NUMBER.value < 0:
         raise OSError(errno.ENOSYS, f"bpf(2) is not supported on {platform.machine()}")

@@ -16,11 +16,12 @@ LOADERS: Final = ("auto", "libbpf", "bcc")
 def get_loader(name: str = "auto") -> Loader:
     """Returns a loader by name; ``auto`` is libbpf if installed, otherwise bcc.
 
-    A named loader is returned even if its library is missing; its ``load`` then raises.
+    A loader that is requested by name is returned even if its library is missing; its ``load`` then
+    raises ``DependencyError``.
 
     Raises:
         DependencyError: the name is ``auto`` and no loader is installed.
-        ValueError: no loader has this name.
+        ValueError: there is no loader called ``name``.
     """
     if name not in LOADERS:
         raise ValueError(f"there is no loader {name!r}; use one of {', '.join(LOADERS)}")

@@ -29,8 +29,8 @@ class DumpRow(NamedTuple):
     """A thread, as the program saw it; times in nanoseconds.
 
     Attributes:
-        time_ns: ``CLOCK_BOOTTIME`` of the row.
-        monotonic_ns: ``CLOCK_MONOTONIC`` of the same moment.
+        time_ns: when the row was written, on ``CLOCK_BOOTTIME``.
+        monotonic_ns: the same moment on ``CLOCK_MONOTONIC``.
         clock_ns: the scheduler's clock, as last read on the CPU that ran the dump.
         arrived_ns: when the thread last got a CPU, on the scheduler's clock; 0 if unknown.
         ran_ns: how long it has run since ``arrived_ns``, without interrupts and stolen time.
@@ -88,10 +88,10 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns when the thread left its CPU or was queued for one; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the time of
-        interrupts and stolen time during the thread's last run. Where the kernel does not record
-        when the thread last got a CPU, it is too late by the time of interrupts and stolen time
-        during the whole wait.
+        The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the
+        interrupt and stolen time during the thread's last run. If the kernel does not record when
+        the thread last got a CPU, it is too late by the interrupt and stolen time during the whole
+        wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -108,7 +108,7 @@ def parse_dump_rows(data: bytes) -> list[DumpRow]:
 
 
 def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
-    """Encodes ``struct memory_layout`` for the search of the direct map.
+    """Encodes ``struct memory_layout`` for the search for the direct map.
 
     Args:
         physical_mask: bits of a page table entry that hold the physical address.
@@ -135,5 +135,5 @@ class MemoryLayoutMap(MappedWords):
 
     @property
     def tried(self) -> int:
-        """Returns how many places were tried as the start of the direct map."""
+        """Returns how many addresses were tried as the start of the direct map."""
         return self._words[_TRIED_WORD]

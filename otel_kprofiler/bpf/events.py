@@ -1,4 +1,4 @@
-"""Finds where a kernel keeps the attributes of a perf event (``events.bpf.h``)."""
+"""Finds the offsets of a perf event's attributes in the kernel's structs (``events.bpf.h``)."""
 
 from __future__ import annotations
 

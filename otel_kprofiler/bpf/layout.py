@@ -46,7 +46,7 @@ from otel_kprofiler.model import (
 )
 
 RECORD_VERSION: Final = 6
-"""Version of ``struct record``; part of recordings."""
+"""Version of ``struct record``, which is stored in recordings."""
 MAX_INTERRUPT_RANGES: Final = 4
 
 KERNEL_STACKS: Final = 1
@@ -78,7 +78,7 @@ _HOLDER: Final = struct.Struct("=I")  # the last field
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
-"""Upper bound of the largest user stack: head, 15 mappings, MAX_FRAMES words."""
+"""Upper bound of the size of a user stack: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
 _CONTEXT_BYTES: Final = 1152
 _RECORD_BYTES: Final = (
@@ -96,7 +96,7 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Size of the scratch memory's head: the last run, and whether the memory is in use."""
+"""Size of the head of the scratch memory: last run, and whether the memory is in use."""
 
 
 class ProgramConfig(NamedTuple):
@@ -166,8 +166,8 @@ class ProgramCounts(NamedTuple):
 class CpuLines(MappedWords):
     """The mapped array of ``struct cpu_line``: reads need no system call.
 
-    Reading through bpf(2) would miss samples, because the kernel runs no program on a CPU inside
-    it.
+    Reading through bpf(2) would miss samples, because the kernel runs no BPF program on a CPU that
+    is executing the call.
 
     Args:
         map_fd: descriptor of the map.
@@ -180,7 +180,7 @@ class CpuLines(MappedWords):
         super().__init__(map_fd, cpus * (1 + events) * _CPU_LINE_WORDS)
 
     def parse(self, lines: bytes) -> tuple[list[ProgramCounts], bool]:
-        """Sums a copy's counters of cpu-clock and of each event; see :func:`parse_counts`."""
+        """Sums the counters in a copy of the lines, by event; see :func:`parse_counts`."""
         size = self._cpus * _CPU_LINE_BYTES
         parts = [parse_counts(lines[at : at + size]) for at in range(0, len(lines), size)]
         return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)
@@ -204,7 +204,7 @@ _READER_WORDS: Final = 2
 class ReaderFlag(MappedWords):
     """The mapped ``struct reader``, which selects the records that wake the reader.
 
-    Accesses need no system call. The ring's fill mark always wakes the reader.
+    Accesses need no system call. A ring filled to its wake-up mark always wakes the reader.
 
     Args:
         map_fd: descriptor of the map.
@@ -215,7 +215,7 @@ class ReaderFlag(MappedWords):
         self.wake_since(NO_WAKEUP_NS)
 
     def wake_since(self, start_time_ns: int) -> None:
-        """Let records wake the reader if their process started at a boottime or later.
+        """Let records wake the reader if their process started at or after ``start_time_ns``.
 
         Args:
             start_time_ns: 0 for all records, :data:`NO_WAKEUP_NS` for none.
@@ -236,7 +236,7 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
 
 
 def number_kinds(events: Sequence[ProfileKind]) -> Mapping[int, ProfileKind]:
-    """Returns all kinds by their number in records, with those of the program's events."""
+    """Returns all kinds by their number in records, including the kinds of the program's events."""
     return {**_OWN_KINDS, **dict(enumerate(events, FIRST_EVENT))}
 
 
@@ -347,7 +347,7 @@ def parse_records(
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
-    """Finds the wait for a lock; ``end`` is the end of the stacks."""
+    """Parses the wait for a lock; its fields follow the stacks, which end at ``end``."""
     (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
     comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
     return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)
@@ -372,14 +372,14 @@ def _find_span(
 def _keep(
     statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
 ) -> tuple[Collected, tuple[bytes, ...]]:
-    """Keeps the collected sides."""
+    """Returns the statuses and words of only the sides that were collected."""
     kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
     return _collected(*statuses), tuple(kept)
 
 
 @lru_cache(256)
 def _collected(*statuses: StackStatus | None) -> Collected:
-    """Returns the status of the kernel side and the user side; None for a side not requested."""
+    """Returns the kernel and user sides with their status, without sides whose status is None."""
     sides = zip(_KINDS, statuses, strict=True)
     return tuple([(kind, status) for kind, status in sides if status is not None])
 

@@ -1,4 +1,4 @@
-"""The first loader: loads a compiled object with libbpf.so.1 through ctypes.
+"""The default loader: loads a compiled object with libbpf.so.1 through ctypes.
 
 Uses the API of libbpf 1.0 and later, which returns NULL and sets ``errno`` on failure.
 """
@@ -203,7 +203,7 @@ class _Messages:
         return b"".join(self._parts).decode(errors="replace")
 
     def _print(self, level: int, text: bytes, arguments: int) -> int:
-        if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO; LIBBPF_DEBUG is chatter
+        if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO; LIBBPF_DEBUG is omitted
             buffer = ctypes.create_string_buffer(_LOG_BYTES)
             self._library_vsnprintf(buffer, text, arguments)
             self._parts.append(buffer.value)

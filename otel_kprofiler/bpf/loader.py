@@ -56,7 +56,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Loaded programs; the kernel unloads each once it and all events that run it are closed."""
+    """Loaded programs. A program is unloaded after it and all events that run it are closed."""
 
     def program_fd(self, name: str) -> int:
         """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""

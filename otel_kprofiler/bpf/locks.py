@@ -23,7 +23,7 @@ LOCK_END: Final = "kprofiler_lock_end"
 LOCK_LAYOUT: Final = ".rodata.locks"
 """Section that contains the constant ``lock_layout``."""
 LOCK_PHASE: Final = 128
-"""Phase of records of lock waits, to which the flags of the lock are added."""
+"""Phase of lock-wait records; the flags of the lock are added to it."""
 LOCK_BUCKETS: Final = 2048
 """Number of buckets for waits in progress, each with eight places; a power of two."""
 _CONSTANTS: Final = struct.Struct("=10Q")
@@ -54,7 +54,7 @@ def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
 
 
 def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool) -> bytes:
-    """Packs the constants of the programs, for this process.
+    """Packs the constants of the programs that this process loads.
 
     Args:
         offsets: offsets of the running kernel.
@@ -93,14 +93,14 @@ class LockLines(MappedWords):
 
     Args:
         map_fd: descriptor of the map.
-        cpus: number of lines.
+        cpus: number of CPUs, each of which has a line.
     """
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def totals(self) -> LockTotals:
-        """Returns the waits by type of lock, and those that could not be counted."""
+        """Returns the waits by type of lock; uncounted waits are under ``UNCOUNTED_LOCK``."""
         return parse_lock_lines(self.copy())
 
 

@@ -56,7 +56,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
         A descriptor, which the caller closes.
 
     Raises:
-        OSError: missing capability (``EPERM``) or memory (``ENOMEM``).
+        OSError: a capability (``EPERM``) or memory (``ENOMEM``) is lacking.
     """
     kind, key_bytes, value_bytes, flags = shape
     attributes = _CreateAttributes(
@@ -66,7 +66,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 
 
 def create_inner_map(pages: int, name: str) -> int:
-    """Create an array of ``pages`` elements for an array of maps to hold; mmap(2) can map it.
+    """Create an array of ``pages`` elements, to be put into an array of maps; mmap(2) can map it.
 
     In all other respects, this is the same as ``create_map``.
     """

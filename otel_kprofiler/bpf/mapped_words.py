@@ -11,7 +11,7 @@ class MappedWords:
     Args:
         map_fd: descriptor of the map.
         count: number of words.
-        writable: whether words are also written.
+        writable: whether the mapping is writable.
     """
 
     def __init__(self, map_fd: int, count: int, *, writable: bool = False) -> None:

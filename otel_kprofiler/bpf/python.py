@@ -1,4 +1,4 @@
-"""CPython's layouts for the BPF program that reads frames (structs of python_types.bpf.h)."""
+"""CPython's layouts for the BPF program that reads frames (structs in python_types.bpf.h)."""
 
 from __future__ import annotations
 
@@ -12,51 +12,61 @@ PYTHON_IS_ENTRY = 2
 
 
 class PythonLayout(NamedTuple):
-    """Offsets in objects of a build of CPython (``struct python_layout``), in bytes.
+    """Layout of the objects in a build of CPython (``struct python_layout``), in bytes.
 
     Attributes:
         flags: ``PYTHON_CFRAME``, ``PYTHON_IS_ENTRY``.
-        interpreters_head: the first interpreter, in ``_PyRuntime``.
-        interpreter_next: the next interpreter, in an interpreter.
-        interpreter_threads: the first thread state, in an interpreter.
+        interpreters_head: offset in ``_PyRuntime`` of the pointer to the first interpreter.
+        interpreter_next: offset in an interpreter of the pointer to the next interpreter.
+        interpreter_threads: offset in an interpreter of the pointer to its first thread state.
         thread_bytes: number of bytes that are read from a thread state.
-        thread_previous: the previous thread state, in a thread state.
-        thread_next: the next thread state, in a thread state.
-        thread_interpreter: the interpreter, in a thread state.
-        thread_native: the thread's gettid(2), in a thread state.
-        thread_status: status bits, in a thread state; 0 if it has none. From 3.13 on, bit 3 is set
-            if this is the state that the thread used last.
-        thread_frame: the current frame, or ``_PyCFrame``, in a thread state.
-        thread_chunk: the chunk of memory with the newest frames, in a thread state; the next two
-            words are the end of the chunk's used part and the end of the chunk.
-        cframe_frame: the current frame, in a ``_PyCFrame``.
+        thread_previous: offset in a thread state of the pointer to the previous thread state.
+        thread_next: offset in a thread state of the pointer to the next thread state.
+        thread_interpreter: offset in a thread state of the pointer to its interpreter.
+        thread_native: offset in a thread state of the thread's id, as from gettid(2).
+        thread_status: offset in a thread state of the status bits; 0 if there are none. From 3.13
+            on, bit 3 is set in the state that the thread used last.
+        thread_frame: offset in a thread state of the pointer to the current frame, or to
+            ``_PyCFrame``.
+        thread_chunk: offset in a thread state of the pointer to the memory chunk with the newest
+            frames. The next two words are the end of the chunk's used part and the end of the
+            chunk.
+        cframe_frame: offset in ``_PyCFrame`` of the pointer to the current frame.
         frame_bytes: number of bytes that are read from a frame, up to its variables.
-        frame_code: the code object, in a frame; the lowest two bits may be set.
-        frame_previous: the caller's frame, in a frame.
-        frame_instruction: the current or last instruction, in a frame.
-        frame_owner: the owner of a frame's memory, one byte; 1 for generators.
-        frame_entry: whether the frame was entered from C, one byte; used with ``PYTHON_IS_ENTRY``.
-        frame_header: bytes of a frame before its variables; 0 if ``code_frame_words`` includes
-            them.
+        frame_code: offset in a frame of the pointer to its code object; the pointer's lowest two
+            bits may be set.
+        frame_previous: offset in a frame of the pointer to the caller's frame.
+        frame_instruction: offset in a frame of the pointer to the current or last instruction.
+        frame_owner: offset in a frame of the byte that identifies the owner of its memory; 1 for
+            generators.
+        frame_entry: offset in a frame of the byte that is set if the frame was entered from C; used
+            with ``PYTHON_IS_ENTRY``.
+        frame_header: number of bytes of a frame before its variables; 0 if ``code_frame_words``
+            includes them.
         entry_owner: lowest owner value in entry frames, which belong to no function.
-        generator_state_back: bytes from a generator's state (one byte) to its frame.
-        generator_executing: the state of a running generator.
+        generator_state_back: number of bytes from a generator's state (one byte) to its frame.
+        generator_executing: value of the state of a running generator.
         code_bytes: number of bytes of a code object up to its instructions.
-        code_traceable: index of the first instruction of the function itself, 32 bits.
-        code_frame_words: size of the code's frames in words, 32 bits; 0 if the code object has only
-            the next two sizes.
-        code_stack_words: size of the stack in the code's frames, in words, 32 bits.
-        code_variables: size of the variables in the code's frames, in words, 32 bits.
-        code_version: distinguishes code objects, 32 bits; 0 if there is none.
-        code_first_line: first line of the function (``co_firstlineno``), 32 bits.
-        code_file: reference to the file name, a string.
-        code_name: reference to the qualified name, a string.
-        code_table: reference to the line table, bytes.
-        string_ascii: the characters of an ASCII string.
-        string_other: the characters of another string.
-        string_kind_shift: lowest bit of the field with the bytes per character in a string's state,
-            three bits.
-        string_ascii_shift: number of the flag for ASCII strings in a string's state, one bit.
+        code_traceable: offset in a code object of the index of the first instruction that belongs
+            to the function itself, 32 bits.
+        code_frame_words: offset in a code object of the size of its frames in words, 32 bits; 0 if
+            the code object has only the next two sizes.
+        code_stack_words: offset in a code object of the size of its frames' stack in words, 32
+            bits.
+        code_variables: offset in a code object of the size of its frames' variables in words, 32
+            bits.
+        code_version: offset in a code object of its version, which distinguishes code objects, 32
+            bits; 0 if they have no version.
+        code_first_line: offset in a code object of the first line of the function
+            (``co_firstlineno``), 32 bits.
+        code_file: offset in a code object of the pointer to the file name, a string.
+        code_name: offset in a code object of the pointer to the qualified name, a string.
+        code_table: offset in a code object of the pointer to the line table, a bytes object.
+        string_ascii: offset of the characters in an ASCII string.
+        string_other: offset of the characters in any other string.
+        string_kind_shift: lowest bit of the three-bit field in a string's state for the bytes per
+            character.
+        string_ascii_shift: number of the bit in a string's state that marks ASCII strings.
     """
 
     flags: int
@@ -111,7 +121,8 @@ class PythonProcess(NamedTuple):
         eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
         eval_bytes: length of the loop's prologue, which runs before its frame is the current frame;
             0 if there is none.
-        image_tag: distinguishes stacks of the process's current program.
+        image_tag: a number that distinguishes stacks of the process's current program from those of
+            earlier programs.
     """
 
     runtime_at: int

@@ -1,4 +1,4 @@
-"""Parses the ring of descriptions, which has code objects and newly seen processes.
+"""Parses the records of the description ring: code objects and newly seen processes.
 
 See python_types.bpf.h for the structs.
 """
@@ -39,8 +39,8 @@ class ProcessSeen(NamedTuple):
 
     Attributes:
         tgid: process id, as in samples.
-        image: distinguishes programs that ran in the same process, and processes that had the same
-            pid.
+        image: a number that distinguishes programs that ran in the same process, and processes that
+            had the same pid.
     """
 
     tgid: int
@@ -49,7 +49,7 @@ class ProcessSeen(NamedTuple):
 
 
 class CodeParser:
-    """Assembles descriptions. Only one thread at a time may use it."""
+    """Assembles code objects from their descriptions. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         # A CPU describes code objects one by one: the line table in pieces, then the rest.
@@ -82,7 +82,7 @@ class CodeParser:
             raise ValueError(f"a piece of a line table has {len(piece)} bytes instead of {size}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
-        if pending_id != code_id:  # a part of a failed description
+        if pending_id != code_id:  # the rest of a failed description
             table = bytearray()
         table += piece
         self._tables[cpu] = code_id, table

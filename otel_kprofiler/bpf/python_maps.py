@@ -86,7 +86,7 @@ def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
 
 
 def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
-    """Returns the sizes of the maps; without frames, the ring has 0 bytes."""
+    """Returns the sizes of the maps; ``ring_bytes`` is 0 if Python frames are disabled."""
     if not ring_bytes:
         names = ("python_processes", "processes_told", "other_programs", "codes", "python_lines")
         others = {"python_threads": _OWN_THREADS, "python_codes": mmap.PAGESIZE}
@@ -217,7 +217,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def pass_over(self, program: Program) -> None:
-        """Ignore processes with this program for a minute, because it runs no interpreter.
+        """Ignore processes that run ``program`` for a minute, because it runs no interpreter.
 
         Raises:
             OSError: the kernel rejected the call.

@@ -14,7 +14,7 @@ VALUES_INLINE: Final = 2
 
 
 class SpanClass(NamedTuple):
-    """A class of spans (``struct span_class``).
+    """A class whose instances are spans (``struct span_class``).
 
     Attributes:
         type: address of the class object.
@@ -33,7 +33,7 @@ class SpanPath(NamedTuple):
     Types and keys are identified by address. Offsets are in bytes.
 
     Attributes:
-        tgid: this process, in the pid namespace of the samples' ids.
+        tgid: id of this process, in the pid namespace that samples use.
         oldest_thread: address of the thread state at the end of the interpreter's list.
         tid_at: offset of the thread id in a thread state.
         context_at: offset of the current context in a thread state.
@@ -98,7 +98,7 @@ def pack_span_path(path: SpanPath) -> bytes:
 
 
 def set_span_path(map_fd: int, path: SpanPath) -> None:
-    """Make the program follow this path instead of thread slots.
+    """Make the program follow a path instead of thread slots.
 
     Raises:
         OSError: the kernel rejected the call.

@@ -85,7 +85,7 @@ class RingReader:
 
     Args:
         memory: the ring, mapped into this process.
-        size: bytes of data, a power of two.
+        size: size of the data area in bytes, a power of two.
     """
 
     def __init__(self, memory: RingMemory, size: int) -> None:
@@ -158,5 +158,5 @@ def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def ring_bytes(wanted: int) -> int:
-    """Returns the smallest ring size of at least ``wanted`` bytes: a power of two of pages."""
+    """Returns the smallest ring size of at least ``wanted`` bytes: a power of 2 times a page."""
     return max(mmap.PAGESIZE, 1 << (wanted - 1).bit_length())

@@ -19,8 +19,7 @@ class SpanLayout(NamedTuple):
         flags_type: type of the flags, with the layout of ``int``.
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
-        size_shift: number of flag bits below the number of digits, in an integer's word with that
-            number.
+        size_shift: lowest bit of the number of digits in its word; lower bits are flags.
         negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
             digits marks them.
         unsampled: 1 to include spans that are not sampled.

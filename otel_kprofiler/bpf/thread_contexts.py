@@ -63,7 +63,7 @@ class ContextPlace(NamedTuple):
         offset: offset in bytes from the thread pointer, or in the TLS block of the module.
         module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
             pointer.
-        generation: lowest generation of a vector with the module; 0 disables the check.
+        generation: lowest generation of a vector that contains the module; 0 disables the check.
         stride: size of an entry of the vector, in bytes.
         length_at: offset of the vector's length from the vector's address.
         vector_at: offset of the vector's address from the thread pointer.
@@ -116,7 +116,7 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
 
 
 def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields names and values of labels; a label has two lengths of a byte each, then both strings.
+    """Yields names and values of labels; a label is two one-byte lengths, then both strings.
 
     Ends at a truncated label.
     """
@@ -131,7 +131,7 @@ def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _parse_ids(labels: dict[bytes, bytes]) -> tuple[bytes, bytes]:
-    """Returns trace id and span id of labels; zeros unless both are hexadecimal and complete."""
+    """Returns trace id and span id from labels; zeros unless both are complete and hexadecimal."""
     trace, span = labels.get(TRACE_LABEL, b""), labels.get(SPAN_LABEL, b"")
     if (
         len(trace) != _TRACE_DIGITS
@@ -163,8 +163,8 @@ class ThreadContexts(LockedForForks):
     ) -> None:
         """Start reading thread contexts of a process.
 
-        Contexts of a later process with this id, or of another program that it executes, are not
-        read. At the limit of processes, the oldest registration is released.
+        Contexts of a later process with the same id, or of another program that the process
+        executes, are not read. At the limit of processes, the oldest registration is released.
 
         Args:
             tgid: process id, as in samples.
@@ -214,7 +214,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def _mark(self, tgid: int) -> None:
-        """Write the word that contains a process's bit, and the bits of other processes."""
+        """Update the word of the map that contains the bits of a process and of others."""
         word = tgid % _SLOTS // 64
         bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))

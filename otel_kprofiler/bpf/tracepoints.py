@@ -39,7 +39,7 @@ class TracepointValue(NamedTuple):
 class TracepointConstants(NamedTuple):
     """Mirrors ``struct tracepoint``, whose comments describe the fields.
 
-    ``call`` is the number of the only system call that counts; None for all.
+    ``call`` is the number of the system call to count; None counts all system calls.
     """
 
     number: int
@@ -70,7 +70,7 @@ class TracedCpus(MappedWords):
         super().__init__(map_fd, cpus, writable=True)
 
     def change(self, cpus: Container[int]) -> None:
-        """Sample events only on these CPUs from now on."""
+        """From now on, sample events only on the given CPUs."""
         for cpu in range(len(self._words)):
             self._words[cpu] = cpu in cpus
 
@@ -81,7 +81,7 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
     An empty name attaches a program whose tracepoint is in its BTF.
 
     Raises:
-        OSError: the kernel refused; ``ENOENT`` if it has no such tracepoint.
+        OSError: the kernel rejected the call; ``ENOENT`` if it has no such tracepoint.
     """
     text = ctypes.create_string_buffer(name.encode())
     # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program

@@ -40,7 +40,7 @@ class RegisterBlock(NamedTuple):
         sp_at: offset of the stack pointer.
         fp_at: offset of the frame pointer.
         pc_at: offset of the program counter.
-        at: offset by DWARF register number; None if the block lacks the register.
+        at: offsets of the registers, by DWARF number; None for a register that the block lacks.
     """
 
     size: int
@@ -74,8 +74,8 @@ class Processor(NamedTuple):
         mode_at: offset in ``pt_regs`` of the processor mode.
         user_mask: bits of the mode that equal ``user_value`` in user mode; ``narrow_mask`` and
             ``narrow_value`` identify 32-bit code in the same way.
-        interrupt: registers in ``pt_regs``.
-        signal: registers saved by a signal.
+        interrupt: registers in ``pt_regs``, which an interrupt saves.
+        signal: registers in the frame that a signal pushes.
         preserved: DWARF numbers of the registers that calls preserve, other than sp and fp; up to
             MAX_PRESERVED.
     """
@@ -202,9 +202,9 @@ _MEMBERS: Final = (
     ("super_block", "s_dev"),
 )
 _FORMER: Final = {
-    # Before 6.1, processes had a red-black tree of mappings.
+    # Before 6.1, the mappings of a process were in a red-black tree.
     ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
-    # Before 6.11, an inode had its times as struct timespec64; before 6.7, under other names.
+    # Before 6.11, the times of an inode were in a struct timespec64; before 6.7, under other names.
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
@@ -257,7 +257,7 @@ def pack_unwind_config(
         max_work: limit on unwinding a stack, in steps of the program.
         address_bits: number of bits of user addresses. Pointer authentication uses the next bits
             (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 on with pages of 16
-            KiB, from bit 42 on with pages of 64 KiB, if the kernel is built so.
+            KiB, from bit 42 on with pages of 64 KiB, if the kernel is configured to use it.
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS

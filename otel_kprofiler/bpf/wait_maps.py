@@ -35,7 +35,7 @@ THREAD_BYTES: Final = _THREAD.size
 WAIT_LAYOUT: Final = ".rodata.waits"
 """Section that contains the constant ``wait_layout``."""
 WAIT_UNIT_NS: Final = 256
-"""Thresholds are multiples of this (``UNIT_SHIFT``), and fit into 32 bits in this unit."""
+"""The unit of thresholds (``UNIT_SHIFT``), in which they fit into 32 bits."""
 PLACES: Final = 16
 """Number of threads per bucket."""
 _PLACES_AT_ONCE: Final = 4096  # the threads of a bucket fill whole pages
@@ -141,7 +141,7 @@ class WaitSettings(MappedWords):
 
 
 class WaitThread(NamedTuple):
-    """Sums of a thread, and its current wait; see ``struct thread``.
+    """A thread's totals and its current wait; see ``struct thread``.
 
     Attributes:
         ended_ns: ``CLOCK_BOOTTIME`` at which the thread exited; 0 if it has not.
@@ -166,7 +166,7 @@ class WaitThread(NamedTuple):
         """Returns the time in the wait's state, and the time since the wake-up.
 
         Args:
-            now_ns: time of the threads' clock; both times are 0 if it is before the wait.
+            now_ns: current time of the threads' clock. Both results are 0 if the wait starts later.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -209,7 +209,7 @@ class WaitEnd(NamedTuple):
 def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
     """Parses the struct at an offset. Raises ``ValueError`` if it does not end before ``until``."""
     if until - at < WAIT_END_BYTES:
-        raise ValueError("the end of a wait is cut off")
+        raise ValueError("the record of a wait's end is truncated")
     *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
     since, asleep, runnable, threshold = times
     wait_state = WaitState(state) if state < len(WaitState) else WaitState.RUNNABLE
@@ -218,7 +218,7 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait's start or end; at the start, the sample's value is ``since_ns``."""
+    """A record of a wait's start or end; for a start, the sample's value is ``since_ns``."""
 
     sample: RawSample
     end: WaitEnd | None

@@ -1,4 +1,4 @@
-"""Reports the share of user stacks that are complete, and where most of the others end."""
+"""Reports the share of user stacks that are complete, and where most incomplete stacks end."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 def _user_sides(stack: Stack) -> Iterator[Side]:
     """Yields the parts into which Python frames split a user stack.
 
-    The last part has the status.
+    Only the last part has the status of the whole stack.
     """
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
@@ -122,7 +122,7 @@ def _reason(side: Side) -> str:
 def _place(side: Side) -> str:
     """Returns the file of the outermost frame, whose caller is missing.
 
-    Returns an empty value if there is no frame.
+    Returns an empty string if there is no frame.
     """
     if not side.frames:
         return ""

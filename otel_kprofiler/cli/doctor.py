@@ -27,7 +27,7 @@ _EXIT_HOST = 3
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict and findings as JSON.")
 def command(*, as_json: bool) -> None:
-    """Check whether this host can be profiled, and how to fix it if not.
+    """Check whether this host can be profiled, and suggest fixes if it cannot.
 
     Loads the real sampler briefly. Ends with a verdict and a fix for each cause. Exit status 0 if
     profiling works, even with limits; 3 if not.
@@ -57,7 +57,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Format each finding as one line, and up to two more with requirement and fix.
+    """Format each finding as one line, and up to two more for its requirement and its fix.
 
     :func:`conclude` prints the fixes for the verdict, each once.
     """
@@ -109,7 +109,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Drops the finding that kallsyms hides addresses, if the BPF iterator reports them."""
+    """Lowers the warning about hidden addresses to an info: the BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 
@@ -186,7 +186,7 @@ def _find_python_frames(problem: str | None) -> Iterator[Finding]:
         open_own()
     except InterpreterRefused as refused:
         observed = f"no Python frames: {refused}"
-        yield Finding(check, Level.INFO, observed, required, "run services with another build")
+        yield Finding(check, Level.INFO, observed, required, "run services with another CPython")
     else:
         version = platform.python_version()
         yield Finding(check, Level.OK, f"frame offsets of CPython {version} are verified", required)

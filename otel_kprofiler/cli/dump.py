@@ -164,7 +164,7 @@ def _find_processes(
 def _find_named(
     access: Access, names: frozenset[bytes]
 ) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
-    """Yields processes with threads of these names, and whether the main thread has such a name."""
+    """Yields processes with threads of the given names, and whether the main thread has one."""
     for entry in access.list_dir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
@@ -181,7 +181,7 @@ def _find_named(
 
 
 def _select(process: ProcessState, names: frozenset[bytes]) -> ProcessState:
-    """Returns only the threads with these names, or all threads if no thread has them."""
+    """Returns only the threads with the given names, or all threads if there are none."""
     if not names:
         return process
     shown = frozenset(map(os.fsdecode, names))

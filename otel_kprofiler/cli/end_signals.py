@@ -15,10 +15,10 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class EndSignals:
     """Context manager that catches the signals that end a recording.
 
-    Use it in the main thread only. The first signal after :meth:`listen` is noted. An earlier
-    signal leaves the context with ``SystemExit``, because nothing is recorded yet. So does a second
-    signal, because the user does not want to wait for names and files. An ignored SIGHUP (nohup)
-    stays ignored.
+    Use it in the main thread only. The first signal after :meth:`listen` is stored in ``received``.
+    An earlier signal raises ``SystemExit``, because nothing has been recorded yet. A second signal
+    also raises it, because the user does not want to wait for names and files. An ignored SIGHUP
+    (nohup) stays ignored.
 
     Attributes:
         received: the signal that ended the recording; None if it ended by itself.
@@ -30,7 +30,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """Note the next signal, and call ``announce`` in the signal handler."""
+        """Store the next signal, and call ``announce`` in the signal handler."""
         self._announce = announce
 
     def __enter__(self) -> Self:

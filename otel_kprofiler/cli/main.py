@@ -37,7 +37,7 @@ COMMANDS: Final = {
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-_NO_THREAD: Final = "can't start new thread"  # CPython raises only this message
+_NO_THREAD: Final = "can't start new thread"  # CPython's RuntimeError has no errno
 
 
 class LazyCommands(click.Group):
@@ -160,7 +160,7 @@ def _discard_output() -> None:
 def _explain(error: Exception) -> KProfilerError | None:
     """Convert a system error to an error with a fix; None if it may be a bug."""
     if isinstance(error, MemoryError):
-        return HostError("out of memory", hint="raise the limit, or process less at once")
+        return HostError("out of memory", hint="raise the limit, or process less data at once")
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
         return HostError(
             "the system does not allow more processes or threads",

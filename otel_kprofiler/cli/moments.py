@@ -1,4 +1,4 @@
-"""Parses times on the command line, which are relative to a profile or by the clock."""
+"""Parses times given on the command line, either relative to a profile or as clock times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Moment:
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
-        """Returns the Unix time in nanoseconds, for a profile with this first sample and end.
+        """Returns the Unix time in nanoseconds, for a profile with the given first sample and end.
 
         A time of day refers to the day of the first sample.
         """

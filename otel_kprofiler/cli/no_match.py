@@ -20,7 +20,7 @@ _Values = Iterator[tuple[str, int]]
 
 
 def check_matches(chosen: Filter, *sources: Samples) -> None:
-    """Check that samples of at least one source match a filter, unless there are no samples.
+    """Check that a filter matches samples of at least one source, if there are any samples.
 
     Raises:
         KProfilerError: no sample matches; if a single option matches nothing, the hint lists the

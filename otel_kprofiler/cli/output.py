@@ -64,7 +64,7 @@ class Output:
 
     Attributes:
         path: final path.
-        part: file of samples during the recording; None if there is none.
+        part: the file that keeps samples during the recording; None if there is none.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Output:
 
 
 def _span_times(windows: Sequence[Window]) -> list[SpanTime]:
-    """Returns the breakdown of time of a recording's spans."""
+    """Returns a breakdown of the time of a recording's spans."""
     profiles = (profile for window in windows for profile in window.profiles)
     if not any(sample.link for profile in profiles for _, sample in profile.samples):
         return []

@@ -21,11 +21,11 @@ from otel_kprofiler.model import Form, Window
 from otel_kprofiler.pipeline import WindowSchedule
 
 SCHEDULE: Final = WindowSchedule(1_000_000_000)
-"""Interval between writes, so that a killed recording loses at most samples of this duration."""
+"""Interval between writes; a killed recording loses at most the samples of one interval."""
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of a message's first field, by which part files are identified."""
+"""Possible tags of a message's first field, by which part files are recognized."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
@@ -60,7 +60,7 @@ class PartFile:
     def close(self, *, keep: bool) -> bool:
         """Delete the file, or keep it if it has samples and ``keep`` is set.
 
-        Returns whether it is kept.
+        Returns whether the file is kept.
         """
         if self._fd < 0:
             return False

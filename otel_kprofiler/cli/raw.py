@@ -1,4 +1,4 @@
-"""Writes the file of ``record --raw``: raw samples with all that replaying them anywhere needs."""
+"""Writes ``record --raw`` files: raw samples, and the data needed to replay them on any host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RawOutput:
 
     Args:
         path: path of the file.
-        access: reads files of the host.
+        access: reads the host's files.
         force: whether to replace an existing file.
 
     Raises:
@@ -82,7 +82,7 @@ class RawOutput:
         self._keys[resource] = key
 
     def add_window(self, window: Window) -> None:
-        """Record start and end of a window, the names of its frames, and its wait totals."""
+        """Record the start and end of a window, the names of its frames, and its wait totals."""
         self._since_unix_ns = self._since_unix_ns or window.start_unix_ns
         self._until_unix_ns = window.end_unix_ns
         self._names.add(window)

@@ -209,7 +209,7 @@ def _say_remarks(pipeline: Pipeline[Any]) -> None:
 
 
 class Sinks:
-    """Sends each window to the receiver and the ``.part`` file, and all as one to the output.
+    """Sends windows to the receiver and the ``.part`` file, and the whole recording to the output.
 
     Args:
         sending: the receiver, if there is one.

@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Groupings that show where their keys are, with the title of that column."""
+"""Groupings whose tables have a column for each key's place, with the title of that column."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )

@@ -43,13 +43,13 @@ class Report:
     """A report on samples of one kind, in groups.
 
     Attributes:
-        processes: whether each resource was selected, if samples were filtered only by process. In
-            that case, the exact wait totals apply.
-        by: a name of :data:`GROUPINGS`, or of an attribute.
+        processes: whether each resource was selected, by index; None if samples were filtered by
+            anything but processes, so that the exact wait totals do not apply.
+        by: a name in :data:`GROUPINGS`, or the name of an attribute.
         callers_of: function whose callers are the groups; None for other groups.
         callees_of: function whose callees are the groups; None for other groups.
         idle: whether to show waits of idle threads.
-        order: a name of :data:`SORTS`; None for the grouping's default.
+        order: a name in :data:`SORTS`; None for the grouping's default.
     """
 
     processes: Sequence[bool] | None
@@ -269,7 +269,7 @@ def _waits_as_dict(summary: WaitSummary, every: Samples, shown: Samples) -> dict
 
 
 def describe_locks(locks: LockSummary) -> str:
-    """Describes exact waits for locks."""
+    """Describes the exact number and duration of waits for locks."""
     types = ", ".join(
         f"{escape_controls(name)} {amount(total.total_ns, _NS)} ms in {total.waits:,}"
         for name, total in locks.exact.items()

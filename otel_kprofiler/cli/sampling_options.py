@@ -27,8 +27,9 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
-"""Default samples per second. At a lower rate, a sample in one program would represent thousands of
-events in all programs.
+"""Default samples per second.
+
+At a lower rate, a sample taken in one program would represent thousands of events in all programs.
 """
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
@@ -50,7 +51,7 @@ def _parse_events(
 
 
 def _describe_events() -> str:
-    """Lists all events, with the reason why this process cannot sample some of them here."""
+    """Lists all events, with the reasons why this process cannot sample some of them."""
     lines = [f"{CPU_CLOCK:24} time on a CPU: the default"]
     reasons: dict[str, list[str]] = {}
     for name, meaning, problem in list_events(Access()):
@@ -246,7 +247,7 @@ class Sampling:
         )
 
     def config(self, access: Access, targets: Targets, child_pid: int | None) -> SamplerConfig:
-        """Returns the configuration of the sampler; ``child_pid`` is the recorded command."""
+        """Returns the sampler's configuration; ``child_pid`` is the pid of the recorded command."""
         waits = OffCpuConfig(
             samples_per_second=self.off_cpu_rate,
             wakers=self.wakers,
@@ -266,7 +267,7 @@ class Sampling:
             events=tuple(spec for spec in self.specs if spec.name != CPU_CLOCK),
         )
         if child_pid is not None and (config.off_cpu or config.events):
-            # # Per-task perf events miss some context switches, so filter by pid on all CPUs.
+            # Per-task perf events miss some context switches, so filter by pid on all CPUs.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config
@@ -284,7 +285,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens the resolver of user frames for a command, which may wait for files."""
+    """Opens the resolver of user frames for a command that may wait for files."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

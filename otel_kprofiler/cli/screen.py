@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from otel_kprofiler.cli.keys import REDRAW, KeyParser
 from otel_kprofiler.errors import KProfilerError
 
-_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # other screen, no cursor, no wrapping of lines
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
 """Sequences that leave the screen. On terminals without an alternate screen, later output continues
 below the drawing.
@@ -251,7 +251,7 @@ class Screen:
 
 
 def _open_input() -> int:
-    """Opens the source of keys: standard input if it is a terminal, else the terminal."""
+    """Opens the source of keys: standard input if it is a terminal, otherwise ``/dev/tty``."""
     if sys.stdin is not None and sys.stdin.isatty():
         return os.dup(sys.stdin.fileno())
     try:

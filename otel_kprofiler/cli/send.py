@@ -146,7 +146,7 @@ class _Delivery:
             yield from batches
 
     def _export(self, batch: Batch) -> Sequence[Part]:
-        """Send a request, unless the receiver is unreachable or the user has interrupted."""
+        """Send a request, unless the receiver is unreachable or the user has pressed Ctrl-C."""
         if self._stopped:
             return [Part(batch, ExportResult.failure(batch, self._stopped, self._said))]
         try:

@@ -30,7 +30,7 @@ _CHANGES: Final = {
 
 
 def find_change(causes: Iterable[LossCause]) -> str:
-    """Returns the fix to apply before samples with these causes are sent again; may be empty."""
+    """Returns the fixes, if any, without which samples lost for these causes cannot be sent."""
     return "; ".join(_CHANGES[cause] for cause in _CHANGES if cause in set(causes))
 
 

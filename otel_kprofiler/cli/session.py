@@ -21,11 +21,11 @@ _GRACE_S: Final = 5.0
 
 @dataclass(slots=True)
 class Session:
-    """A recording in progress, and after its end, how it ended.
+    """A recording, and how it ended.
 
     Attributes:
         pipeline: receives the samples; closed at the end.
-        signals: catches the signals that end it early.
+        signals: catches the signals that end the recording early.
         held: the recorded command.
         targets: the recorded processes.
         seconds: duration of the recording.

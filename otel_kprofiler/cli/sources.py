@@ -63,7 +63,7 @@ def is_table(source: str) -> bool:
 
 
 def describe_source(source: str) -> str:
-    """Returns a short name for pages, without secrets."""
+    """Returns a short name of a source for display on pages, without secrets."""
     return parse_address(source, os.environ).label if is_table(source) else basename(source)
 
 
@@ -137,7 +137,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:
-    """Returns a time range in a table. Durations count from its first profile, or back from now."""
+    """Returns a choice's time range; durations count from the first profile, or back from now."""
     now = time.time_ns()
     needs_first = any(
         moment is not None and moment.is_from_start for moment in (choice.start, choice.end)

@@ -26,8 +26,8 @@ from otel_kprofiler.sampling import HeldCommand
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
     """Yields the lines of the summary.
 
-    They say why many names or callers are missing, how many samples were written and lost, and what
-    the next step is.
+    The lines explain why many names or callers are missing, count the samples written and lost, and
+    suggest the next step.
     """
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)

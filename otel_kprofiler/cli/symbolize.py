@@ -121,7 +121,7 @@ class Options:
 
     @property
     def copies(self) -> dict[str, str | None]:
-        """Returns the copies of another host's files, besides kallsyms."""
+        """Returns the paths of files copied from another host, except kallsyms, by parameter."""
         names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
         return {name: getattr(self, name) for name in names}
 

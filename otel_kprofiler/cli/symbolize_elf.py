@@ -30,7 +30,7 @@ class _File(Protocol):
         """Returns the addresses to which offsets from a name are relative."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the addresses of functions with this name; returns whether there are any."""
+        """Print the addresses of functions with the given name; returns whether there are any."""
 
 
 class ElfFiles:
@@ -44,7 +44,8 @@ class ElfFiles:
     Raises:
         HostError: a file cannot be read.
         KProfilerError: a file is damaged.
-        click.UsageError: file offsets in a kernel file, whose sections have no addresses.
+        click.UsageError: file offsets were requested for a kernel file, whose sections have no
+        addresses.
     """
 
     def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:
@@ -84,7 +85,7 @@ class ElfFiles:
         return any(resolved)
 
     def resolve_rva(self, word: str, *, as_json: bool) -> bool:
-        """Print the function at ``ADDR`` or ``ID:ADDR``, in hexadecimal even without ``0x``."""
+        """Print the function at ``ADDR`` or ``ID:ADDR``, hexadecimal with or without ``0x``."""
         key, _, number = word.rpartition(":")
         try:
             address = int(number, 16)
@@ -93,7 +94,7 @@ class ElfFiles:
         return self.resolve_address(key, address, as_json=as_json)
 
     def resolve_address(self, key: str, address: int, *, as_json: bool) -> bool:
-        """Print the function at an address of the file with this id, or of the only file."""
+        """Print the function at an address of the file with the id ``key``, or of the only file."""
         files = self._different()
         if key:
             if key not in self._files:
@@ -154,7 +155,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Returns the addresses of functions with this name, or 0 for the file's own name."""
+        """Returns the addresses of functions called ``name``; 0 if it is the name of the file."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

@@ -43,7 +43,8 @@ def resolve_in_kernel(
         kallsyms: copy of ``/proc/kallsyms``; None for the running kernel.
         copies: copies of other files, by parameter of :meth:`KernelSymbolizer.from_files`.
         elf: kernel files to read function sizes from, with ``kallsyms``.
-        explain: whether to print every name, the section and the reason.
+        explain: whether to print every name at an address, the section, and the reason for the
+            name.
         as_json: whether to print one JSON object per line.
 
     Returns:
@@ -88,7 +89,7 @@ def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
 
 
 def _find_places(symbolizer: KernelSymbolizer, place: Place) -> list[int]:
-    """Finds the addresses at an offset in the functions or the module of this name."""
+    """Finds the addresses at an offset in the functions or the module with the given name."""
     name, offset, size = place
     matches = [*symbolizer.find(name), *_find_clones(symbolizer, name)]
     of_size = [match for match in matches if size and match.end - match.address == size]
@@ -109,7 +110,7 @@ def _open(
         return KernelSymbolizer.live(IteratedKallsyms(Access()))
     try:
         for path in (kallsyms, *copies.values(), *elf):
-            # The symbolizer would skip an unreadable file, as it does on a host.
+            # The symbolizer would skip an unreadable file, as it does on a live host.
             if path and os.path.exists(path) and not os.access(path, os.R_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return KernelSymbolizer.from_files(kallsyms=kallsyms, elf=elf, **copies)

@@ -43,7 +43,7 @@ def name_payload(
 
     Raises:
         HostError: the profiles cannot be read.
-        PayloadError: they are not OTLP profiles.
+        PayloadError: the file does not contain OTLP profiles.
         ExportError: the result cannot be written.
     """
     try:

@@ -28,8 +28,7 @@ def resolve_in_process(
 
     Args:
         pid: id of the process.
-        words: addresses or names, or if ``offsets`` is set, paths with file offsets,
-            ``PATH:OFFSET``.
+        words: addresses or names; if ``offsets`` is set, paths with file offsets (``PATH:OFFSET``).
         sources: sources of the names.
         offsets: whether words are paths with file offsets.
         as_json: whether to print one JSON object per line.

@@ -23,7 +23,7 @@ class Place(NamedTuple):
     Attributes:
         name: name of a function or a module.
         offset: offset in bytes from the start of the function or module.
-        size: size of the function in bytes; 0 if it is not given.
+        size: size of the function in bytes; 0 if not given.
     """
 
     name: str
@@ -46,7 +46,7 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Returns the words in lines.
+    """Returns the words in lines of input.
 
     From a line that this command printed, returns only the address.
     """

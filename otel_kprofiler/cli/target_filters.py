@@ -1,4 +1,4 @@
-"""Finds the processes that ``record`` filters by process, name, cgroup and container."""
+"""Finds the processes that ``record`` samples, by pid, name, cgroup, container, pod and unit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Targets:
     cgroups: Sequence[Cgroup]
 
     def apply(self, config: SamplerConfig, access: Access) -> SamplerConfig:
-        """Returns a sampler configuration for these targets."""
+        """Returns a sampler configuration that samples only the targets."""
         return replace(
             config,
             target_pids=self.follower.pids if self.follower else (),
@@ -105,15 +105,15 @@ def find_targets(
     groups: Sequence[Groups] = (),
     loader: str = "auto",
 ) -> Targets:
-    """Find the targets of the filters among running processes.
+    """Find the running processes that the filters select.
 
     Args:
-        access: reads files of the host.
+        access: reads the host's files.
         pids: processes, with their descendants.
         comms: names of threads and processes.
         cgroups: paths of version 2 cgroups.
         containers: names or prefixes of ids.
-        groups: selections of pods or units, each of a single one.
+        groups: selections of pods or units, each of which names a single pod or unit.
         loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
 
     Raises:
@@ -170,9 +170,9 @@ def check_process(access: Access, pid: int) -> None:
 
 
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
-    """Returns the ids on a line of a process's status.
+    """Returns the ids on the named line of ``/proc/PID/status``.
 
-    Returns an empty value if the kernel does not write the line.
+    Returns an empty list if the kernel does not write the line.
     """
     status = access.read_bytes(f"/proc/{pid}/status")
     values = (line[len(name) :] for line in status.splitlines() if line.startswith(name))

@@ -112,7 +112,7 @@ def command(
     Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
     b BPF programs, v services, w causes of waits, k kernel locks; Enter shows callers and callees,
     space freezes, / filters, h shows all keys, q quits. When all processes of --pid, --cgroup or
-    --container have ended, the last screen stays.
+    --container have exited, the last screen stays.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     default_s, longest_s = _WINDOW_S if table is None else _WINDOW_OF_TABLE_S
     window_s = default_s if window_s is None else window_s

@@ -84,7 +84,7 @@ class Status:
     Attributes:
         host: name of the host or address of the table.
         kernel: release of the host's kernel; empty for a table.
-        rate: sampling rate, or the kind that is sampled.
+        rate: the sampling rate, or the name of the sampled events.
         own_share: CPU usage of this process as a share of one CPU; None before it is measured.
         has_ended: whether the targets have exited, so that no more samples follow.
         is_stale: whether the last attempt to read new samples failed.
@@ -117,7 +117,7 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
         shown: the current samples.
         status: contents of the header line.
         size: columns and lines of the terminal.
-        color: whether colours may be used besides bold and reverse.
+        color: whether colors may be used besides bold and reverse.
     """
     head = _head(state, state.frozen or shown, status, size.width, color)
     if state.is_helping:

@@ -110,7 +110,7 @@ class TopState:
         """Handle a key.
 
         Args:
-            key: a character, or a name of :mod:`otel_kprofiler.cli.keys`.
+            key: a character, or a key name from :mod:`otel_kprofiler.cli.keys`.
             shown: the current samples, which the next screen shows unless it is frozen.
         """
         shown = self.frozen or shown
@@ -150,7 +150,7 @@ class TopState:
     def selected_row(self, sections: Sequence[Section]) -> int | None:
         """Returns the selected row's index across all sections.
 
-        If the row is gone, returns the nearest row's.
+        If the row is gone, returns the index of the nearest row.
         """
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:

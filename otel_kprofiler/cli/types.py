@@ -11,7 +11,7 @@ from otel_kprofiler.host import parse_cpu_list
 class DurationType(click.ParamType[float]):
     """The type of a duration in Go's syntax, as in the configuration, or in seconds.
 
-    Converted to seconds.
+    Values are converted to seconds.
     """
 
     name = "duration"

@@ -20,7 +20,7 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
-    """Keeps batches in a file. The first batch creates the file, which never replaces another.
+    """Keeps batches in a file. The first batch creates the file, never replacing another.
 
     Each batch is on disk when :meth:`add` returns. Not thread-safe.
 
@@ -30,7 +30,7 @@ class UnsentFile:
 
     Attributes:
         path: path of the file; empty if there is none.
-        kept: samples in the file, by the cause of the failure.
+        kept: number of samples in the file, by the cause of the failure.
         problem: why batches could not be kept; empty if all were kept.
     """
 
@@ -61,7 +61,7 @@ class UnsentFile:
             self.problem = result.message
 
     def discard(self) -> None:
-        """Delete the file, whose samples are kept elsewhere."""
+        """Delete the file. Call this only if its samples are kept elsewhere."""
         self.close()
         if self.path:
             os.unlink(self.path)

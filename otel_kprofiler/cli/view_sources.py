@@ -53,7 +53,7 @@ class Source:
 
     Attributes:
         answer: returns the data.
-        names_file: returns whether a frame of the data has this source file.
+        names_file: returns whether any frame in the data has the given source file.
         start: starts the source; called once the page is served.
         step: does pending work, for at most the given number of seconds.
         wake: interrupts a step; called from signal handlers.
@@ -71,7 +71,7 @@ class Source:
 
 
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """Returns all samples from files and tables, with idle waits only on request."""
+    """Opens a source with all samples from files and tables; idle waits only on request."""
     choice = Choice.of(filters)
     loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
     samples = drop_idle(loaded, idle=idle)
@@ -85,7 +85,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that keeps matching samples, with idle waits only on request."""
+    """Returns a function that selects matching samples; idle waits only on request."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
@@ -103,7 +103,7 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """Opens receivers at these gRPC and HTTP endpoints, and prints their addresses.
+    """Opens receivers at the gRPC and HTTP endpoints, and prints their addresses.
 
     Raises:
         HostError: an endpoint cannot be bound.

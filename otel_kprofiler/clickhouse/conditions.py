@@ -105,7 +105,7 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Returns a condition for a column to match a pattern, as precisely as ``LIKE`` allows."""
+    """Returns the condition that a column matches a pattern, as exactly as ``LIKE`` permits."""
     terms = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"
@@ -116,7 +116,7 @@ def _matches(text: str, patterns: Sequence[str]) -> str:
 
 
 def _like(pattern: str) -> str:
-    """Returns a ``LIKE`` pattern that matches every string matched by this pattern."""
+    """Returns a ``LIKE`` pattern that matches every string that ``pattern`` matches."""
     begin, bracket, rest = pattern.partition("[")
     end = rest.rpartition("]")[2] if "]" in rest else ""
     words = (begin + "*" + end if bracket else begin).replace("?", "*")

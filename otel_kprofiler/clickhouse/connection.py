@@ -60,7 +60,7 @@ class Connection:
         self._address = address
         logging.getLogger("clickhouse_connect").setLevel(
             logging.CRITICAL
-        )  # it also raises every error
+        )  # it logs errors that it also raises
         self._errors = (ClickHouseError, HTTPError, OSError)
         self._pool = get_pool_manager()
         try:
@@ -96,7 +96,7 @@ class Connection:
         """Yields the rows of a query, in blocks as the server sends them.
 
         Raises:
-            KProfilerError: the server rejects the query, or the connection ended.
+            KProfilerError: the server rejects the query, or the connection is lost.
         """
         with self._explained(), self._client.query_row_block_stream(query) as stream:
             yield from stream
@@ -116,7 +116,7 @@ class Connection:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the system's message for a failed connection, otherwise the library's or server's."""
+    """Returns the system's message if a connection failed, otherwise that of library or server."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

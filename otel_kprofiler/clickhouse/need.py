@@ -56,7 +56,7 @@ class Need:
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
     def with_times(self) -> Need:
-        """Returns this need, with the time of each sample."""
+        """Returns the same parts, with the time of each sample."""
         return replace(self, times=True)
 
 
@@ -69,7 +69,7 @@ def _attributes(*names: str) -> Need:
 
 
 ALL: Final = Need(None, None, links=True, stacks=True, times=True)
-"""The need of a written file, which is all data in the table."""
+"""The parts needed to write a file, which are all data in the table."""
 
 PAGE: Final = Need(
     frozenset({*_PROCESS, "host.name", "os.version"}),
@@ -77,7 +77,7 @@ PAGE: Final = Need(
     stacks=True,
     times=True,
 )
-"""The need of a flame graph."""
+"""The parts needed to draw a flame graph."""
 
 _THREADS: Final = Need(samples=frozenset(_THREAD))
 _PROCESSES: Final = Need(frozenset(_PROCESS), frozenset({"thread.name"}))
@@ -118,7 +118,7 @@ _FILTERS: Final = {
 
 
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
-    """Returns the need of a report.
+    """Returns the parts that a report needs.
 
     Args:
         chosen: the filter, which is applied to the samples read, too.

@@ -16,7 +16,7 @@ from otel_kprofiler.model import SIDES
 from otel_kprofiler.otlp import STACK_STATUS, STREAM_ID, WAIT_CAUSE, WAIT_STATE, WINDOW_PREFIX
 
 _LONGEST_PROFILE_NS: Final = 3_600_000_000_000
-"""Samples of a time range are expected in profiles started at most this long before it."""
+"""Maximum time by which a profile with samples in a time range may begin before the range."""
 KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
@@ -31,7 +31,7 @@ _IN_KERNEL: Final = (
 
 
 class Range(NamedTuple):
-    """Unix time in nanoseconds, end exclusive."""
+    """A range of Unix times in nanoseconds; the end is exclusive."""
 
     start_ns: int
     end_ns: int
@@ -62,13 +62,13 @@ def rows_between(table: str, times: Range) -> str:
 
 
 def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
-    """Returns the condition that samples are of these kinds."""
+    """Returns the condition that a sample is of one of the given kinds."""
     listed = (f"({', '.join(map(literal, kind[:4]))}, {kind[4]})" for kind in kinds)
     return f"({KIND}) IN ({', '.join(listed)})"
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects each kind, with its number of samples, and start and end of its profiles."""
+    """Selects each kind, with its number of samples, and the start and end of its profiles."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "

@@ -25,10 +25,9 @@ from otel_kprofiler.otlp import parse_account, refuse_negative_values
 MAX_STACKS: Final = 1_000_000
 """Limit on distinct stacks in memory; each uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Up to this number, samples keep their times; beyond it, samples of a time step are merged."""
+"""Maximum number of samples that keep their times; more samples are merged by time step."""
 _STEPS: Final = 1200
-"""Number of time steps: a multiple of the intervals in ``diff``, and close to the bins of a
-page."""
+"""Number of time steps, a multiple of ``diff``'s intervals; about as many as the bins on a page."""
 
 
 class Selection(NamedTuple):
@@ -156,7 +155,7 @@ def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
 
 
 def _order(kind: Kind) -> tuple[int, Kind]:
-    """Sorts the kinds that every sampler has first, in the order of ``KINDS``."""
+    """Returns a sort key that puts the kinds of ``KINDS`` first, in their order there."""
     profile_kind = kind.kind
     return (KINDS.index(profile_kind) if profile_kind in KINDS else len(KINDS)), kind
 
@@ -167,7 +166,7 @@ def _as_one_window(
     counted: Mapping[Kind, Mapping[str, int]],
     times: Range,
 ) -> Samples:
-    """Merges the samples of many blocks into one window, with its counts."""
+    """Merges the samples of many blocks into one window with the given counts."""
     numbers = {(kind.kind, kind.period): number for number, kind in enumerate(kinds)}
     origins = [
         numbers[origin.profile.kind, origin.profile.period_ns] for origin in samples.tables.origins

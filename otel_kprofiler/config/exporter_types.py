@@ -15,6 +15,7 @@ EXPORTERS: Final[dict[str, type[Exporter]]] = {
     "file": File,
     "debug": Debug,
 }
-"""Schemas by exporter type, which is the first part of an id (``type`` or ``type/name``). The
-loader, the agent and the generated files know a type only from its row.
+"""Schemas by exporter type, which is the first part of an id (``type`` or ``type/name``).
+
+This table is the only place where the loader, the agent and the generator look up a type.
 """

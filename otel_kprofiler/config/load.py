@@ -94,9 +94,9 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns keys of the schema, even misspelled, as they are.
+    """Returns a key of the schema, even a misspelled one, unchanged; hides any other key.
 
-    Any other key may be a misplaced secret.
+    A key that does not resemble any key of the schema may be a misplaced secret.
     """
     key = str(path[-1])
     if path[-2:-1] == ("headers",):

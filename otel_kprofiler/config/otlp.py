@@ -27,7 +27,7 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Maximum of ``max_message_bytes``, which is half the maximum record size of a spool."""
+"""Maximum of ``max_message_bytes``: half the maximum size of a record in a spool."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may hold passwords."""
@@ -91,7 +91,7 @@ class GrpcTls(Tls):
 
     insecure: bool = Field(
         default=False,
-        description="Connect without TLS. A scheme in endpoint, http:// or https://, overrides it.",
+        description="Connect without TLS. The scheme of endpoint, if it has one, takes precedence.",
         json_schema_extra={"example": True},
     )
 
@@ -124,7 +124,7 @@ class RetryOnFailure(Section):
         default=0.5,
         ge=0,
         le=1,
-        description="Random variation of each wait, as a fraction of it, 0 to 1.",
+        description="Random variation of each wait, as a fraction of that wait, 0 to 1.",
     )
     multiplier: float = Field(default=1.5, ge=1, description="Factor by which waits grow.")
     max_interval: Duration = duration("30s", "Maximum wait between retries.", ge="1ms")

@@ -34,7 +34,7 @@ def _symbols(value: Any) -> Any:
 
 
 def _count(value: Any) -> Any:
-    """Convert ``off`` to 0, even as other YAML parsers and environment variables represent it."""
+    """Convert ``off`` to 0, also where a YAML parser or a variable has made it false."""
     return 0 if value is False or value in ("off", "false") else value
 
 
@@ -72,7 +72,10 @@ class OffCpu(Section):
         "is sampled with a probability proportional to its duration; 0 only counts waits.",
     )
     min_duration: Duration = duration(
-        "1us", "Waits shorter than this are counted but not sampled, 0s to 4s.", ge="0s", le="4s"
+        "1us",
+        "Minimum duration of sampled waits, 0s to 4s; shorter waits are only counted.",
+        ge="0s",
+        le="4s",
     )
     wakers: bool = Field(
         default=False,
@@ -136,9 +139,9 @@ class Receiver(Section):
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How to unwind user stacks. auto uses the files' .eh_frame tables where kernel "
-        "and loader support it, and frame pointers elsewhere; frame_pointers works only for code "
-        "built with frame pointers, unlike most distributions' binaries.",
+        description="How to unwind user stacks. auto uses the files' .eh_frame tables where the "
+        "kernel and the loader support this, and frame pointers elsewhere; frame_pointers works "
+        "only for code built with frame pointers, which most distributions' binaries lack.",
     )
     max_unwind_work: int = Field(
         default=5000,
@@ -179,10 +182,10 @@ class Receiver(Section):
     events: list[str] = Field(
         default=[],
         max_length=MAX_EVENTS,
-        description="Events to sample beside the clock, such as page-faults, "
+        description="Events to sample in addition to the clock: perf events, such as page-faults, "
         '"context-switches:period=1000" (every 1000th on each CPU) or "cycles:freq=49" (about 49 '
-        "samples per second on each CPU; default: samples_per_second), lock-contention, and "
-        "tracepoints, such as block_rq_issue (all by default, or by period). "
+        "samples per second on each CPU; default: samples_per_second); lock-contention; and "
+        "tracepoints, such as block_rq_issue (every event, unless a period is set). "
         "`otel-kprofiler record -e help` lists events (see docs/events.md).",
     )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
@@ -238,7 +241,7 @@ class Receiver(Section):
         "measured; 0s measures it only at start.",
     )
     probabilistic_interval: Duration = duration(
-        "1m", "Interval at which it is decided at random whether this host samples, 1m to 5m.",
+        "1m", "Interval at which the agent decides at random whether to sample, 1m to 5m.",
         ge="1m", le="5m",
     )  # fmt: skip
     probabilistic_threshold: int = Field(
@@ -285,9 +288,9 @@ class Receiver(Section):
     self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(
         default="leave_out",
         description="What to do with on-CPU samples of services that profile themselves with "
-        "this package: leave_out drops them (counted as lost to self_profiled), so that their "
-        "CPU time counts only once; mark also sends them, with otel_kprofiler.self_profiled on "
-        "the Resource, as on samples of other kinds (see docs/fleet.md).",
+        "this package: leave_out drops them (counted as lost, with the cause self_profiled), so "
+        "that their CPU time counts only once; mark sends them. In both cases, the Resource of "
+        "such a service has the attribute otel_kprofiler.self_profiled (see docs/fleet.md).",
     )
     resources: Annotated[
         Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)

@@ -26,7 +26,7 @@ AttributesKey = Annotated[
         "Pyroscope and Parca then see empty keys."
     ),
 ]
-"""Returns the value as an :class:`otel_kprofiler.model.AttributeForm`."""
+"""Type of a field whose value names an :class:`otel_kprofiler.model.AttributeForm`."""
 
 
 class Section(BaseModel):

@@ -87,7 +87,7 @@ class Privileges(Section):
 
 
 class ProfilesPipeline(Section):
-    """The pipeline of profiles."""
+    """The profiles pipeline."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINE
 

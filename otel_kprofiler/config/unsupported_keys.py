@@ -14,7 +14,8 @@ RECEIVER: Final[Mapping[str, str]] = {
     "tracers": "remove it: python_frames unwinds Python, and other interpreted languages are not "
     "unwound",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
-    "probes": "samples come from timers only, without probes; remove it",
+    "probes": "kernel and user probes are not supported; remove it, or sample a tracepoint with "
+    "events",
     "include_env_vars": "from the environment of processes, only the service attributes in "
     "OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may "
     "hold secrets; put fixed attributes under resource",
@@ -32,18 +33,18 @@ RECEIVER: Final[Mapping[str, str]] = {
     "target_cpu_ids": "use pin_cpu_ids",
     "attributes": "use resource",
     "resource_attributes": "use resource",
-    "symbol_names": "kernel symbol names are never compressed, which would save at most 2 MB; "
+    "symbol_names": "kernel symbol names are never compressed, since this would save at most 2 MB; "
     "remove it",
 }
 
-_QUEUE: Final = "the queue of an exporter has one worker and counts batches"
 QUEUE: Final[Mapping[str, str]] = {
-    "num_consumers": f"{_QUEUE}, so that batches stay in order; remove it",
+    "num_consumers": "the queue of an exporter has one worker, so that batches stay in order; "
+    "remove it",
     "block_on_overflow": "sampling never waits for a receiver: a full queue drops the oldest "
     "batch and counts it; remove it",
-    "sizer": f"{_QUEUE}; set queue_size in batches",
+    "sizer": "the size of a queue is a number of batches; set queue_size in batches",
     "batch": "a batch is one reporter_interval; set that instead",
-    "wait_for_result": f"{_QUEUE}; remove it",
+    "wait_for_result": "sampling never waits for the result of an export; remove it",
 }
 
 TLS: Final[Mapping[str, str]] = {

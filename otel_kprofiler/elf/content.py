@@ -32,10 +32,10 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
 
 
 def unpacked_size(source: Source, section: Section) -> int:
-    """Returns the decompressed size of a section, as its header states it.
+    """Returns the decompressed size of a section, according to its compression header.
 
     Raises:
-        ElfError: the section has no header.
+        ElfError: the section is too small for a compression header.
     """
     if not section.flags & SHF_COMPRESSED:
         return section.size
@@ -60,7 +60,7 @@ def _unpack(section: Section, content: bytes, limit: int) -> bytes:
         detail = f"{_shown(section)} has the unknown compression type {form}"
         raise ElfError(ElfProblem.DAMAGED_SECTION, detail)
     if len(unpacked) != size:
-        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} is cut off")
+        raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} is truncated")
     return unpacked
 
 

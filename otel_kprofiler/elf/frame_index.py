@@ -99,7 +99,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
     """Returns the address encoding that a CIE declares.
 
     Raises:
-        ValueError: there is no CIE, or it is damaged or unknown.
+        ValueError: there is no CIE, it is damaged, or its format is unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
         raise ValueError("an entry has no CIE")

@@ -150,7 +150,7 @@ def read_dynamic_linker(source: Source) -> bytes:
     places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
     offset, size = next(places, (0, 0))
     if size > MAX_PATH_BYTES:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"a dynamic linker's path of {size} bytes")
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the dynamic linker's path has {size} bytes")
     return source.read(offset, size).rstrip(b"\0")
 
 
@@ -192,7 +192,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
     rows = list(_SECTION_HEADER.iter_unpack(source.read(start, count * _SECTION_HEADER.size)))
     names_at, names_size = rows[names_index][4:6]
     if names_size > MAX_NAMES_BYTES:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"section names of {names_size} bytes")
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the section names have {names_size} bytes")
     names = source.read(names_at, names_size)
     return [Section(_name(names, row[0]), *row[1:]) for row in rows]
 
@@ -245,7 +245,7 @@ def _segments(
         if kind != _PT_LOAD or not size:
             continue
         if offset + size > file_size or address + size > _ADDRESS_LIMIT:
-            raise ElfError(ElfProblem.DAMAGED_HEADERS, "a segment exceeds the file")
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, "a segment extends beyond the file")
         segment = Segment(offset, size, address)
         loads.append(segment)
         if flags & _PF_X:

@@ -2,9 +2,9 @@
 
 The program headers, the dynamic section and the tables that it refers to are in memory, so that
 neither the file nor its section headers are needed. The formats are described in elf(5) and in the
-System V ABI, chapter 5. GNU's hash table is read as binutils writes it, and relocations of x86-64
-as in its ABI, table 4.9. The memory is untrusted. All reads are bounded, and anything malformed
-raises :class:`ElfError`.
+System V ABI, chapter 5. GNU's hash table is read as binutils writes it, and x86-64 relocations as
+defined in table 4.9 of the x86-64 ABI. The memory is untrusted. All reads are bounded, and anything
+malformed raises :class:`ElfError`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class LoadedElf(NamedTuple):
         bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
         storage: the PT_TLS segment; None if the file has none.
-        dynamic: values in the dynamic section, by tag. A repeated tag has its first value.
+        dynamic: values in the dynamic section, by tag; the first value if a tag is repeated.
         notes: runtime address and size of each PT_NOTE segment.
-        writable: runtime address and size in the file of each writable PT_LOAD segment.
+        writable: runtime address of each writable PT_LOAD segment, and its size in the file.
     """
 
     base: int
@@ -110,7 +110,8 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     """Read the headers and the dynamic section of a file whose first byte is at ``base``.
 
     Raises:
-        ElfError: there is no file for code of ``machine`` (``e_machine``), or it is damaged.
+        ElfError: there is no ELF file for ``machine`` (``e_machine``) at ``base``, or the file is
+            damaged.
         OSError: the memory cannot be read.
     """
     header = read(base, _HEADER.size)
@@ -133,7 +134,8 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
                 raise ElfError(ElfProblem.DAMAGED_HEADERS, f"alignment {alignment}")
             storage = ThreadStorage(address, memory_size, max(alignment, 1))
     if bias is None or dynamic[1] > MAX_DYNAMIC_BYTES:
-        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"a dynamic section of {dynamic[1]} bytes")
+        detail = f"no first segment, or a dynamic section of {dynamic[1]} bytes"
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, detail)
     tags: dict[int, int] = {}
     if storage and dynamic[1]:
         raw = read(bias + dynamic[0], dynamic[1] // _DYNAMIC.size * _DYNAMIC.size)
@@ -189,7 +191,7 @@ def find_relocations(
         tables.append((elf.at(_DT_JMPREL), elf.dynamic.get(_DT_PLTRELSZ, 0)))
     for table, size in tables:
         if size > MAX_RELOCATION_BYTES:
-            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"{size} bytes of relocations")
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"too many relocations: {size} bytes")
         for done in range(0, size if table is not None else 0, _CHUNK_BYTES):
             rows = read((table or 0) + done, min(_CHUNK_BYTES, size - done))
             for needle in needles:
@@ -203,7 +205,7 @@ def find_relocations(
 
 
 def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
-    """Yields the indices of symbols whose hash matches a name's."""
+    """Yields the indices of symbols whose hash matches that of a name."""
     buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
     if not buckets:
         return

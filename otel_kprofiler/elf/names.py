@@ -1,4 +1,4 @@
-"""Recognises mapping symbols and symbol versions in the names of symbol tables."""
+"""Recognizes mapping symbols and symbol versions in the names of symbol tables."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Returns defined symbols by name, from ``.dynsym``, or from ``.symtab`` if it has none.
+    """Returns defined symbols by name, from ``.dynsym`` or, if it has none of them, ``.symtab``.
 
     Raises:
         ElfError: a table is damaged or too large.
@@ -48,7 +48,11 @@ def _find_in(
 ) -> Iterator[tuple[bytes, ElfSymbol]]:
     content = read_content(source, table, _MAX_TABLE_BYTES)
     if len(content) % _ENTRY_BYTES or table.link >= len(sections):
-        raise ElfError(ElfProblem.DAMAGED_SECTION, f"a symbol table of {len(content)} bytes")
+        detail = (
+            f"the symbol table has {len(content)} bytes, or links to section {table.link} of "
+            f"{len(sections)}"
+        )
+        raise ElfError(ElfProblem.DAMAGED_SECTION, detail)
     texts = read_content(source, sections[table.link], _MAX_TABLE_BYTES)
     words, longs = memoryview(content).cast("I"), memoryview(content).cast("Q")
     wanted = {at: name for name in names for at in _places(texts, name)}

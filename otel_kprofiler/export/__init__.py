@@ -1,6 +1,6 @@
-"""Exports encoded profiles over gRPC and HTTP, to files and standard output; with sending queues.
+"""Exporters of encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
 
-Exporters see bytes and counts, never stacks, and ``otlp`` divides requests for them. Importing this
+Exporters handle bytes and counts, never stacks; ``otlp`` divides requests for them. Importing this
 package loads neither gRPC nor requests; each is loaded when its exporter is first used.
 """
 

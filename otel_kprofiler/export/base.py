@@ -1,8 +1,8 @@
-"""Exporter interface, with OpenTelemetry's names and life cycle, for bytes and counts.
+"""Interface of exporters, with the names and life cycle of OpenTelemetry's exporters.
 
-An exporter does not handle stacks. It receives a :class:`~otel_kprofiler.model.Batch` in its
-declared form and size limit, and returns how many of the samples arrived and why the others did
-not.
+An exporter handles bytes and counts, not stacks. It receives each
+:class:`~otel_kprofiler.model.Batch` in the form and within the size limit that it declares, and
+returns how many of the samples arrived and why the others did not.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Returns the number of samples of all kinds known to have arrived; a lower bound."""
+        """Returns how many samples, of all kinds, are known to have arrived; a lower bound."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
     def lost(self) -> Losses:
-        """Returns the number of samples of all kinds not known to have arrived, by cause."""
+        """Returns how many samples, of all kinds, are not known to have arrived, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:
-        """Returns the number of samples of each kind for which the result accounts."""
+        """Returns the number of samples that the result accounts for, by kind."""
         return SampleCounts(
             {name: kind.exported + sum(kind.lost.values()) for name, kind in self.kinds.items()}
         )
@@ -133,7 +133,8 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 def is_wholly_lost(result: ExportResult) -> bool:
     """Returns whether it is certain that no sample arrived.
 
-    A partial success does not name the kinds of rejected samples.
+    After a partial success of a batch with several kinds, the result is False, because the response
+    does not name the kinds of the rejected samples.
     """
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported

@@ -185,5 +185,5 @@ class ClientSettings:
             ExportError: the compression is unknown.
         """
         if self.compression not in {"gzip", "none"}:
-            raise ExportError(f"unknown compression {self.compression!r}", hint="one of none, gzip")
+            raise ExportError(f"unknown compression {self.compression!r}", hint="use gzip or none")
         return self.compression == "gzip"

@@ -51,7 +51,8 @@ def _export(exporter: ProfileExporter, batch: Batch, on_export: OnExport | None)
         parts = exporter.export_parts(batch)
         counted = sum((part.result.counts() for part in parts), SampleCounts())
         if counted != (there := batch.sample_counts):
-            raise ValueError(f"accounts for {dict(counted)} of {dict(there)} samples")  # noqa: TRY301
+            text = f"the result accounts for {dict(counted)} of {dict(there)} samples"
+            raise ValueError(text)  # noqa: TRY301
     except Exception as error:  # noqa: BLE001 -- counted and logged
         _log.exception("%s: the exporter raised an exception", exporter.name)
         message = f"{type(error).__name__}: {error}"

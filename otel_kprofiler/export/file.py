@@ -40,7 +40,7 @@ class Rotation:
         max_bytes: size in bytes. The file is rotated before a batch that would exceed it; 0 means
             no limit.
         max_age_s: time in seconds after opening the file at which it is rotated; 0 means no limit.
-        max_backups: number of newest backups to keep; 0 means all.
+        max_backups: how many of the newest backups to keep; 0 means all.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
 

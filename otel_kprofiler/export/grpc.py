@@ -86,7 +86,7 @@ class OtlpGrpcExporter(OtlpSender):
     """Sends protobuf batches over gRPC.
 
     Args:
-        endpoint: address of the receiver, or all settings.
+        endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
         name: id of the component in the configuration.
         signal: kind of data that is sent.
         options: other settings; see :class:`ClientSettings`.
@@ -191,7 +191,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def _proxy_options(proxy_url: str) -> Options:
-    """Returns the channel options for this proxy, or for no proxy if ``proxy_url`` is empty.
+    """Returns the channel options for a proxy, or for no proxy if ``proxy_url`` is empty.
 
     By default, gRPC uses the environment's proxy, which then sees the metadata of plain-text
     requests.
@@ -231,7 +231,7 @@ def _failed(error: grpc.RpcError) -> Answer:
 
 
 def parse_limit(text: str) -> int:
-    """Returns the limit in an error message, in bytes; 0 if there is none.
+    """Returns the limit that an error message contains, in bytes; 0 if there is none.
 
     Some messages also contain the size of the request, which is larger, before or after the limit.
     """

@@ -50,14 +50,14 @@ _BROKEN: Final = (
 )
 """Connection errors, before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Timeouts of a single read or write. Reading a body raises urllib3's exception."""
+"""Timeouts of a single read or write; reading a body raises urllib3's own exception."""
 
 
 class OtlpHttpExporter(OtlpSender):
     """Sends protobuf or JSON batches over HTTP.
 
     Args:
-        endpoint: address of the receiver, or all settings.
+        endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
         form: encoding of the requests; by default protobuf, or as set in the settings.
         name: id of the component in the configuration.
         signal: kind of data that is sent.
@@ -145,7 +145,7 @@ class OtlpHttpExporter(OtlpSender):
         except _BROKEN as error:
             timed_out = late.is_set() or isinstance(error, _TIMEOUTS)
             status = "timeout" if timed_out else type(error).__name__
-            # Use the inner reason: the outer text has the address with its query.
+            # Use the inner reason: the outer text contains the address with its query.
             inner = error.args[0] if error.args else error
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
@@ -165,7 +165,7 @@ class OtlpHttpExporter(OtlpSender):
             stream=True,
         ) as response:
             late_text = f"no complete response in {timeout_s:.1f} s"
-            if late.is_set():  # the headers of an aborted response just end
+            if late.is_set():  # an aborted response looks as if its headers were complete
                 return Answer(Verdict.RETRY, "timeout", late_text)
             status, headers = response.status_code, response.headers
             try:
@@ -175,7 +175,7 @@ class OtlpHttpExporter(OtlpSender):
                     raise
                 timed_out = isinstance(error, _TIMEOUTS)
                 received = Body(b"", late_text if timed_out else "it is truncated")
-            # If a response has no length, its body just ends when it is aborted.
+            # If a response has no length, an aborted body looks complete.
             if late.is_set() or self._closed:
                 if not is_delivered(status):
                     return Answer(Verdict.RETRY, "timeout", late_text)

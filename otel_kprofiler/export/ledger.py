@@ -1,4 +1,4 @@
-"""Keeps the ledgers of a sending queue, which count its samples by kind and outcome."""
+"""Counts the samples of a sending queue, by kind and outcome."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from otel_kprofiler.export.base import ExportResult
 from otel_kprofiler.model import LossCause, Losses, sum_losses
 
 LossesByKind = Mapping[str, Losses]
-"""Losses by the name of the sample kind."""
+"""Losses, keyed by the name of the sample kind."""
 
 
 def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]:
-    """Returns the losses of several batches."""
+    """Returns the total losses of several batches, by kind and cause."""
     total: defaultdict[str, list[Losses]] = defaultdict(list)
     for lost in losses:
         for kind, of_kind in lost.items():
@@ -25,7 +25,7 @@ def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]
 
 
 class EarlierCounts(NamedTuple):
-    """Samples that earlier runs put in a spool, and their losses by cause."""
+    """The samples that earlier runs put in a spool, and how many of them were lost, by cause."""
 
     samples: int
     lost: Losses
@@ -39,14 +39,14 @@ class QueueCounts(NamedTuple):
         exported: samples that arrived, according to the exporter.
         lost: samples not delivered, or dropped by the queue, by cause.
         queued: samples waiting or being exported.
-        batches: number of batches waiting or being exported; 0 inside a kind, because a batch holds
-            samples of several kinds.
-        queued_bytes: size of these batches; 0 inside a kind.
+        batches: number of batches waiting or being exported; 0 in the counts of one kind, because a
+            batch holds samples of several kinds.
+        queued_bytes: size of these batches in bytes; 0 in the counts of one kind.
         carried: samples left in the spool by earlier runs.
-        carried_lost: the part of ``lost`` that earlier runs had sampled.
-        kinds: counts of each kind, by name; empty inside a kind.
-        earlier: samples that all earlier runs put in the spool, by kind; None inside a kind, or if
-            there is no spool.
+        carried_lost: the part of ``lost`` that was sampled by earlier runs.
+        kinds: counts of each kind, by name; empty in the counts of one kind.
+        earlier: samples that all earlier runs put in the spool, by kind; None in the counts of one
+            kind, or if there is no spool.
     """
 
     accepted: int
@@ -85,7 +85,7 @@ class Ledgers:
         self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
 
     def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
-        """Start with the samples that earlier runs stored in the spool and lost ones, by kind."""
+        """Initialize the counts with the samples that earlier runs spooled and lost, by kind."""
         self._earlier = {
             kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
         }

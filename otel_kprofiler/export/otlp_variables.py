@@ -30,10 +30,10 @@ _PATH: Final = "v1development/profiles"
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
-    """Returns settings from the environment.
+    """Returns an exporter's settings, as given by the environment variables.
 
     Raises:
-        ConfigError: one or more variables have unusable values; all are reported.
+        ConfigError: one or more variables have invalid values; the error lists all of them.
     """
     problems: list[ConfigProblem] = []
 

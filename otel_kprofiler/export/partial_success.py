@@ -23,7 +23,7 @@ def parse_partial_success(response: bytes) -> PartialSuccess:
     Raises:
         ValueError: the bytes are not such a message.
     """
-    # A full success has no or an empty ``partial_success``; do not load protobuf for it.
+    # In a full success, ``partial_success`` is absent or empty; do not load protobuf for that.
     if response in (b"", b"\x0a\x00"):
         return PartialSuccess()
     from google.protobuf.message import DecodeError  # noqa: PLC0415

@@ -2,7 +2,7 @@
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts their
-samples. The account is exact at every instant, for each kind of sample:
+samples. The counts are exact at every instant, for each kind of sample:
 
     accepted + carried = exported + all lost + queued
 
@@ -31,7 +31,7 @@ from otel_kprofiler.model import Batch, LossCause, SampleCounts
 DEFAULT_QUEUE_SIZE = 1000
 """Default capacity in batches, as in the Collector's ``sending_queue``."""
 DEFAULT_QUEUE_BYTES = 16 * 1024 * 1024
-"""Default limit on payload bytes in memory, which accumulate while a receiver is down."""
+"""Default limit on the payload of waiting batches in memory, in bytes."""
 _INTERRUPT_GRACE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _POLL_S = 0.1
@@ -49,13 +49,13 @@ class _Held(NamedTuple):
     """A waiting batch, in memory or in the spool.
 
     Attributes:
-        number: position in the order of the queue.
+        number: consecutive number of the batch in the queue.
         samples: samples neither exported nor lost yet, by kind.
         size: size of the encoded batch, in bytes.
-        batches: the batch if it is in memory, or its undelivered parts.
+        batches: the batch, or its undelivered parts, if in memory; otherwise empty.
         stored: location of the batch in the spool.
         lost: losses of the batch so far.
-        carried: whether it was left by an earlier run.
+        carried: whether an earlier run left the batch.
     """
 
     number: int
@@ -168,7 +168,7 @@ class ExportQueue:
     ) -> None:
         """Export queued batches until the timeout, then end the worker.
 
-        Remaining batches stay in the spool, or are counted as ``shutdown`` if they are in memory.
+        Remaining batches stay in the spool, or count as lost by ``shutdown`` if they are in memory.
         If there is a spool, the shutdown does not wait for an unreachable receiver. Aborting the
         exporter may take a second longer than the timeout. Idempotent. Batches put later count as
         lost by ``shutdown``.
@@ -176,8 +176,8 @@ class ExportQueue:
         Args:
             timeout_millis: time limit for the whole shutdown.
             final_request: builds a request without samples that reports losses, or returns None if
-                the receiver knows them. It is called after the running export, and if there is a
-                spool, once more at the very end.
+                the receiver already has them. It is called after the running export, and if there
+                is a spool, once more at the very end.
         """
         timeout_s = timeout_millis / 1000
         deadline = time.monotonic() + timeout_s
@@ -339,11 +339,11 @@ class ExportQueue:
                 self._on_lost(batch, cause)
 
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
-        """Record in the spool that its oldest batches, given here, are settled.
+        """Record in the spool that the given batches, the oldest in the spool, are settled.
 
-        ``left`` counts those of their samples that the spool holds in other batches. The caller
-        increments ``_settling`` when it removes the batches from the queue, so that the spool is
-        not closed in between.
+        ``left`` counts samples of these batches that the spool also holds in other batches. The
+        caller increments ``_settling`` when it removes the batches from the queue, so that the
+        spool is not closed in between.
         """
         try:
             stored = [held.stored for held in settled if held.stored]
@@ -368,7 +368,7 @@ class ExportQueue:
             self._changed.wait(min(left, _POLL_S))
 
     def _settled(self, last: int) -> bool:
-        """Returns whether all batches up to this number have left the queue, in order."""
+        """Returns whether all batches up to the number ``last`` have left the queue."""
         first = self._in_flight or (self._waiting[0] if self._waiting else None)
         return not self._settling and (first is None or first.number > last)
 
@@ -423,7 +423,7 @@ class ExportQueue:
                 if not gone:
                     left.append(batch)
                     continue
-                # Its segment was dropped during the export.
+                # The batch's segment was dropped during the export.
                 self._lose(held._replace(samples=batch.sample_counts), LossCause.SPOOL_FULL)
             else:
                 self._ledgers.conclude(result, carried=held.carried)

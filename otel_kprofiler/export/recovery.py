@@ -1,4 +1,4 @@
-"""Recovers a spool: the intact batches of earlier runs, and the count of damaged samples."""
+"""Recovers the intact batches of earlier runs from a spool, and counts damaged samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from otel_kprofiler.model import LossCause, SampleCounts
 
 _NAME: Final = re.compile(r"(\d{20})\.spool(\.aside)?")
 _BLOCK_BYTES: Final = 4096
-"""Number of bytes read at a time from a failing disk."""
+"""Number of bytes per read from a failing disk."""
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """Size above which a spool starts a new segment, in bytes."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
@@ -52,8 +52,8 @@ class Stored(NamedTuple):
         samples: number of samples in the batch, by kind.
         size: bytes that the record occupies in its segment.
         since_s: monotonic time of the append, in seconds.
-        segment: number in the name of its segment.
-        offset: position of its record in the segment.
+        segment: number of the segment that contains the batch.
+        offset: position of the batch's record in the segment, in bytes.
     """
 
     number: int
@@ -83,13 +83,13 @@ class Recovery:
 
     Args:
         directory: the spool's directory.
-        now_s: monotonic seconds.
+        now_s: the current monotonic time, in seconds.
 
     Raises:
         OSError: the directory cannot be listed.
 
     Attributes:
-        totals: the latest totals of all records.
+        totals: the latest totals in any record.
         waiting: undelivered batches, oldest first.
         last: the highest batch number in use; new batches get higher numbers.
         sizes: size of each segment in bytes, by its number.
@@ -98,8 +98,9 @@ class Recovery:
             process was killed.
         earlier: samples of all earlier runs, by kind.
         earlier_lost: samples among ``earlier`` that were lost, by kind.
-        unknown_since_unix_ns: when not 0, the end of the log is missing, and the number of samples
-            taken after this time is unknown; 1 if the time is unknown too.
+        unknown_since_unix_ns: 0 if the log is complete. Otherwise, the number of samples taken
+            after this time is unknown, because the end of the log is missing; 1 if the time is
+            unknown, too.
     """
 
     def __init__(self, directory: PrivateDirectory, now_s: float) -> None:
@@ -109,10 +110,10 @@ class Recovery:
         self._closed = True
         self._is_whole = True  # whether the preceding segment is intact
         self._aside_from: SampleCounts | None = (
-            None  # samples appended before the segments put aside
+            None  # samples appended before the segments set aside
         )
-        self._rest = SampleCounts()  # samples of the last batch's window in later batches
-        self._appended = SampleCounts()  # samples up to the last batch
+        self._rest = SampleCounts()  # samples in later batches of the last batch's window
+        self._appended = SampleCounts()  # samples appended up to the last batch
         self._aside: list[tuple[SampleCounts, SampleCounts]] = []
         self.totals = Totals()
         self.last = 0
@@ -137,7 +138,7 @@ class Recovery:
         # Settled numbers must not be reused, even if their records are damaged.
         self.last = max(self.last, totals.settled)
         self.waiting = [intact[number] for number in sorted(intact) if number > totals.settled]
-        # Each appended sample is done, waiting, kept aside, or unreadable.
+        # Each appended sample is done, waiting, in a segment set aside, or unreadable.
         unreadable = totals.appended - totals.done
         for stored in self.waiting:
             unreadable -= stored.samples
@@ -157,13 +158,13 @@ class Recovery:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Record samples up to the end of segments set aside, from the next segment's totals."""
+        """Record the samples appended up to the segment that follows those set aside."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Returns the pending samples in segments set aside. Samples are settled in order."""
+        """Returns the unsettled samples in segments set aside. (Samples are settled in order.)"""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)

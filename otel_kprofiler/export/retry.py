@@ -50,7 +50,7 @@ class Answer(NamedTuple):
         status: a gRPC code, an HTTP status, or an error's name.
         message: the receiver's or the library's explanation.
         rejected_profiles: number of profiles in an accepted request that the receiver rejected.
-        delay_s: minimum wait that the receiver requested before the next attempt.
+        delay_s: minimum wait that the receiver requested before the next attempt, in seconds.
         max_bytes: maximum request size reported by the receiver; 0 if it reports none.
         unreadable: why the response to an accepted request could not be read; empty if it could be
             read.
@@ -76,11 +76,11 @@ class RetryPolicy:
 
     Attributes:
         enabled: whether to retry; False for a single attempt.
-        initial_interval_s: wait before the second attempt, before jitter; > 0.
-        multiplier: growth of the wait per attempt; >= 1.
+        initial_interval_s: wait before the second attempt in seconds, excluding jitter; > 0.
+        multiplier: factor by which the wait grows with each attempt; >= 1.
         randomization_factor: jitter, as a share of the wait in either direction; 0…1.
-        max_interval_s: maximum wait, before jitter.
-        max_elapsed_time_s: time for all attempts and waits of one batch; 0 means no limit.
+        max_interval_s: maximum wait in seconds, excluding jitter.
+        max_elapsed_time_s: time limit for all attempts and waits of one batch; 0 means no limit.
     """
 
     enabled: bool = True
@@ -105,7 +105,7 @@ def attempt_until_settled(
     timeout_s: float,
     stop: threading.Event,
 ) -> tuple[Answer, LossCause | None]:
-    """Attempt until the receiver accepts or rejects, time runs out, or ``stop`` is set.
+    """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
     Args:
         attempt: sends the batch once, within the given number of seconds.
@@ -137,8 +137,8 @@ def attempt_until_settled(
         if not policy.enabled or (wait >= left and answer.delay_s is None):
             return answer, LossCause.RETRIES_EXHAUSTED
         if answer.delay_s is not None:
-            # Wait as long as this batch may take even if no attempt fits in afterwards: the next
-            # batch must not reach a throttling receiver any sooner.
+            # Wait until this batch's time is up, even if no other attempt fits in: otherwise, the
+            # next batch would reach a throttling receiver too early.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
         if stop.wait(wait):
             return answer, LossCause.SHUTDOWN

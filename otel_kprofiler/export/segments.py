@@ -4,8 +4,8 @@ A segment consists of :data:`MAGIC` and records. A record consists of a CRC-32 o
 record (4 bytes), the length of the body (4), the kind (1) and the body. All integers are
 little-endian. The body of a batch consists of its number (8), the length of its head (4), the head
 and the payload. The head of a batch and the bodies of all other records are JSON; see
-:func:`pack_batch` and :class:`Totals`. They count samples by name of the sample kind. Readers
-validate everything. Only the records that are damaged are lost.
+:func:`pack_batch` and :class:`Totals`. Samples are counted by the name of their kind. Readers
+validate everything. Damage to one record does not affect the others.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Totals over the spool's lifetime, which marks contain. They never decrease.
+    """Totals over the spool's lifetime, as recorded in marks. They never decrease.
 
     Attributes:
         settled: number of the last batch that needs no further delivery.
-        end_unix_ns: end of the last window appended.
+        end_unix_ns: end of the last appended window, as Unix time.
         done: samples exported or counted as lost, by kind.
         appended: samples ever appended, by kind.
         lost: the part of ``done`` that was lost, by kind and cause; see :func:`name_losses`.
@@ -174,7 +174,7 @@ def find_records(data: bytes, segment: int) -> Iterator[Record]:
 
     Args:
         data: the whole segment.
-        segment: the number in its name, the lowest number of its batches.
+        segment: the number in the segment's name, which is the lowest number of its batches.
     """
     at = len(MAGIC) if data.startswith(MAGIC) else 0
     budget = _MAX_CHECKED * len(data)

@@ -52,18 +52,18 @@ class OtlpSender(ProfileExporter, abc.ABC):
     or if the batch has one profile). The rejected part is never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
-    ``max_bytes`` falls to their size, and later batches are divided to that size before sending;
-    once a minute a larger request is tried. A single sample rejected for its size is counted as
-    ``too_large``. After two consecutive batches without an accepted sample, batches are sent
-    undivided for a minute.
+    ``max_bytes`` is lowered to the size of the parts, and later batches are divided to that size
+    before sending. Once a minute, a larger request is tried. A single sample rejected for its size
+    is counted as ``too_large``. After two consecutive batches without an accepted sample, batches
+    are sent undivided for a minute.
 
     Args:
         name: id of the component in the configuration.
         settings: the settings that both transports share, such as form, size limit, time limit and
             retries.
         signal: kind of data that is sent.
-        endpoint: address of the receiver for messages, without credentials.
-        secrets: texts that are removed from all messages from receivers and libraries.
+        endpoint: the receiver's address without credentials, for messages.
+        secrets: texts that are redacted in all messages from receivers and libraries.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         learned.begin_batch()
         aim = limit if learned.takes_nothing else learned.aim
         message, is_refused = "it exceeds max_message_bytes", False
-        # From this size on, the receiver rejects requests, or we do.
+        # Smallest size that the receiver or the configured limit is known to reject.
         refused = math.inf if limit is None else limit + 1
         while pending:
             part = pending.popleft()
@@ -195,8 +195,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if learned != self._logged_bytes:
             self._logged_bytes = learned
             _log.warning(
-                "%s: %s: rejects requests of %d bytes (%s): they are split, and later ones have at"
-                " most %d bytes", self.name, self.endpoint, size, why, learned,
+                "%s: %s: rejects requests of %d bytes (%s), so such requests are split, and later"
+                " requests have at most %d bytes", self.name, self.endpoint, size, why, learned,
                 extra={"subject": f"{self.name} size"},
             )  # fmt: skip
 
@@ -239,7 +239,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Returns the message, with a problem of our TLS files, or a fix, added."""
+        """Returns the message, followed by a problem with our TLS files, or by a fix."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -293,7 +293,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def find_outage(self) -> str:
         """Returns the last retryable failure, with attempts and duration.
 
-        Returns an empty value if there is no outage.
+        Returns an empty string if there is no outage.
         """
         return self._outage
 

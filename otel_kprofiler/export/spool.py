@@ -1,7 +1,7 @@
 """Keeps batches on disk, in a segmented append-only log that survives truncation at any byte.
 
-An embedded database would be worse. In WAL mode, sqlite3 cannot read a truncated main file, its
-deletes cost as much as writes, and its fsyncs take two to four times the CPU time.
+SQLite is not suitable. In WAL mode, it cannot read a truncated main file, its deletes cost as much
+as writes, and its fsyncs take two to four times the CPU time.
 
 A segment is a file ``NUMBER.spool``, named after the first record that it may hold.
 :mod:`otel_kprofiler.export.segments` describes its format. A process always starts a new segment,
@@ -15,7 +15,7 @@ so nothing is ever written after a damaged record.
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
 Anything removed from an open spool, even its directory, is recreated on the next write. The current
-segment is restored completely. Losses in other segments are detected when they are read.
+segment is restored completely. Losses in other segments are detected when those segments are read.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class Spool:
     batches of earlier runs appear in ``waiting`` when that succeeds.
 
     Args:
-        directory: created with mode 0700 if missing.
+        directory: the spool's directory; created with mode 0700 if missing.
         max_bytes: maximum size of all segments; beyond it, the oldest segment is dropped.
         max_age_s: age in seconds at which batches are dropped; 0 means never.
-        fsync: whether to sync each record. If False, records survive the end of the process, but
-            not a crash of the machine.
+        fsync: whether to sync each record. If False, records survive a crash of the process, but
+            not of the machine.
         now: monotonic clock, in seconds.
 
     Raises:
@@ -92,8 +92,8 @@ class Spool:
         damaged: samples of earlier runs that can no longer be read, by kind.
         earlier: samples of all earlier runs, by kind.
         earlier_lost: samples lost by earlier runs, by kind.
-        unknown_since_unix_ns: when not 0, the end of the log is missing because the previous run
-            was killed, and the number of samples that it took after this time is unknown.
+        unknown_since_unix_ns: if not 0, the previous run was killed before it closed the log, and
+            the number of samples that it took after this time is unknown.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # If there is only the current segment, the next batch ends it.
+        # If only the current segment exists, appending the next batch ends it.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
@@ -322,7 +322,7 @@ class Spool:
         if not same and has_segments(directory):
             os.close(guard)
             directory.close()
-            raise OSError(errno.ENOTEMPTY, "a different spool is in its place; restart to use it")
+            raise OSError(errno.ENOTEMPTY, "another spool has taken its place; restart to use it")
         _log.warning("the spool %s: %s was removed", self._path, _LOCK if same else "the directory")
         self._opened.close()
         os.close(self._guard)
@@ -332,7 +332,7 @@ class Spool:
             self._sizes = dict.fromkeys(self._sizes, 0) | written
 
     def _restore_segment(self) -> None:
-        """Restore the current segment, which was removed, from its descriptor."""
+        """Restore the removed current segment from its open descriptor."""
         directory, name = self._opened, name_segment(self._segment)
         unfinished = f"{name}.new"
         fd = directory.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -359,7 +359,7 @@ class Spool:
         # Numbers may be skipped but never reused: a segment's mark may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
-            raise OSError(errno.EOVERFLOW, f"{name_segment(segment - 1)} has the last number")
+            raise OSError(errno.EOVERFLOW, f"{name_segment(segment - 1)} has the highest number")
         directory, name = self._opened, name_segment(segment)
         fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0
@@ -369,7 +369,7 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # Without its mark, the segment must not be continued; the next record begins another.
+            # A segment without a mark must not be continued; the next record begins a new one.
             self._end_segment()
             del self._sizes[segment]
             os.unlink(name, dir_fd=directory.fd)

@@ -1,7 +1,7 @@
 """Reads TLS files that may be replaced while an exporter uses them, and finds their problems.
 
-A renewal replaces certificate and key one after the other, so for a moment they do not match, or a
-file is missing. Until they match again, the existing connection stays in use.
+A renewal replaces the certificate and the key one after the other, so for a moment the two do not
+match, or a file is missing. Until they match again, the existing connection stays in use.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TlsFiles:
     """The TLS files of a client. Not thread-safe.
 
     Args:
-        tls: names the files.
+        tls: the settings that contain the paths of the files.
 
     Raises:
         ExportError: a file cannot be read, or only one of certificate and key is set.
@@ -86,7 +86,7 @@ class TlsFiles:
         return is_new
 
     def find_problem(self, now: datetime | None = None) -> str:
-        """Returns the problem of the files and its fix; empty if there is no problem."""
+        """Returns a problem with the files and how to fix it; empty if there is none."""
         tls = self._tls
         try:
             tls.read()

@@ -1,7 +1,8 @@
-"""Builds the data of the HTML page: columns of numbers that index each other and a list of strings.
+"""Builds the data for the HTML page: columns of values, and of indices into other tables.
 
-``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of :mod:`array`,
-a colon, and the little-endian numbers in base64, which a browser reads ten times faster than JSON.
+``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of the
+:mod:`array` module, a colon, and the little-endian numbers in base64, which a browser reads ten
+times faster than JSON.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _KINDS: Final = {
     "python": 5,
     "wait": 6,
 }
-"""Colours of frames, in the order of KINDS in ``viewer/src/profile.js``."""
+"""Colors of frames, in the order of KINDS in ``viewer/src/profile.js``."""
 _MOST_BINS: Final = 1500
 _STEPS: Final = (10, 20, 50, 100, 200, 500)
-"""Widths of a bin in milliseconds. The widths of wider bins are whole seconds."""
+"""Bin widths below one second, in milliseconds. Larger widths are whole seconds."""
 _ROW_BITS: Final = 32
 
 
@@ -38,10 +39,10 @@ class FrameRow(NamedTuple):
     """A frame as displayed on the page.
 
     Attributes:
-        label: name, with the line where the function alone does not identify the code.
+        label: name, followed by the line if the function alone does not identify the code.
         module: name of the module, or the source file of code without modules.
         reason: reason for a missing name; empty if there is a name.
-        color: a value of ``_KINDS``, the colours of frames.
+        color: a value of ``_KINDS``, the colors of frames.
         inlined: 1 if inlined into the preceding frame, otherwise 0.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
@@ -75,7 +76,7 @@ def process_row(name: str) -> FrameRow:
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
-    """Returns the row with the cause below the stack of a wait; empty for other samples."""
+    """Returns the row for the cause of a wait, below its stack; empty for other samples."""
     if sample.wait is None or sample.wait.cause is None:
         return ()
     return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
@@ -98,7 +99,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
         title: heading, such as the command; the name of the host is added.
 
     Returns:
-        An object for JSON, in which counts are in the unit of each sample's kind.
+        An object for JSON. Counts are in the unit of their sample's kind.
     """
     windows = list(windows)
     start = min((window.start_unix_ns for window in windows), default=0)
@@ -135,15 +136,15 @@ def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[
 
 
 def choose_bin_ms(span_ms: float) -> int:
-    """Returns the width of the bins of a time axis in milliseconds, 10 or more."""
+    """Returns the bin width for a time axis, in milliseconds; at least 10."""
     least = span_ms / _MOST_BINS
     return next((step for step in _STEPS if step >= least), 1000 * -(-int(least) // 1000))
 
 
 class About(NamedTuple):
-    """Facts about all samples of a page: names of hosts, releases of kernels, counts.
+    """Facts about all samples on a page, such as host names, kernel releases and counts.
 
-    ``later`` contains start and end of the later profiles on the time axis.
+    ``later`` contains the start and end of each interval after the first.
     """
 
     hosts: Collection[str]
@@ -201,7 +202,7 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Returns the number of samples: the sum of the values if these count samples."""
+    """Returns the number of samples. If the profile's values count samples, it is their sum."""
     return profile.weight if profile.kind.counts_samples else profile.sample_count
 
 
@@ -226,7 +227,7 @@ class _Columns:
         self._threads: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, int, int, int], int] = {}
         self._counts: dict[int, int] = {}
-        """Values by ``bin << _ROW_BITS | row``, so that sorted keys are in order of time."""
+        """Values by ``bin << _ROW_BITS | row``, so that sorted keys are in time order."""
         self._leaves: dict[tuple[str, Stack], int] = {}
         self._paths: dict[Stack, tuple[int, ...]] = {}
         self._periods: dict[ProfileKind, set[int]] = {}
@@ -244,7 +245,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor for values: the period if the kind has several periods, else 1."""
+        """Returns the factor for a profile's values: its period if the kind has several, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:
@@ -311,9 +312,9 @@ def assemble(
     """Builds the tables of the page, and the columns that index them.
 
     Args:
-        kinds: kinds with all periods of their samples, in nanoseconds.
+        kinds: sample kinds, each with all periods of its samples, in nanoseconds.
         frames: rows of the frame table, to which ``nodes`` refer by index.
-        nodes: columns ``parent``, with -1 for none, and ``frame``.
+        nodes: columns ``parent`` (-1 if there is none) and ``frame``.
         processes: name and pid of each process; the pid is None if unknown.
         threads: name, thread id and index of the process, for each thread.
         samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These
@@ -366,7 +367,7 @@ def pack(numbers: Sequence[int]) -> str:
 
 
 def index_of(table: dict[Any, int], key: Any) -> int:
-    """Returns the index of a row, which is added if it is new."""
+    """Returns the index of a row, after adding the row if it is new."""
     return table.setdefault(key, len(table))
 
 

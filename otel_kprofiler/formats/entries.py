@@ -1,4 +1,4 @@
-"""Makes stack entries for reports: name or reason for its absence, colour, remarks."""
+"""Makes stack entries for reports: name or reason for its absence, color, remarks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Entry(NamedTuple):
             ``[module+0xrva]`` or ``[0xaddress]`` if unresolved; or a remark such as
             ``[truncated]``.
         module: name of the module; empty if unknown. A built-in module is shown as ``vmlinux``
-            followed by its name in brackets, as in kallsyms. Code without modules has its source
-            file here.
+            followed by its name in brackets, as in kallsyms. For code without modules, this is the
+            source file.
         side: kernel, user or another side of the stack.
         reason: reason for a missing function name; empty if there is a name.
         inlined: whether the function was inlined into the preceding entry.
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Returns the name, with the line where the function alone does not identify the code."""
+        """Returns the name, and the line if the function alone does not identify the code."""
         if not self.side.has_files or not self.file:
             return self.name
         file = self.file.rpartition("/")[2] or self.file
@@ -122,7 +122,7 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 
 
 def process_name(resource: Resource, thread_name: str) -> str:
-    """Returns the name of a process: script and executable, or else its sampled thread's name.
+    """Returns the name of a process: its script and executable, or else the thread's name.
 
     The executable is omitted if it has no name, as after memfd_create(2).
     """
@@ -142,7 +142,7 @@ def process_id(resource: Resource) -> int | None:
 
 
 def side_remarks(side: Side) -> Iterator[Entry]:
-    """Yields remarks about missing frames of a side."""
+    """Yields remarks about frames that are missing from a side of a stack."""
     kind, status = side.kind, side.status
     if status == STACK_OK:
         return

@@ -31,7 +31,7 @@ from otel_kprofiler.version import __version__
 PROCESSED_VERSION: Final = 70
 """Version of the processed format (``PROCESSED_PROFILE_VERSION``)."""
 _GECKO_VERSION: Final = 36
-"""Version of the format that Firefox itself writes, which the reader also requires."""
+"""Version of the Gecko format, which Firefox itself writes; the reader requires it, too."""
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}
@@ -71,7 +71,7 @@ _SCHEMA: Final = [
 
 
 class _Point(NamedTuple):
-    """A sample at one of its times. Points are ordered by time."""
+    """A sample at one of its timestamps. Points are ordered by time."""
 
     time_ns: int
     measure: int
@@ -115,9 +115,9 @@ class _Writer:
         self._periods: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
-        """The value of each wait, whose parts have the same thread and time."""
+        """The value of each wait, by process, thread and time, which its parts have in common."""
         self._estimates: set[int] = set()
-        """The values of waits that were sampled at random. Exact values do not recur."""
+        """Values of waits that were sampled at random. Unlike exact values, they recur."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:
@@ -156,7 +156,7 @@ class _Writer:
                 self._waits_ns[pid, sample.tid, time] += value
 
     def _new_pid(self, process: _Process) -> str:
-        """Returns a unique id: the pid, with a number if several programs had it."""
+        """Returns a unique id: the pid, followed by a number if several programs had this pid."""
         earlier = self._pids[process.pid]
         self._pids[process.pid] += 1
         text = "unknown" if process.pid is None else str(process.pid)
@@ -193,7 +193,7 @@ class _Writer:
             is_first, markers = False, []
 
     def _samples(self, kind: ProfileKind, points: list[_Point]) -> dict[str, Any]:
-        """Returns the table of samples, in which samples without stack represent gaps.
+        """Returns the table of samples, in which samples without a stack represent gaps.
 
         A sample represents time spent before it, but the reader draws it over the whole interval
         since the preceding sample.
@@ -226,7 +226,7 @@ class _Writer:
         return sorted(markers, key=lambda marker: (marker.start_ns, -marker.end_ns))
 
     def _waits(self, parts: list[_Point]) -> Iterator[_Marker]:
-        """Yields the parts of a wait that ended at a time: asleep, then runnable."""
+        """Yields markers for the parts of a wait, in order: asleep, then runnable."""
         end_ns = parts[0].time_ns
         value = sum(part.measure for part in parts)
         is_exact = value > parts[0].threshold_ns and value not in self._estimates
@@ -283,7 +283,7 @@ class _Writer:
         }
 
     def _remarks(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the data for which the tables of the format have no column."""
+        """Returns the data for which the format's tables have no column."""
         counts, lost = Counter[str](), Counter[str]()
         for window in self._windows:
             for profile in window.profiles:

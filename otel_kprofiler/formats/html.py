@@ -20,12 +20,12 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """The time of spans, by part.
+    """The time spent in spans, by part.
 
     Attributes:
         name: name of the spans' local roots; empty for all spans.
         traces: number of traces that the spans belong to.
-        parts: names and nanoseconds, largest first.
+        parts: name and time in nanoseconds of each part, longest first.
     """
 
     name: str
@@ -36,14 +36,14 @@ class SpanTime(NamedTuple):
 def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
     """Returns the page, of about 80 KB plus the data.
 
-    It opens from a file and makes no connections.
+    The page can be opened from a file, and makes no connections.
 
     Equal samples are merged, so the size grows with the number of distinct stacks and times.
 
     Args:
         windows: the windows to show.
         title: heading of the page, such as the command. The name of the host is added.
-        spans: breakdowns of span time, the first for all spans.
+        spans: breakdowns of span time; the first is for all spans.
     """
     data = columns(windows, title=title)
     if spans:
@@ -56,7 +56,7 @@ def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
 
     Args:
         data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which
-            the page fetches that result as JSON, with the query of its range bar.
+            the page fetches that result as JSON, for the range selected in its range bar.
         connects: whether the page may connect to its origin. If False, the page makes no
             connections.
     """

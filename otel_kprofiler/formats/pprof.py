@@ -39,8 +39,9 @@ def pprof(windows: Iterable[Window]) -> bytes:
     Values are the number of samples, then the measure of each kind, which is CPU time for a kind
     with a period, else the sum of its values. CPU time is the default. Labels hold process, pid,
     thread, tid, cpu and endpoint (local root span), all as strings, since pprof drops a numeric 0.
-    To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have address and
-    mapping, but no function; unresolved Python frames have a function with a name in brackets.
+    To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have an address
+    and a mapping, but no function; unresolved Python frames have a function with a name in
+    brackets.
     """
     windows = list(windows)
     encoder = _Encoder(

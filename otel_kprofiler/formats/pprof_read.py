@@ -1,7 +1,7 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each value type is a sample kind. ``samples`` together with CPU time is our kind of on-CPU samples.
-The format has no sample timestamps, so samples get the time of their profile.
+Each value type is a sample kind. ``samples`` together with CPU time form the on-CPU kind.
+The format has no sample timestamps, so every sample gets the time of the profile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Sample(NamedTuple):
 
 
 def is_pprof(data: bytes) -> bool:
-    """Returns whether the data is a pprof profile. Its string table begins with an empty string."""
+    """Returns whether the data is a pprof profile: its string table begins with an empty string."""
     try:
         for number, value in _fields(data):
             if number not in _FIELDS:
@@ -96,7 +96,7 @@ class _Reader:
         samples = [self._sample(body) for body in self._all(_SAMPLE)]
         types = [self._type(body) for body in self._all(_SAMPLE_TYPE)]
         if any(len(sample.values) != len(types) for sample in samples):
-            raise PayloadError("a sample does not have one value for each type")
+            raise PayloadError("a sample must have one value for each type")
         period = self._numbers.get(_PERIOD, 0)
         if types == [_COUNT, _CPU_TIME] and all(
             sample.values[1] == sample.values[0] * period for sample in samples
@@ -152,7 +152,7 @@ class _Reader:
             try:
                 frames = [self._frames[number] for number in locations]
             except KeyError as error:
-                raise PayloadError(f"there is no location {error}") from None
+                raise PayloadError(f"a sample refers to the missing location {error}") from None
             stack = self._stacks[locations] = Stack.from_frames(_with_kernel(frames))
         return stack
 
@@ -209,7 +209,7 @@ class _Reader:
     def _string(self, index: _Value | None) -> str:
         number = _number(index)
         if number >= max(1, len(self._strings)):
-            raise PayloadError(f"there is no string {number}")
+            raise PayloadError(f"the string table has no entry {number}")
         return self._strings[number] if self._strings else ""
 
     def _all(self, number: int) -> list[bytes]:
@@ -217,12 +217,12 @@ class _Reader:
 
 
 def _is_python(line: Line) -> bool:
-    """Returns whether a line without machine code is Python code, where ``<string>`` is a file."""
+    """Returns whether a line without machine code is Python code, by its file name."""
     return line.file.endswith(".py") or line.file.startswith("<")
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the frames, leaf first. Frames called by the kernel are on the kernel side."""
+    """Returns the frames, leaf first, with frames called by the kernel on the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))
@@ -233,7 +233,7 @@ def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def _kernel_module(module: Module) -> Module:
-    """Returns the kernel module. Its addresses are relative to its start."""
+    """Returns the module as a kernel module, whose addresses are relative to its start."""
     kind = ModuleKind.VMLINUX if module.name == "vmlinux" else ModuleKind.LOADED
     base = module.ranges[0].start if module.ranges else 0
     return replace(module, kind=kind, base=base)

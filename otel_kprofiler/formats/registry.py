@@ -22,7 +22,7 @@ class OutputFormat:
 
     Attributes:
         name: value of ``--format``.
-        suffix: suffix of its files, in lower case. The longest match is used.
+        suffix: file suffix, in lower case. If several formats match, the longest suffix decides.
         write: returns the content of a file. Text is written as UTF-8.
         next_step: command that opens the file, with ``{}`` for its path.
         has_addresses: whether files may contain kernel addresses. Such files are readable by their
@@ -31,7 +31,7 @@ class OutputFormat:
         is_compressed: whether its content is already gzip-compressed.
         is_profile: whether the complete profile can be read back from a file.
         write_page: like ``write``, but with a heading and the time of spans; None for formats
-            without them.
+            without these.
     """
 
     name: str

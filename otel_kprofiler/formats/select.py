@@ -13,8 +13,8 @@ from otel_kprofiler.model import Frame, Profile, ResourceSamples, Stack, Window
 def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Window]:
     """Returns windows with only the samples that have a frame in any of the modules.
 
-    Matches modules that are loaded or built into vmlinux; ``-`` and ``_`` are treated as the same
-    character, as by modprobe. Other samples do not count as taken.
+    Matches loaded modules and those built into vmlinux; ``-`` and ``_`` are treated as the same
+    character, as by modprobe. Other samples are not counted.
     """
     wanted = {plain_module(name) for name in names}
 
@@ -42,9 +42,9 @@ class LeftOut(NamedTuple):
 
 
 def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
-    """Returns windows without the waits of idle threads, and the sum of the dropped waits.
+    """Returns windows without the waits of idle threads, and how much was dropped.
 
-    Exact wait totals are unchanged.
+    The windows' exact wait totals are unchanged.
     """
     samples = weight_ns = 0
     kept = []

@@ -21,8 +21,8 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
     """Returns JSON with a profile for each sample kind, then one for each CPU in time order.
 
-    A kind's profile merges equal stacks, with weights in the kind's unit. A CPU's profile has
-    each sample, with the period as its weight. The outermost frame is the process.
+    A kind's profile merges equal stacks, with weights in the kind's unit. A CPU's profile contains
+    every sample, with the period as its weight. The outermost frame is the process.
     """
     writer = _Writer()
     for window in windows:

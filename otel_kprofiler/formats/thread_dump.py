@@ -44,13 +44,13 @@ class _Group(NamedTuple):
 
 
 def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -> str:
-    """Returns the threads of each process, grouped by equal stacks, leaf first.
+    """Returns the threads of each process as text, grouped by equal stacks, leaf first.
 
     Groups of running threads come first, then threads that wait for a CPU or uninterruptibly, then
-    other groups, and last threads without work. Among similar groups, the largest comes first.
+    other groups, and finally threads without work. Among similar groups, the largest comes first.
 
     Args:
-        processes: a dump.
+        processes: the dump to format.
         width: width of the terminal; None for no limit.
     """
     lines: list[str] = []
@@ -67,7 +67,7 @@ def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float
     """Returns a dump as a JSON object, which contains each distinct stack once.
 
     Args:
-        processes: a dump.
+        processes: the dump to format.
         time: the time of the dump, as text.
         interval_s: seconds between two dumps; None if there was only one.
     """

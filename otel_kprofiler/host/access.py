@@ -60,7 +60,7 @@ class Access:
         return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open a file as a reference, with ``root`` as the root of the path and of its links.
+        """Open a file as a reference, resolving its path and links relative to ``root``.
 
         Links in ``/proc`` to files that processes have opened are not followed. Requires kernel
         5.6.
@@ -86,7 +86,7 @@ def _open_in_root(directory: int, path: str, flags: int) -> int:
 
 
 def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
-    """Read a file up to a limit, such as a file in ``/proc`` whose size a process controls.
+    """Read a file up to a size limit, since processes control the size of some files in ``/proc``.
 
     Raises:
         OSError: the file cannot be opened or read.

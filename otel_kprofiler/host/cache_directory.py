@@ -15,7 +15,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Minimum size in bytes that a file counts as, to bound the number of empty files."""
+"""Size in bytes that smaller files count as, so that the number of empty files is bounded."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads capabilities of a process (capabilities(7)), and suggests fixes for missing ones."""
+"""Reads a process's capabilities (capabilities(7)), and suggests fixes for missing ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USER_NAMESPACE_FIX: Final = (
 )
 
 SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
-"""Capabilities that the sampler needs; kernel symbols also need CAP_SYSLOG."""
+"""Capabilities required by the sampler. Kernel symbols also require CAP_SYSLOG."""
 
 CONTEXTS: Final = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 """Capabilities needed to read the memory of other users' processes. Without the second, only the

@@ -1,4 +1,4 @@
-"""Parses container, pod and unit from cgroup paths.
+"""Extracts the container, pod and systemd unit from cgroup paths.
 
 The forms of paths, by runtime, are:
 
@@ -6,14 +6,14 @@ The forms of paths, by runtime, are:
 - containerd (internal/cri): ``cri-containerd-ID.scope``, ``/kubepods/…/podUID/ID``, and
   ``….slice:cri-containerd:ID`` where its cgroup driver differs from the kubelet's; nerdctl:
   ``nerdctl-ID.scope``, ``/NAMESPACE/ID``
-- CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; with its monitor beside it in
-  ``crio-conmon-ID.scope``, which belongs to the host
+- CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; its monitor is beside it in
+  ``crio-conmon-ID.scope``, and belongs to the host
 - podman (libpod/oci_conmon_linux.go): ``libpod-ID.scope``, ``/libpod_parent/libpod-ID``,
   ``libpod-payload-ID`` (``--cgroups=split``); its pods have ids of the same form
   (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``), its monitor is in
   ``libpod-conmon-ID.scope``, its health checks in ``ID.service``; none of these is a container
 - Amazon ECS (amazon-ecs-agent): ``/ecs/TASK/ID``, ``ecstasks-TASK.slice``; on Fargate
-  ``/ecs/TASK/TASK-NUMBER``, where that is the id
+  ``/ecs/TASK/TASK-NUMBER``, where ``TASK-NUMBER`` is the id
 - the kubelet (pkg/kubelet/cm/cgroup_manager_linux.go): ``podUID``, or ``…-podUID.slice`` with ``_``
   for ``-``; the UID of a static pod is the hash of its file
 - systemd (src/basic/cgroup-util.c, ``cg_path_get_unit``): the first unit below its slices, with a
@@ -46,7 +46,7 @@ _USER_MANAGER: Final = re.compile(r"user@\d+\.service")
 _POD_PARENT: Final = "libpod_parent"
 _DELETED: Final = " (deleted)"
 _LINES: Final = ("", "name=systemd", "cpu", "cpuacct", "memory", "pids")
-"""The hierarchies by precedence: version 2, then systemd's, then those with controllers."""
+"""The hierarchies by precedence: cgroup v2, then systemd's, then those with controllers."""
 _LONGEST_ID: Final = 64
 
 
@@ -67,7 +67,7 @@ class CgroupNames(NamedTuple):
 
 
 class CgroupLine(NamedTuple):
-    """A line of ``/proc/PID/cgroup``: the controllers (none in version 2), and the path."""
+    """A line of ``/proc/PID/cgroup``: the controllers (none in cgroup v2), and the path."""
 
     controllers: tuple[str, ...]
     path: str
@@ -88,7 +88,7 @@ def parse_cgroup_lines(text: bytes) -> list[CgroupLine]:
 
 
 def parse_unified_path(text: bytes) -> str:
-    """Returns the path in the hierarchy of version 2; empty if there is none."""
+    """Returns the path in the cgroup v2 hierarchy; empty if there is none."""
     return next((line.path for line in parse_cgroup_lines(text) if not line.controllers), "")
 
 
@@ -111,7 +111,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 def parse_cgroup_path(path: str) -> CgroupNames:
     """Parses a path; never raises.
 
-    A path relative to a cgroup namespace (``/../…``) does not show to which manager a unit belongs.
+    A path relative to a cgroup namespace (``/../…``) does not show which manager a unit belongs to.
     """
     parts = [part for part in path.split("/") if part and part != ".."]
     at, container = _find_container(parts)
@@ -155,12 +155,12 @@ def _find_pod(part: str) -> str:
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Returns the names of the system manager's and a user manager's units, outside containers."""
+    """Returns the units of the system manager and of a user manager that are not in containers."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):
         return unit, ""
-    # The manager itself runs in init.scope below its unit.
+    # The user manager itself runs in init.scope below its unit.
     return unit, _find_unit(parts, _skip_slices(parts, at + 1))
 
 

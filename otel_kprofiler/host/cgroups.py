@@ -1,4 +1,4 @@
-"""Finds version 2 cgroups (cgroups(7)), and their mounts, ids and depths."""
+"""Finds cgroups in the cgroup v2 hierarchy (cgroups(7)), and their mounts, ids and depths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cgroup(NamedTuple):
 
 
 class MountPoint(NamedTuple):
-    """A mount of a hierarchy, or of a part of a hierarchy.
+    """A mount of a cgroup hierarchy, or of a part of it.
 
     Attributes:
         path: where the hierarchy is mounted.
@@ -70,9 +70,9 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
 
 
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
-    """Find the mounted version 2 cgroup nearest to the root of the hierarchy.
+    """Find the mounted cgroup nearest to the root of the cgroup v2 hierarchy.
 
-    Returns None if none is mounted, or if a cgroup namespace hides its depth.
+    Returns None if no cgroup is mounted, or if a cgroup namespace hides the cgroup's depth.
 
     Raises:
         OSError: the mounts cannot be read.
@@ -97,7 +97,7 @@ def _find_own_level(files: HostFiles) -> int | None:
         return 0
     first = read_stat(files, _KTHREADD)
     if first is None or not first.is_kernel_thread:
-        return None  # a pid namespace hides it
+        return None  # a pid namespace hides kthreadd
     try:
         path = parse_unified_path(files.read_bytes(f"/proc/{_KTHREADD}/cgroup"))
     except OSError:
@@ -108,7 +108,7 @@ def _find_own_level(files: HostFiles) -> int | None:
 def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
     """Find a cgroup by the path of its directory, or by its path below the root of the hierarchy.
 
-    Returns None if the cgroup or a version 2 hierarchy does not exist.
+    Returns None if the cgroup or a cgroup v2 hierarchy does not exist.
 
     Raises:
         OSError: the cgroup cannot be read.

@@ -19,7 +19,7 @@ _PROCESS_CLOCK: Final = 2
 """
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
-"""First and longest pause between two checks of a child, as in ``Popen.wait``."""
+"""First and longest pause, in seconds, between two checks of a child, as in ``Popen.wait``."""
 
 
 class CpuGrant(NamedTuple):
@@ -115,9 +115,9 @@ class MeteredChild(subprocess.Popen[bytes]):
         return time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
 
     def _has_ended(self, timeout: float | None) -> bool:
-        """Wait for the child to exit, without reaping it.
+        """Wait for the child to exit, without reaping it; returns whether it has exited.
 
-        Python may be built without ``os.pidfd_open``.
+        Polls, because Python may be built without ``os.pidfd_open``.
         """
         flags = os.WEXITED | os.WNOWAIT
         if timeout is None:

@@ -18,7 +18,7 @@ from otel_kprofiler.host.cgroup_names import parse_cgroup_lines
 from otel_kprofiler.host.cgroups import parse_mount_points
 
 _UNLIMITED: Final = 1 << 60
-"""Lowest value that means no limit. Version 1 uses LONG_MAX, rounded down to pages."""
+"""Lowest value that means no limit. cgroup v1 uses LONG_MAX, rounded down to pages."""
 _SHARE: Final = 2
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIB: Final = 1 << 20
@@ -46,8 +46,8 @@ class MemoryLeft(NamedTuple):
     """The memory that a cgroup has left for its processes.
 
     Attributes:
-        count_bytes: bytes until the nearest limit, without page cache.
-        path: the file with that limit.
+        count_bytes: bytes left below the limit; page cache does not count as used.
+        path: the control file that contains the limit.
         limit_bytes: the cgroup's memory limit.
     """
 
@@ -88,13 +88,13 @@ _running: dict[int, int] = {}
 
 
 def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:
-    """Grant a child that is about to start at most half of the memory that the cgroup has left.
+    """Grant memory to a new child process: at most half of the memory that the cgroup has left.
 
     Memory granted to running children counts as used.
 
     Args:
         most_bytes: the size that the child requests, in bytes.
-        files: reads files of the host.
+        files: access to the host's files.
     """
     left = find_memory_left(files or Access())
     if left is None:
@@ -126,7 +126,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the least memory that this process's cgroup or one of its ancestors has left.
+    """Returns the memory left in this process's cgroup, or in an ancestor that has less left.
 
     Returns None if no cgroup has a readable limit.
     """
@@ -182,7 +182,7 @@ def _read_left(files: HostFiles, directory: str, names: _Files) -> MemoryLeft | 
 
 
 def _data_bytes(pid: int) -> int:
-    """Returns the memory of a process, without file pages; 0 if it has exited."""
+    """Returns a process's memory without file pages, in bytes; 0 if the process has exited."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())

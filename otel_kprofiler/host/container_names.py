@@ -97,7 +97,7 @@ def read_pods(files: HostFiles) -> dict[str, PodName]:
 
 
 class _Asked(NamedTuple):
-    """The names of a container, and the time of the next lookup."""
+    """The names of a container, and the time at which they are looked up again."""
 
     names: ContainerNames
     again_at: float
@@ -111,7 +111,7 @@ class KnownContainers:
     again after 1, 2, 4 and up to 60 seconds.
 
     Args:
-        files: reads files of the host.
+        files: access to the host's files.
         monotonic: the clock, in seconds.
     """
 
@@ -163,10 +163,10 @@ def _read_podman(files: HostFiles, container: str) -> str:
 
 
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
-    """Parses the mounts of a process in a container for the container's names.
+    """Identifies the container of a process by the mounts of the process.
 
-    The runtime makes the mounts, but the process may add more. Trust them therefore only for this
-    process's own container, or to confirm the cgroup.
+    The runtime sets up the mounts, but the process may add others. Therefore, trust the result only
+    for this process's own container, or if it confirms the cgroup's names.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

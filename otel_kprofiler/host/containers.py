@@ -17,7 +17,7 @@ class Container(NamedTuple):
     Attributes:
         id: id of the container in its runtime.
         names: its names; empty if the runtime's files cannot be read.
-        cgroup: path in the version 2 hierarchy; empty if there is none.
+        cgroup: path in the cgroup v2 hierarchy; empty if there is none.
         pids: ids of its processes.
     """
 
@@ -32,7 +32,7 @@ class Container(NamedTuple):
 
 
 def find_containers(files: HostFiles) -> list[Container]:
-    """Returns all containers with a running process, by id."""
+    """Returns all containers with a running process, sorted by id."""
     pids: dict[str, list[int]] = {}
     cgroups: dict[str, str] = {}
     for entry in files.list_dir("/proc"):
@@ -65,7 +65,7 @@ def find_containers(files: HostFiles) -> list[Container]:
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:
-    """Returns the path of a container's version 2 cgroup, without subgroups.
+    """Returns a container's path in the cgroup v2 hierarchy, without subgroups.
 
     The path is empty if a cgroup namespace hides its beginning.
     """

@@ -36,7 +36,7 @@ _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
 _OPEN_FILES: Final = 256
 _OPEN_FILES_PER_CPU: Final = 4
 MAX_PARANOID: Final = 2
-"""Highest ``perf_event_paranoid`` of mainline kernels
+"""Highest ``perf_event_paranoid`` in mainline kernels
 (Documentation/admin-guide/sysctl/kernel.rst).
 """
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
@@ -51,7 +51,7 @@ def doctor(
     """Check everything that profiling depends on.
 
     Args:
-        files: reads files of the host.
+        files: access to the host's files.
         loaders: for each library that can load BPF programs, best first, whether it is installed. A
             single library is enough. None skips the check.
         try_sampler: runs the real sampler briefly and describes the result; raises
@@ -95,7 +95,7 @@ def _kernel(files: HostFiles) -> Finding:
 def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
     if is_in_user_namespace(files):
         yield Finding(
-            "user namespace", Level.FAIL, "capabilities are valid only in this one",
+            "user namespace", Level.FAIL, "a nested one: capabilities apply only inside it",
             "the initial one, where CAP_BPF and CAP_PERFMON are checked", USER_NAMESPACE_FIX,
         )  # fmt: skip
         return

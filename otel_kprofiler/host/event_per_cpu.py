@@ -31,11 +31,11 @@ class CpuChanges(NamedTuple):
 class EventPerCpu(abc.ABC, Generic[EventT]):
     """An event on each selected online CPU.
 
-    Only one thread may use it. If a CPU goes offline, its event stays dead even after the CPU comes
-    back.
+    Only one thread may use an instance. If a CPU goes offline, its event stays dead even after the
+    CPU comes back online.
 
     Args:
-        files: reads files of the host.
+        files: access to the host's files.
         cpus: the CPUs on which to open events; empty means all.
     """
 
@@ -70,7 +70,7 @@ class EventPerCpu(abc.ABC, Generic[EventT]):
 
     @abc.abstractmethod
     def _open_event(self, cpu: int) -> EventT:
-        """Open the event of a CPU. Raises ``OSError``: ``ENODEV`` if it is offline."""
+        """Open an event on a CPU. Raises ``OSError``, with ``ENODEV`` if the CPU is offline."""
 
     @abc.abstractmethod
     def _is_dead(self, cpu: int) -> bool:

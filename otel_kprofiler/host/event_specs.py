@@ -123,9 +123,9 @@ def parse_event(
 
     Args:
         text: the event.
-        rate: default target of samples per second on each CPU.
+        rate: default target rate, in samples per second on each CPU.
         period: default number of events per sample; 0 means that ``rate`` applies instead.
-        clock_rate: ``rate`` of cpu-clock; None means the same as the other events.
+        clock_rate: default target rate of cpu-clock; None means ``rate``.
 
     Raises:
         ValueError: no event has this name, or a setting is wrong. The message lists the possible
@@ -150,11 +150,11 @@ def parse_event(
         most = {"period": MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)
         if not number.isdecimal() or not 1 <= int(number) <= most:
             raise ValueError(
-                f"{text}: write {name}:period=N, N events per sample, or {name}:freq=N, N samples "
-                f"per second on each CPU, at most {_MAX_RATE:,}"
+                f"{text}: write {name}:period=N (N events per sample) or {name}:freq=N (N samples "
+                f"per second on each CPU, at most {_MAX_RATE:,})"
             )
         if key == "period" and not has_period:
-            raise ValueError(f"{text}: {name} has a rate only: {name}:freq=N")
+            raise ValueError(f"{text}: {name} has no period; write {name}:freq=N")
         period, rate = (int(number), 0) if key == "period" else (0, int(number))
     return LockSpec(rate) if name == LOCK_EVENT else EventSpec(name, period, 0 if period else rate)
 
@@ -165,7 +165,7 @@ def suggest_events(name: str) -> list[str]:
 
 
 def list_events(files: HostFiles) -> Iterator[EventState]:
-    """Yields all events, and for each whether this process can open it on this host."""
+    """Yields the state of every event, including whether this process can open it on this host."""
     cpu = min(read_online_cpus(files))
     for name, (_, _, meaning) in _EVENTS.items():
         spec = EventSpec(name, period=1 << 40)
@@ -183,10 +183,10 @@ def find_event_error(
     """Returns why an event cannot be opened, with a fix; None if the cause affects all events.
 
     Args:
-        error: error from perf_event_open(2).
+        error: the error that perf_event_open(2) reported.
         name: the event.
         attributes: attributes of the event.
-        files: reads files of the host.
+        files: access to the host's files.
     """
     if error.errno in (errno.EPERM, errno.EACCES):
         return get_privilege_error(f"opening the event {name}", files)

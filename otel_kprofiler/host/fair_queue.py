@@ -84,7 +84,7 @@ class FairQueue(Generic[T]):
         self._costs: dict[Hashable, _Costs] = {}  # costs of owners, by group
         self._group_costs = _Costs()
         self._last_ns: dict[Hashable, int] = {}  # time of the last turn, oldest first
-        self._sizes: Counter[Hashable] = Counter()  # a group's amount of pending work
+        self._sizes: Counter[Hashable] = Counter()  # amount of pending work, by group
 
     def __len__(self) -> int:
         return self._sizes.total()
@@ -227,7 +227,7 @@ class _Costs(dict[Hashable, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost of the last turn's key before that turn
+        self._level = 0  # cost, before the last turn, of the key that had this turn
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

@@ -1,4 +1,4 @@
-"""Delays retries after repeated failures by growing intervals."""
+"""Delays retries by intervals that grow with each failure."""
 
 from __future__ import annotations
 

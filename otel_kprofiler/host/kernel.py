@@ -1,4 +1,4 @@
-"""Reads release, settings, lockdown mode and symbol visibility of the running kernel."""
+"""Reads the running kernel's release, settings, lockdown mode and symbol visibility."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """The visibility of addresses in ``/proc/kallsyms`` for this process, and its cause."""
+    """Visibility of addresses in ``/proc/kallsyms`` to this process, and why they are hidden."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"

@@ -1,7 +1,7 @@
 """Imports a module without the rest of its package.
 
-``import package.module`` first runs ``package/__init__.py``, which in some libraries imports all of
-their modules.
+``import package.module`` first runs ``package/__init__.py``, which in some libraries imports all
+other modules.
 """
 
 from __future__ import annotations

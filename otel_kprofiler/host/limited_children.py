@@ -69,8 +69,8 @@ class ChildLimits(NamedTuple):
     """Limits of a child.
 
     Attributes:
-        memory_bytes: limit on the data segment; capped at half of the memory that the cgroup
-            leaves.
+        memory_bytes: limit on the data segment; at most half of the memory that the cgroup has
+            left.
         cpu: CPU time that the child may use.
         wall_s: time after which the child is killed, in seconds.
         least_bytes: minimum memory for data. The child is not started if it would get less.

@@ -1,7 +1,7 @@
 """Decides which symbolic links to follow when writing a file.
 
 In any directory of a path, root follows only links that no other user can have created. Other users
-follow all links that the kernel allows, because they gain no permissions by it.
+follow all links that the kernel allows, because following a link gives them no permissions.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def open_directory(path: str) -> int:
     Root follows only links that no other user can have created.
 
     Raises:
-        OSError: the directory cannot be opened, is not a directory, or is reached by another user's
-            link.
+        OSError: the directory cannot be opened, is not a directory, or is reached through another
+            user's link.
     """
     if os.geteuid() != 0:
         return os.open(path, _DIRECTORY)

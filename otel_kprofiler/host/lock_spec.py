@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import LOCK_CONTENTION, ProfileKind
 
 LOCK_EVENT: Final = "lock-contention"
-"""Name of the event that stands for waits for the kernel's locks."""
+"""Name of the event for waits for the kernel's locks."""
 
 
 class LockSpec(NamedTuple):
@@ -31,7 +31,7 @@ class LockSpec(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the kind of its samples."""
+        """Returns the kind of the event's samples."""
         return LOCK_CONTENTION
 
     def __str__(self) -> str:

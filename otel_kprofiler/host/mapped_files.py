@@ -1,21 +1,21 @@
 """Opens a file that a process has mapped, with the least privilege.
 
-======================  ==============================================  ======================
-What                    Needs, for processes of others                  Finds
-======================  ==============================================  ======================
+======================  ==============================================  ==========================
+What                    Requires, for other users' processes            Finds
+======================  ==============================================  ==========================
 /proc/PID/map_files/…   CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN;        every mapped file
                         CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH
 /proc/PID/exe           CAP_SYS_PTRACE                                  the executable
-/proc/PID/root + path   CAP_SYS_PTRACE                                  files not deleted
-path                    nothing                                         the same, in our mounts;
+/proc/PID/root + path   CAP_SYS_PTRACE                                  files that are not deleted
+path                    nothing                                         the same, in our mounts
                                                                         or beside other files
-======================  ==============================================  ======================
+======================  ==============================================  ==========================
 
-Reading the file itself needs read permission for it, or CAP_DAC_READ_SEARCH. The path comes from
-the symbolic link in map_files, or from /proc/PID/maps. It is relative to this process's root if the
-file is reachable from there, else to the root of the other process's mounts, so both are tried.
-No file is opened for reading before its identity is proven, because mapped files may be devices,
-and because the path may lead to a different file by now.
+Reading the file itself requires read permission for the file, or CAP_DAC_READ_SEARCH. The path
+comes from the symbolic link in map_files, or from /proc/PID/maps. The path is relative to this
+process's root if the file is reachable from there, and otherwise to the root of the other process's
+mounts, so both are tried. No file is opened for reading before its identity is proven, because
+mapped files may be devices, and because the path may meanwhile lead to a different file.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class MappedFileError(KProfilerError):
     """Raised if a mapped file could not be opened.
 
     Args:
-        problem: why it could not be opened.
-        detail: details for logs.
+        problem: why the file could not be opened.
+        detail: further details, for the log.
     """
 
     def __init__(self, problem: FileProblem, detail: str = "") -> None:
@@ -96,17 +96,17 @@ class ReferableFiles(HostFiles, Protocol):
         """Open a file as a reference (``O_PATH``), which has no effect on the file."""
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open a file as a reference, with ``root`` as the root of the path and of its links."""
+        """Open a file as a reference, resolving its path and links relative to ``root``."""
 
 
 def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
-    Other files are not opened for reading, because that might block or have effects.
+    Other files are not opened for reading, because that might block or have side effects.
 
     Args:
-        files: reads files of the host.
-        path: absolute path, below ``root`` if that is given.
+        files: access to the host's files.
+        path: absolute path; relative to ``root`` if ``root`` is given.
         root: directory that links in the path cannot leave, such as ``/proc/PID/root``.
 
     Raises:
@@ -117,8 +117,8 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # Open the file through the reference, since the path may lead elsewhere by now. Do not wait
-        # for the holder of a lease on the file (fcntl(2)).
+        # Open the file through the reference, since the path may meanwhile lead elsewhere. Do not
+        # wait for the holder of a lease on the file (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
@@ -134,7 +134,7 @@ class OpenedFile(NamedTuple):
         status: status of the file when it was opened.
         path: path that the kernel shows for the mapping, without `` (deleted)``.
         route: way by which the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
-        reached_at: path by which the file was reached.
+        reached_at: path under which the file was opened.
     """
 
     fd: int
@@ -178,10 +178,10 @@ def open_mapped(
 
     Args:
         request: identifies the file, and a process that has mapped it.
-        files: reads files of the host.
+        files: access to the host's files.
         known_path: path by which the file was opened before; used if the process has exited.
-        find_places: finds files by inode number. It, too, is used if the process has exited, but
-            only if size and modification time are known and match.
+        find_places: finds files by inode number; used if the process has exited. The size and the
+            modification time of these files must be known and match.
 
     Raises:
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
@@ -243,7 +243,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 
 
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
-    """Yields the ways of opening the file, most reliable first."""
+    """Yields ways to open the file, most reliable first."""
     paths = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the main thread may have exited
         process = f"/proc/{pid}"
@@ -260,7 +260,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 
 
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
-    """Yields the names in map_files of mappings of the file, with its path.
+    """Yields the map_files entries for mappings of the file, each with the file's path.
 
     The mapping in the request comes first. If it no longer exists, other mappings follow. The path
     comes from the links in map_files, or from the maps if the links are not readable.

@@ -4,7 +4,8 @@ From kernel 6.11 on, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the map
 with the build id of its file.
 
 In the text of maps, a newline in a path is ``\012``, and the path of a deleted file ends in
-`` (deleted)``. Files whose names contain these sequences cannot be distinguished.
+`` (deleted)``. File names that contain such a sequence literally cannot be distinguished from
+these.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class FoundMapping(NamedTuple):
 def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
     """Parses the mappings in the text of ``/proc/PID/maps``, in address order.
 
-    Skips incomplete lines, and lines of other forms.
+    Skips incomplete lines, and lines in other formats.
 
     Args:
         maps: the text.
@@ -135,7 +136,7 @@ class ProcessMaps:
     Args:
         pid: the process, which this process must be permitted to trace (ptrace(2),
             PTRACE_MODE_READ).
-        files: reads files of the host.
+        files: access to the host's files.
 
     Raises:
         OSError: the process does not exist, or may not be traced.
@@ -151,9 +152,9 @@ class ProcessMaps:
     def find(self, address: int) -> FoundMapping | None:
         """Find the current mapping at an address; None if there is none.
 
-        Executable memory without a file may fill a hole between two mappings of one file that have
-        the same distance as in the file. Such memory is text of that file, moved there by the
-        process, and is returned as a mapping of the file.
+        Executable memory without a file may fill a hole between two mappings of one file that are
+        as far apart in memory as in the file. Such memory is text of that file, which the process
+        has moved there, and is returned as a mapping of the file.
 
         To provide the build id, the kernel reads the file's first page, which may wait for the
         disk. On kernels before 6.11, all mappings are read, without build ids.

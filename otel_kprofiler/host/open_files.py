@@ -26,6 +26,6 @@ def find_open_files_error(action: str, error: OSError) -> HostError | None:
     if error.errno == errno.ENFILE:
         return HostError(
             f"{action}: the host has too many open files",
-            hint="close some, or raise the limit as root: sysctl fs.file-max",
+            hint="close some files, or raise the limit as root: sysctl fs.file-max",
         )
     return None

@@ -33,7 +33,8 @@ class PatientCalls:
     """Calls functions that read files; thread-safe.
 
     Args:
-        name: name of the threads. Callers start them, and they inherit the callers' capabilities.
+        name: name of the threads. A caller starts each thread, which inherits the caller's
+            capabilities.
         patience_s: limit on a single storage wait, in seconds; see :data:`PATIENCE_S`.
         on_left: called with the identifier of an abandoned thread.
     """
@@ -66,7 +67,7 @@ class PatientCalls:
                 needed if ``job`` also reads files on other devices.
 
         Returns:
-            Whether the call has returned. If not, the device hangs, and the call will return, or
+            True if the call has returned. Otherwise, the device hangs, and the call will return, or
             start, once the device responds.
         """
         with self._lock:
@@ -117,7 +118,7 @@ class PatientCalls:
         try:
             reader.start()
         except RuntimeError as error:
-            _log.warning("files are read without a time limit: %s", error)
+            _log.warning("cannot start a thread, so files are read without a time limit: %s", error)
             return None
         self._readers.add(reader)
         return reader
@@ -149,7 +150,7 @@ class _Reader(threading.Thread):
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
-        self._lock = lock  # the caller's: a thread that has returned must not be abandoned
+        self._lock = lock  # guards against abandoning a thread that has returned
         self.jobs: deque[Job] = deque()  # set once the thread is abandoned
         self.on_free: Callable[[], bool] | None = (
             None  # called with the lock held; returns whether to stop

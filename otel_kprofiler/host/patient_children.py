@@ -1,4 +1,4 @@
-"""Waits for child processes that read files, but not if their file system hangs."""
+"""Waits for child processes that read files, unless their file system hangs."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class PatientChildren:
             timeout_s: time limit in seconds.
 
         Returns:
-            What the child wrote to its pipes.
+            The output that the child wrote to its pipes.
 
         Raises:
             DeviceHangs: the child's file system does not respond.
-            TimeoutExpired: the child took longer.
+            TimeoutExpired: the child took longer than ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         wait: int | None = None

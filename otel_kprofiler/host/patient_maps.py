@@ -25,7 +25,7 @@ class PatientMaps:
     """The files of a host, without memory maps that cannot be read in time. Thread-safe.
 
     Args:
-        files: reads files of the host.
+        files: access to the host's files.
     """
 
     def __init__(self, files: ReferableFiles) -> None:

@@ -92,7 +92,7 @@ def attach_program(event_fd: int, program_fd: int) -> None:
 
 
 def enable_event(event_fd: int) -> None:
-    """Start counting, also in the events that children inherited."""
+    """Start counting, including the events that children inherited."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
 
 

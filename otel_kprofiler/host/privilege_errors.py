@@ -26,7 +26,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
     Args:
         action: the refused action, as a noun phrase ("loading the BPF program").
-        files: reads files of the host.
+        files: access to the host's files.
     """
     if is_in_user_namespace(files):
         return PrivilegeError(

@@ -71,7 +71,7 @@ _T = TypeVar("_T")
 class Privileges:
     """Limits every thread of this process to the capabilities that it needs.
 
-    Create it before any thread.
+    Create it before starting any thread.
 
     Args:
         drop_all: whether threads keep no capabilities at all.
@@ -90,7 +90,7 @@ class Privileges:
         """Keep only the sampling thread's capabilities; returns the features lost as a result.
 
         Raises:
-            OSError: the kernel refused, which no kernel is expected to do.
+            OSError: the kernel refused to drop capabilities, which no kernel is expected to do.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)
@@ -166,7 +166,7 @@ def _find_closed(file: str) -> str | None:
 
 
 def give_up_capabilities(*kept: str) -> None:
-    """Drop all but these capabilities of a single-threaded process, before it reads hostile input.
+    """Drop all capabilities except ``kept``, in a single-threaded process that reads hostile input.
 
     Raises:
         OSError: the kernel rejected the call.
@@ -196,7 +196,7 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Returns the names of the effective capabilities in a ``/proc/PID/task/TID/status``.
+    """Returns the names of the effective capabilities in ``/proc/PID/task/TID/status``.
 
     An unknown capability is named ``CAP_``, followed by its number.
     """

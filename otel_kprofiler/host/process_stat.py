@@ -21,8 +21,8 @@ class ProcessStat(NamedTuple):
         start_ticks: start time in clock ticks since boot.
         is_kernel_thread: whether it is a kernel thread.
         name: name of its main thread (``comm``).
-        stack_start: start address of the main thread's stack, which differs between programs that a
-            process executes; 0 if this process may not ptrace it.
+        stack_start: start address of the main thread's stack, which changes when the process
+            executes another program; 0 if this process may not trace the other (ptrace(2)).
         cpu_ticks: CPU time of its threads in user and kernel mode, in clock ticks.
     """
 

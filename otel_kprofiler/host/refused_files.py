@@ -1,4 +1,4 @@
-"""Remembers files that cost a child process CPU time without a result."""
+"""Remembers files on which a child process spent CPU time without a result."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def open_special(path: str) -> int | None:
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):
         descriptor = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
-        # Duplicate descriptors: sockets cannot be reopened, and files would be overwritten.
+        # Duplicate descriptors, since sockets cannot be reopened, and files would be overwritten.
         return (
             os.dup(int(descriptor[1]))
             if descriptor

@@ -1,10 +1,10 @@
 """Finds the sample rate above which the kernel suspends perf events until its next tick.
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
-At ``perf_event_max_sample_rate`` divided by the number of ticks per second, rounded up, it stops
-the event, and the next tick starts the event again, with a full period. If the limit is one sample
-per tick, some kernels, such as 6.18, stop the event after each sample, so that every sample is
-taken one period after a tick.
+When the count reaches ``perf_event_max_sample_rate`` divided by the number of ticks per second,
+rounded up, the kernel stops the event. The next tick restarts the event with a full period. If the
+limit is one sample per tick, some kernels, such as 6.18, stop the event after each sample, so that
+every sample is taken one period after a tick.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
 
 
 def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
-    """Returns a warning if the kernel may suspend events with this rate; otherwise an empty text.
+    """Returns a warning if the kernel may suspend events at this rate; otherwise an empty text.
 
     Args:
-        files: reads files of the host.
+        files: access to the host's files.
         samples_per_second: sample rate of one CPU, above 0.
         tick_rate: see :func:`get_tick_rate`.
     """

@@ -93,7 +93,7 @@ class TracepointSpec(NamedTuple):
 def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
     """Parses ``[SUBSYSTEM:]NAME[:period=N]``; None if the text cannot name a tracepoint.
 
-    ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, is a system call by name or number.
+    ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, selects a system call by name or number.
 
     Args:
         text: the event.
@@ -119,7 +119,7 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
     if setting:
         key, _, number = setting.partition("=")
         if key != "period" or not number.isdecimal() or not 1 <= int(number) <= MAX_PERIOD:
-            raise ValueError(f"{text}: write {name}:period=N, N events per sample")
+            raise ValueError(f"{text}: write {name}:period=N (N events per sample)")
         period = int(number)
     return TracepointSpec(name, period or 1, tracepoint, _find_call(call) if call else None)
 

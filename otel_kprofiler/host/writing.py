@@ -37,9 +37,9 @@ class NewFile:
     """A file that appears under its name when complete, or not at all.
 
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
-    ``O_TMPFILE``. An existing file with that name is replaced, never written to. Symbolic links are
-    followed as this user's permissions allow. Root follows only links that no other user can have
-    created.
+    ``O_TMPFILE``. A file that already has the final name is replaced, never written to. Symbolic
+    links are followed as this user's permissions allow. Root follows only links that no other user
+    can have created.
 
     Args:
         path: path at which the finished file appears.

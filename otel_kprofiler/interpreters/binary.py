@@ -1,4 +1,4 @@
-"""Finds CPython in an ELF file, which is an executable or libpython.
+"""Finds CPython in an ELF file (an executable or libpython).
 
 From 3.10 on, ``_PyRuntime`` has its own section, ``.PyRuntime``. All other addresses come from
 dynamic symbols, which strip(1) keeps.
@@ -47,7 +47,7 @@ class Interpreter(NamedTuple):
 
     Attributes:
         version: CPython version.
-        layout: offsets of members in its structs.
+        layout: offsets of members in CPython's structs.
         runtime: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.
         eval_loop: address ranges of ``_PyEval_EvalFrameDefault``, and of its cold part if the
@@ -80,7 +80,7 @@ class Interpreter(NamedTuple):
         return None
 
     def in_process(self, load_bias: int, image_tag: int = 0) -> PythonProcess:
-        """Returns the addresses in a process.
+        """Returns the interpreter's addresses in a process.
 
         Args:
             load_bias: runtime address of SVMA 0.

@@ -20,7 +20,7 @@ from otel_kprofiler.elf import MACHINES, ElfError, ElfFile, ElfSymbol, Source, f
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Size limit of the search table, in bytes. Debian's Python has a table of 100 KB."""
+"""Size limit for the unwind search table, in bytes. Debian's Python has a table of 100 KB."""
 _X86_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _X86_JUMP_BYTES: Final = 6
 # Arm Architecture Reference Manual for A-profile, C4.1: mask, value, and bits of the offset
@@ -60,7 +60,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
 
 
 def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
-    """Returns the targets of jumps from the loop to other code of the file."""
+    """Returns the targets of jumps from the loop to other code in the file."""
     size = min(len(loop), MAX_LOOP_BYTES)
     code = source.read(find_offset(elf.loads, loop.start, size), size)
     find_jumps = _find_a64_jumps if elf.machine == MACHINES["aarch64"] else _find_x86_jumps
@@ -75,15 +75,15 @@ def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
 
 
 def _find_x86_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of conditional jumps, from the start of the code."""
+    """Yields the targets of conditional jumps, relative to the start of the code."""
     for jump in _X86_JUMP.finditer(code):
         yield jump.start() + _X86_JUMP_BYTES + int.from_bytes(jump[1], "little", signed=True)
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, from the start of the code.
+    """Yields the targets of jumps, relative to the start of the code.
 
-    The range of b.cond may be too short for jumps to a cold part.
+    These include unconditional jumps, since the range of b.cond may not reach a cold part.
     """
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):

@@ -39,9 +39,9 @@ class InterpreterFiles:
     """Looks up the interpreter in a file. Not thread-safe.
 
     Args:
-        files: reads files of the host.
+        files: access to the host's files.
         on_found: called with each new interpreter, before a process is registered with it.
-        calls: calls the functions that read files. A file on a device that does not respond counts
+        calls: runs the functions that read files. A file on a device that does not respond counts
             as having no interpreter.
     """
 

@@ -30,7 +30,7 @@ class OwnInterpreter(NamedTuple):
 
     Attributes:
         interpreter: the interpreter in its file.
-        process: its addresses in this process.
+        process: the interpreter's addresses in this process.
         file: key of its file, without a generation.
     """
 
@@ -68,7 +68,7 @@ def open_own() -> OwnInterpreter:
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
     """Returns the mapping at an address.
 
-    Its path may differ, since some programs move code to huge pages.
+    The mapping's path may differ from the file's, since some programs move code to huge pages.
     """
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 

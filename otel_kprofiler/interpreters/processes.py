@@ -114,7 +114,7 @@ class PythonProcesses:
 
     Args:
         registry: the table of registered processes.
-        files: reads files of the host.
+        files: access to the host's files.
         on_found: called with each interpreter, before a process is registered with it.
     """
 
@@ -158,7 +158,7 @@ class PythonProcesses:
         self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
-        """Handle an event from the stream of events of all processes, in order.
+        """Handle the next event in the stream of events of all processes.
 
         Raises:
             OSError: the kernel rejected the call.
@@ -239,9 +239,9 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program, and not to an earlier or later program.
+    """Returns whether mappings belong to a program, not to an earlier or later one in the process.
 
-    The program's own mappings may not match either, because on some file systems, maps show an
+    May return False even for the program's mappings, because on some file systems, maps show an
     inode other than the program's.
     """
     code = [
@@ -266,7 +266,7 @@ class PythonTracking:
         registry: the table of registered processes.
         pids: the processes whose records are followed; empty for all.
         children: whether to follow the descendants of ``pids``, too.
-        files: reads files of the host.
+        files: access to the host's files.
         on_found: called in that thread with each interpreter, before a process is registered with
             it.
     """

@@ -33,7 +33,7 @@ _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
 _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 _NAMES: Final = ("plain", "caf\xe9", "\u043f\u0440\u0438", "\U00020000")
-"""Names with each character width, and an ASCII name."""
+"""Names that cover ASCII and each character width."""
 _MAX_LENGTH: Final = 1000
 _RESUME: Final = opcode.opmap["RESUME"]
 

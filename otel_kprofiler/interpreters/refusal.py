@@ -1,4 +1,4 @@
-"""Defines the reasons why frames of an interpreter are not read."""
+"""Defines the reasons for not reading an interpreter's frames."""
 
 from __future__ import annotations
 

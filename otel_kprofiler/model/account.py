@@ -96,7 +96,7 @@ class ExporterAccount(NamedTuple):
         pending: samples in flight, or in the spool for the next run.
         not_offered: samples of windows closed while the exporter was not configured.
         carried: samples of earlier runs that were in the spool at startup.
-        carried_lost: the part of ``lost`` that earlier runs had sampled.
+        carried_lost: the part of ``lost`` that was sampled by earlier runs.
         unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples taken
             after this time is unknown.
         kinds: accounts by sample kind; empty in the account of a single kind.
@@ -166,10 +166,10 @@ class Account(NamedTuple):
     """Outcomes of all samples that the kernel program took; no count is derived by subtraction.
 
     Attributes:
-        taken: counted by the kernel program.
-        received: counted when read from the ring.
-        lost: lost between kernel and user space, by cause.
-        waiting: received, but not yet in a closed window.
+        taken: samples counted by the kernel program.
+        received: samples read from the ring.
+        lost: samples lost between kernel and user space, by cause.
+        waiting: samples received, but not yet in a closed window.
         exporters: counts of each exporter.
         earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped, not included in ``taken``; see ``SamplerCounts``.

@@ -32,7 +32,8 @@ class UnnamedFrames(enum.Enum):
     """Frames have file and address but no function; back ends resolve the names."""
     NAMES = "names"
     """Frames get a function name made of file, address and reason (``vmlinux+0x40 [no_symbol]``),
-    or only the reason if the file is unknown. For back ends that drop frames without a function."""
+    or only the reason if the file is unknown. Suitable for back ends that drop frames without a
+    function."""
 
 
 class Encoding(NamedTuple):

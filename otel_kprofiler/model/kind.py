@@ -15,8 +15,8 @@ class ProfileKind(NamedTuple):
         period_type: what a periodic sampler counts between two samples (OTLP
             ``period_type.type``); empty for kinds without a period.
         period_unit: unit of the period (OTLP ``period_type.unit``).
-        number: identifies the kind in ring records and recordings; 0 for kinds of events, whose
-            numbers differ by sampler, and for kinds of other profilers' payloads.
+        number: identifies the kind in ring records and recordings; 0 for event kinds, whose numbers
+            differ by sampler, and for kinds in other profilers' payloads.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def measure(self) -> tuple[str, str]:
-        """Returns type and unit of the period, or of the sample values if there is no period."""
+        """Returns the type and unit of the period, or of the values if there is no period."""
         if self.period_type:
             return self.period_type, self.period_unit
         return self.sample_type, self.sample_unit
@@ -64,4 +64,4 @@ LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nano
 kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
-"""Kinds that every sampler has, in the order of a window's profiles; kinds of events follow."""
+"""Kinds that every sampler has, in the order of a window's profiles. Event kinds follow."""

@@ -14,10 +14,10 @@ class Ksymbol(NamedTuple):
 
     Attributes:
         start: runtime address.
-        length: in bytes, 0 if unknown.
+        length: length of the code in bytes; 0 if unknown.
         name: symbol name, as in kallsyms.
         kind: ``BPF`` or ``OUT_OF_LINE``.
-        since_ns: boottime of loading, 0 if unknown.
+        since_ns: boottime at which the code was loaded; 0 if unknown.
         program_id: id of the containing BPF program, 0 if none or unknown.
     """
 
@@ -43,13 +43,13 @@ class KsymbolAction(enum.Enum):
 
 
 class KsymbolChange(NamedTuple):
-    """A change of code outside vmlinux and modules, or a snapshot of it.
+    """A change to the code outside vmlinux and modules, or a snapshot of that code.
 
     Attributes:
         time_ns: boottime of the change or of the snapshot's start; for a loss, boottime of the last
-            change before it.
+            change before the loss.
         action: the event.
-        symbols: functions that were added or removed, or all that are present.
+        symbols: functions that were added or removed; for a snapshot, all functions present.
         until_ns: for a loss, the boottime at which it was detected.
     """
 

@@ -86,7 +86,7 @@ class LockTotal(NamedTuple):
 
 
 LockTotals = Mapping[str, LockTotal]
-"""Totals by the type of lock."""
+"""Totals by type of lock."""
 _NONE: Final = LockTotal(0, 0)
 
 

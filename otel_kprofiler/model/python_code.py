@@ -24,7 +24,7 @@ class PythonCode(NamedTuple):
             pid.
         file: source file (``co_filename``).
         function: qualified name (``co_qualname``).
-        first_line: 1-based (``co_firstlineno``), 0 if unknown.
+        first_line: 1-based number of the first line (``co_firstlineno``); 0 if unknown.
         first_traceable: index of the first instruction of the function body, in code units
             (``_co_firsttraceable``).
         line_table: ``co_linetable``; empty if it could not be read completely.

@@ -71,8 +71,8 @@ class PythonStack(NamedTuple):
 
     Attributes:
         end: why the stack ends.
-        tag: number that user space assigned when it registered the process.
-        frames: leaf first.
+        tag: number that user space assigned to the process when registering it.
+        frames: the frames, leaf first.
     """
 
     end: PythonEnd

@@ -43,7 +43,7 @@ class RawSide(NamedTuple):
     """One side of a stack, as the kernel program recorded it.
 
     Attributes:
-        kind: which side it is: kernel, user or another.
+        kind: kernel, user or another kind of side.
         words: for the kernel, runtime addresses as native-endian 64-bit words, leaf first; for user
             code, addresses with file mappings (:func:`parse_user_stack`), or empty.
         status: outcome of collecting the side.
@@ -66,8 +66,8 @@ class RawSample(NamedTuple):
     """A single sampled event, as recorded by the kernel program.
 
     Attributes:
-        kind: what was sampled.
-        value: in the unit of ``kind``.
+        kind: the kind of the sample.
+        value: the sample's value, in the unit of its kind.
         time_ns: ``CLOCK_BOOTTIME`` of the event.
         cpu: number of the logical CPU.
         tgid: process id in the initial pid namespace; 0 for the idle task.
@@ -85,9 +85,9 @@ class RawSample(NamedTuple):
         owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current: its kind and trace flags (a byte
-            each), then its attributes as the process encoded them (OTEP 4947), or a goroutine's
-            labels; empty without a context.
+        context: the thread context in which ``link`` was current; empty without a context. The kind
+            and the trace flags, a byte each, precede the attributes as the process encoded them
+            (OTEP 4947), or a goroutine's labels.
     """
 
     kind: ProfileKind

@@ -69,9 +69,9 @@ class BpfProgram(NamedTuple):
 
     Attributes:
         id: program id; reused only after billions of loads.
-        type: such as ``kprobe`` or ``xdp``, empty if unknown.
+        type: program type, such as ``kprobe`` or ``xdp``; empty if unknown.
         tag: hash of its instructions, 16 hexadecimal digits.
-        load_time_ns: boottime of loading, 0 if unknown.
+        load_time_ns: boottime at which the program was loaded; 0 if unknown.
         attached_to: attach point (a tracepoint, a function), empty if unknown.
     """
 
@@ -96,7 +96,7 @@ class Module:
             object, whose addresses are its ELF file's (SVMA).
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, in whole pages.
-        range_source: where ``ranges`` came from.
+        range_source: source of ``ranges``.
         generation: serial number of the module, so that a reloaded module is a new module.
         program: the BPF program containing the code, if known.
         file_offset: for a user object, the file offset of the first byte of its range.
@@ -115,7 +115,7 @@ class Module:
 
     @property
     def extent(self) -> AddressRange:
-        """Returns the range from first to last address, relative to the base; empty if unknown.
+        """Returns the range of all addresses, relative to the base; empty if unknown.
 
         For kernel code, the range starts at the base.
         """
@@ -213,9 +213,9 @@ class Line(NamedTuple):
 class Frame(NamedTuple):
     """An entry of a stack.
 
-    Compared by value, but hashed by identity: sets and dictionaries look up the object. Resolvers
-    share frames, and hashing by value would cost more than all other work on a frame that was
-    already resolved.
+    Compared by value, but hashed by identity, so sets and dictionaries find only the same object.
+    Resolvers share frames, and hashing by value would cost more than all other work on a frame that
+    was already resolved.
 
     Attributes:
         module: owner of the code, None if unknown.
@@ -257,7 +257,7 @@ class RawFrames:
     Few frames occur twice, so caching them would cost more than it saves.
 
     Args:
-        side: the side to which the addresses belong.
+        side: side to which the addresses belong.
         addresses: addresses in the process, adjusted as in :class:`Frame`.
         reason: why the frames are unresolved.
     """
@@ -283,7 +283,7 @@ class Side(NamedTuple):
     """One side of a stack.
 
     Attributes:
-        kind: which side it is: kernel, user or another.
+        kind: kernel, user or another kind of side.
         frames: its frames, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
         is_provisional: whether it may be resolved further when the window closes.
@@ -305,8 +305,8 @@ class Stack:
     dictionary lookup.
 
     Attributes:
-        sides: collected sides, from leaf to root. Where frames of two sides alternate, each run is
-            a :class:`Side`.
+        sides: collected sides, from leaf to root. If frames of two sides alternate, each run of
+            frames is a :class:`Side`.
     """
 
     sides: tuple[Side, ...] = ()

@@ -18,13 +18,13 @@ class ThreadState(NamedTuple):
         tid: thread id, in the pid namespace of the reader.
         name: the thread's name.
         state: why the thread is off the CPU; None while it runs.
-        waited_ns: how long it has been off the CPU, without suspends of the host; None while it
-            runs, or if unknown.
-        cause: what it waits for; None while it runs.
+        waited_ns: time since the thread left the CPU, excluding host suspends; None while it runs,
+            or if unknown.
+        cause: the cause of its wait; None while it runs.
         stack: its stack; without sides if it ran while it was read.
         switches: number of its context switches so far.
         link: its current span, if known.
-        labels: the other attributes of its thread context.
+        labels: attributes of its thread context that are not part of ``link``.
         has_moved: whether it ran, or its stack changed, since the first of two dumps; None if there
             was only one, or if the thread is new.
     """
@@ -55,7 +55,7 @@ class ProcessState(NamedTuple):
         name: the process's ``comm``.
         threads: its threads, by id.
         ended: number of threads that have exited but are not reaped yet.
-        time_ns: ``CLOCK_BOOTTIME`` of the moment.
+        time_ns: ``CLOCK_BOOTTIME`` at that moment.
     """
 
     tgid: int

@@ -1,4 +1,4 @@
-"""Cuts the sampler's program, and the kernel's way to it, off the stacks of tracepoints."""
+"""Removes the sampler's program, and the kernel code that calls it, from tracepoint stacks."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from otel_kprofiler.model.user_stack import FileKey
 VDSO_NAME: Final = "[vdso]"
 _MEMFD: Final = "memfd:"
 MAX_FILES: Final = 16_384
-"""Limit on files with details, about 500 bytes each; details outlive the unwind tables."""
+"""Maximum number of files with details (about 500 bytes each), which outlive unwind tables."""
 
 
 class Segment(NamedTuple):
@@ -112,7 +112,7 @@ class KnownFiles:
 
         Args:
             key: identity of the file.
-            details: its details.
+            details: details of the file.
             content: the open file, or its image in memory; None if unavailable.
             owner: id of the process that mapped it.
         """

@@ -85,7 +85,7 @@ class FrameSource(enum.IntEnum):
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Found by the frame pointer; the return address follows a call. A callee may be missing."""
+    """Found by frame pointer; the return address follows a call. A callee may be missing."""
     GUESS = 3
     """Caller of a leaf without unwind entry; the address on top of the stack follows a call."""
     SIGNAL = 4
@@ -161,7 +161,7 @@ def parse_user_stack(raw: bytes) -> UserStack:
 def find_user_addresses(raw: bytes) -> array[int]:
     """Returns the addresses to look up for ``RawSample.user_stack``.
 
-    For a caller, this is the byte before the return address, which belongs to the call.
+    A caller's address is that of the byte before the return address, which belongs to the call.
 
     Raises:
         ValueError: the stack is damaged.

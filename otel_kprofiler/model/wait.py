@@ -10,7 +10,7 @@ class WaitState(enum.IntEnum):
     """State of an off-CPU thread; the names appear on the wire and in reports.
 
     Task states (``include/linux/sched.h``), plus :attr:`RUNNABLE`: the thread waits for a CPU,
-    after a preemption or between wake-up and run (``run_delay`` of ``/proc/PID/schedstat``).
+    after a preemption, or after being woken (``run_delay`` in ``/proc/PID/schedstat``).
     """
 
     RUNNABLE = 0
@@ -28,7 +28,7 @@ class WaitState(enum.IntEnum):
 
 
 class Waker(NamedTuple):
-    """The thread that ended a wait, as ``sched_waking`` saw it.
+    """The thread that ended a wait, as reported by ``sched_waking``.
 
     Attributes:
         tgid: the waker's process id in the initial pid namespace; 0 if an interrupt on an idle CPU
@@ -56,7 +56,7 @@ class Wait(NamedTuple):
         start_ns: ``CLOCK_BOOTTIME`` at which the thread left the CPU.
         duration_ns: off-CPU time in this state, excluding host suspends. The sample's value is this
             time divided by the wait's sampling probability.
-        is_ended: False if the wait continues; later samples report the rest.
+        is_ended: False if the wait continues; later samples report the remaining time.
         in_iowait: the task's flag for waits on block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.
         waker: thread that ended the wait; None if unknown.

@@ -247,8 +247,8 @@ def find_stack_cause(
 def _takes_gil(stack: Stack) -> bool:
     """Returns whether an unnamed function waiting on a condition variable is ``take_gil()``.
 
-    That function is in the interpreter's file and is called by a function in :data:`GIL_TAKERS`;
-    Python frames represent the evaluation loop.
+    That function is in the interpreter's file, and its caller is a function in :data:`GIL_TAKERS`
+    or the evaluation loop, for which the stack has Python frames.
     """
     frames = [
         frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)

@@ -1,4 +1,4 @@
-"""Cuts the scheduler's functions, in which all threads wait, off the stacks of waits."""
+"""Removes the scheduler's functions, in which all threads wait, from the stacks of waits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _KERNEL_THREAD: Final = "kthread"
 
 
 class WaitStacks:
-    """Cuts the scheduler's functions off the leaf of stacks.
+    """Removes the scheduler's functions from the leaf end of stacks.
 
     The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
     ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. The stack of an
     off-CPU thread has none of these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c)
-    leaves the scheduler's functions out, as ``/proc/PID/stack`` does. After the cut, both stacks
-    are equal.
+    leaves the scheduler's functions out, as ``/proc/PID/stack`` does. Once these functions are
+    removed, both stacks are equal.
 
     Equal stacks become the same object. Not thread-safe.
 
@@ -76,7 +76,7 @@ class WaitStacks:
 
 
 def _is_of_kernel_thread(stack: Stack) -> bool:
-    """Returns whether the stack is a kernel thread's, which has no user code."""
+    """Returns whether the stack belongs to a kernel thread, which has no user code."""
     kernel: Sequence[Frame] = [frame for frame in stack.frames if frame.side is KERNEL_SIDE]
     return any(_name(frame) == _KERNEL_THREAD for frame in kernel[-3:])
 

@@ -43,7 +43,7 @@ class WindowWait(NamedTuple):
     """Properties shared by waits in a window.
 
     Attributes:
-        state: why the thread is off the CPU.
+        state: state of the thread while off the CPU.
         cause: why the thread waited; None until it is determined.
         is_ended: False for waits that continued at the end of the window.
         waker: thread that ended the waits, if known.
@@ -87,7 +87,7 @@ class WindowSample(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether the samples are idle waits: waits of a thread that has nothing to do."""
+        """Returns whether the samples are waits of a thread that has nothing to do."""
         return self.wait is not None and self.wait.is_idle
 
     @property
@@ -177,7 +177,7 @@ class Window:
     Attributes:
         start_unix_ns: start of the interval.
         end_unix_ns: end of the interval, exclusive.
-        profiles: one for each kind that was sampled.
+        profiles: a profile for each kind that was sampled.
     """
 
     start_unix_ns: int

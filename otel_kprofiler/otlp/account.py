@@ -70,7 +70,7 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
 
 
 class WindowAccount(NamedTuple):
-    """The account of a kind in a window, with fields of :class:`otel_kprofiler.model.Profile`."""
+    """The account of a kind in a window. Fields are as in :class:`otel_kprofiler.model.Profile`."""
 
     taken: int
     lost: Losses

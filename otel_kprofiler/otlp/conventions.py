@@ -44,8 +44,8 @@ UNRESOLVED: Final = "otel_kprofiler.unresolved"
 FUNCTION_START: Final = "otel_kprofiler.function.start"
 """Ours, on locations in a function with known bounds but no name: its start address, an integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
-"""Ours, on locations of frames that no table of the file proves: the method, a value of
-``Frame.found_by``."""
+"""Ours, on locations of frames that were not found by unwind tables alone: the unwinding method, a
+value of ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 """Ours, on samples with a link: method and route, else name, of the process's topmost span."""
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
@@ -92,8 +92,8 @@ EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 """Attribute of a profile, followed by a cause: lost samples of earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Attribute of a profile: time after which the samples of the previous run, which was killed, are
-unknown.
+"""Attribute of a profile: the previous run was killed, and the number of samples that it took after
+this time is unknown.
 """
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
@@ -117,7 +117,7 @@ WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
 """Attribute of a request's first wait profile: minimum duration at which every wait is sampled.
 
-The value is that of the end of the window. Shorter waits are sampled with a probability
+The attribute holds the value at the end of the window. Shorter waits are sampled with a probability
 proportional to their duration.
 """
 
@@ -126,7 +126,7 @@ LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 (``LOCK_TYPES`` or ``other``): waits that ended in the window, without sampling error; with
 ``uncounted``, waits that could not be followed."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
-"""The same for their time in nanoseconds."""
+"""Attribute like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
 """Sample attributes with a defined meaning; others are labels, unless marked "Ours"."""
@@ -145,15 +145,15 @@ BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 def describe_request(get: Callable[[str], object]) -> str:
     """Returns method and route of a request, such as ``GET /orders/{id}``.
 
-    Returns an empty value if there is no route.
+    Returns an empty string if there is no route.
 
     Args:
-        get: returns a span's attribute of this name, by the semantic conventions for HTTP.
+        get: returns the span attribute with the given name from the HTTP semantic conventions.
     """
     route = get("http.route")
     if not route or not isinstance(route, str):
         return ""
     method = get("http.request.method") or get("http.method")
     if method == "_OTHER":
-        method = "HTTP"  # as in the span names of unknown methods
+        method = "HTTP"  # as in span names for unknown methods
     return f"{method} {route}" if method else route

@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
 Values that OTLP lacks get defaults, such as offset 0 for frames and base 0 for modules. A side
-without status is complete, or was not collected if it has no frames.
+without a status is complete, or was not collected if it has no frames.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _indices_checked() -> Iterator[None]:
 
 
 class _Decoder:
-    """Collects windows from several messages, which share equal values."""
+    """Collects windows from several messages; equal values are shared."""
 
     def __init__(self) -> None:
         self._profiles: dict[ProfileKey, _ProfileSamples] = {}
@@ -171,7 +171,7 @@ class _Decoder:
 
 
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
-    """Build a window that spans all its samples. Other producers' profiles may be narrower."""
+    """Build a window that spans all samples, since other producers' profiles may be shorter."""
     for profile in profiles:
         for group in profile.resources:
             for sample in group.samples:

@@ -72,7 +72,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """Returns the side for a frame type, which is new for an unknown type."""
+        """Returns the side for a frame type; creates a side for an unknown type."""
         side = self._sides.get(frame_type)
         if side is None:
             has_files = frame_type not in _MACHINE_CODE
@@ -82,7 +82,7 @@ class SharedValues:
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """Returns the kind with these types, which is new if this package does not sample it."""
+    """Returns the kind with these types; creates it if this package does not sample such a kind."""
     unlisted = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
         if kind._replace(name=type_, number=0) == unlisted:
@@ -106,7 +106,7 @@ class _FrameAttributes(NamedTuple):
         side: the side to which the frame belongs.
         reason: why the location has no name; empty if absent.
         builtin: built-in modules that contain the code.
-        found_by: unwind method, if it does not prove the caller.
+        found_by: unwinding method, if it is not conclusive.
         start: start of the function, if it has no name; None if unknown.
     """
 

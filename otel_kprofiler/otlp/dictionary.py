@@ -1,4 +1,4 @@
-"""Builds a request's dictionary, which has each value once, and only values in use."""
+"""Builds a request's dictionary, which contains only values in use, each once."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Tables:
             return self._token(len(entries))
 
     def intern(self, table: int, entry: bytes) -> Token:
-        """Returns the token of an entry, identified by its bytes, whose references are interned."""
+        """Returns the token of an encoded entry, after adding the entry if it is new."""
         known_tokens = self._known[table]
         token = known_tokens.get(entry)
         if token is None:
@@ -226,7 +226,7 @@ class Dictionary:
         return token
 
     def attribute(self, key: str, value: AttributeValue) -> Token:
-        """Returns the token of an attribute without unit."""
+        """Returns the token of an attribute without a unit."""
         tokens = self._attributes.get(type(value))  # 1 equals True
         token = tokens.get((key, value)) if tokens is not None else None
         if token is None:

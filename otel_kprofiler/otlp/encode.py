@@ -49,7 +49,7 @@ _ID_PREFIX_BYTES: Final = 12
 _MARGIN_SHARE: Final = 256
 """When a window is split, limit / 256 is reserved for bytes that are known only at the end."""
 _MORE_SHARE: Final = 8
-"""Each further part starts with an eighth more samples, so that few are encoded twice."""
+"""Further parts are tried with an eighth more samples, so that few samples are encoded twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def encode_window(
     Args:
         window: window to encode, which must not change during the call.
         scope: the instrumentation scope; this package by default.
-        form: protobuf, or JSON by OTLP's mapping.
+        form: protobuf, or JSON in OTLP's mapping.
         max_bytes: maximum size of a batch's payload before compression; None for no limit.
         attributes: how resource and scope attributes are written. Collectors up to v0.162,
             Pyroscope and Parca show references as empty.
@@ -160,7 +160,7 @@ def encode_window(
 
 
 def encode_empty(form: Form) -> bytes:
-    """Encode a request without profiles. Some receivers check that the dictionary is complete."""
+    """Encode a request without profiles. The dictionary is complete, as some receivers require."""
     writer = _WRITERS[form]
     return writer.request((), Dictionary(writer, AttributeForm.INLINE).tables.entries)
 
@@ -233,7 +233,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode several requests, splitting a sample that is too large by its timestamps."""
+    """Encode several requests; divides the timestamps of a sample that is too large for one."""
     batches = []
     too_large = SampleCounts()
     position = 0
@@ -269,7 +269,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 
 
 def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
-    """Encode a request with as many of a sample's times as fit; returns batch and number."""
+    """Encode as many of a sample's times as fit in a request; returns the batch and the number."""
     group, sample = unit
 
     def encode(count: int) -> Batch | None:
@@ -396,7 +396,7 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """Returns the number of samples to try next, after all together were too large."""
+    """Returns the number of samples to try next, because all together are too large."""
     fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(fitting, 1), count - 1)
 

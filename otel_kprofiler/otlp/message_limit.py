@@ -12,7 +12,7 @@ from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 _LEAST_BYTES: Final = 12
 """Minimum average size of messages in bytes. In our requests, the average is 19."""
 _ANY: Final = 10_000
-"""Number of messages exempt from the minimum."""
+"""Number of messages to which the minimum does not apply."""
 _GROUPS: Final = (3, 4)
 """Wire types of groups, which have no values and which the decoder skips."""
 

@@ -36,7 +36,7 @@ def encode_metrics(metrics: MetricsData) -> bytes:
     """Encode an ``ExportMetricsServiceRequest`` of sums, gauges and histograms.
 
     Raises:
-        TypeError: a metric is of another type.
+        TypeError: a metric has another type.
     """
     return _repeated(b"\x0a", map(_resource_metrics, metrics.resource_metrics))
 

@@ -31,7 +31,8 @@ class Edit(NamedTuple):
         strings: appended strings.
         functions: appended functions, as indices of name, system name and file.
         locations: new lines (function and line number) and new attributes, by location index.
-        reasons: attributes with reasons for a missing name, to be removed from these locations.
+        reasons: indices of attributes that give a reason for a missing name; removed from
+            ``locations``.
     """
 
     strings: list[str]

@@ -28,6 +28,6 @@ def refuse_negative_values(windows: Iterable[Window]) -> None:
     )
     if negative:
         raise PayloadError(
-            f"{describe_count(negative, 'value')} below 0: the difference of two profiles",
+            f"this is the difference of two profiles: {describe_count(negative, 'value')} below 0",
             hint="compare the two profiles themselves: otel-kprofiler diff BEFORE AFTER",
         )

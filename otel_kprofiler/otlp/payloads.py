@@ -96,7 +96,7 @@ class DamagedProfilesError(PayloadError):
     """Raised if some profiles of a message are unreadable or truncated.
 
     Args:
-        error: what is wrong with the first damaged profile.
+        error: the problem with the first damaged profile.
         count: number of damaged profiles.
     """
 

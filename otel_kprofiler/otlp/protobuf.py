@@ -20,7 +20,7 @@ _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x
 _SHORT_TEXT: Final = 200
 """Maximum length of strings whose encoding is cached, in characters."""
 _MAX_SHORT_VALUE: Final = 100
-"""Maximum bytes of a value for which the length of its attribute is surely a one-byte varint."""
+"""Size, in bytes, up to which a value's attribute certainly has a one-byte length."""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 
@@ -29,12 +29,12 @@ def _field(tag: bytes, token: Token) -> bytes:
 
 
 def message_field(tag: bytes, body: bytes) -> bytes:
-    """Encode a length-delimited field. Returns nothing if its body is empty."""
+    """Encode a length-delimited field; returns no bytes if its body is empty."""
     return delimited(tag, body) if body else b""
 
 
 def text_field(tag: bytes, text: str) -> bytes:
-    """Encode a string field with lone surrogates escaped. Returns nothing if it is empty."""
+    """Encode a string field with lone surrogates escaped; returns no bytes for an empty string."""
     return message_field(tag, escape_surrogates(text).encode())
 
 
@@ -63,7 +63,7 @@ def key_value(attribute: KeyValue) -> bytes:
 def _string(text: str) -> bytes:
     """Encode an entry of ``string_table``.
 
-    It is cached, since most strings recur in the next window.
+    The encoding is cached, since most strings recur in the next window.
     """
     return delimited(b"\x2a", text.encode())
 

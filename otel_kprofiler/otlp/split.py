@@ -248,7 +248,7 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 def _divide(message: Any, parts: int) -> list[Any]:
     """Returns messages with about equal numbers of samples.
 
-    Returns none if there is a single timestamp.
+    Returns an empty list if there is a single timestamp.
     """
     spread_accounts(message)
     divided = _divide_samples(message, parts)

@@ -14,9 +14,9 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
-"""Maximum number of characters for all maps, bytes and nested lists of a message."""
+"""Maximum characters of the text created from a message's maps, bytes and nested lists."""
 MAX_DEPTH: Final = 64
-"""Maximum nesting of lists and maps."""
+"""Maximum nesting depth of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 
 
@@ -46,7 +46,7 @@ class Values:
         return scalar
 
     def read_all(self, attributes: Any) -> Iterator[tuple[str, AttributeValue]]:
-        """Returns the keys and values of resource or scope attributes, inline or by reference."""
+        """Yields keys and values of resource or scope attributes, given inline or by reference."""
         for attribute in attributes:
             yield self._key(attribute), self.read(attribute.value)
 
@@ -91,7 +91,7 @@ class Values:
 
 
 def as_text(value: AttributeValue) -> str:
-    """Returns a value as a string; empty for a list."""
+    """Returns a value as a string; an empty string for a list."""
     if isinstance(value, str):
         return value
     return "" if isinstance(value, tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Converts waits to OTLP attributes and back: sample attributes, and totals of each resource."""
+"""Converts waits, and the wait totals of resources, to OTLP attributes and back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
 
 
 def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
-    """Returns the attributes of each profile of a resource's waits.
+    """Returns a resource's wait totals as attributes of its profiles.
 
     Returns no attributes if the waits were not counted.
     """

@@ -35,7 +35,7 @@ _high_varint: Final = lru_cache(maxsize=1024)(varint)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint, and return its value and end. Drops bits above the 64th, as decoders do.
+    """Decode a varint; returns value and end. Drops bits above the 64th, as other decoders do.
 
     Raises:
         ValueError: the varint is truncated, or longer than 10 bytes.
@@ -58,10 +58,10 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and content of each field. Varints are numbers, and all other types are bytes.
+    """Yields the number and value of each field: a varint as ``int``, all other types as bytes.
 
     Raises:
-        ValueError: the message is truncated, or a wire type is unknown or a group.
+        ValueError: the message is truncated, or contains a group or an unknown wire type.
     """
     at, end = 0, len(message)
     while at < end:

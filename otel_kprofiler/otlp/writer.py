@@ -34,7 +34,7 @@ class KeyValue(NamedTuple):
 class ProfileTypes(NamedTuple):
     """The string tokens of a profile's sample type and period type.
 
-    Without a period, the latter are empty.
+    The tokens of the period type are empty if the profile has no period.
     """
 
     sample_type: Token
@@ -52,7 +52,7 @@ class Writer(Protocol):
 
     form: Form
     separator: bytes
-    """Separator of tokens in an array."""
+    """The separator between tokens in an array."""
     first_tokens: tuple[Token, ...]
     """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
@@ -78,7 +78,7 @@ class Writer(Protocol):
     ) -> bytes:
         """Returns an entry of the location table. A line is a function's token and a line number.
 
-        The attributes are from :meth:`location_attributes`.
+        ``attributes`` is a result of :meth:`location_attributes`.
         """
         ...
 
@@ -87,7 +87,7 @@ class Writer(Protocol):
         ...
 
     def location_attributes(self, attributes: bytes) -> bytes:
-        """Returns the attributes of locations, from their tokens."""
+        """Returns the attributes of a location, given as tokens."""
         ...
 
     def function(self, name: Token, system_name: Token, file: Token, start_line: int) -> bytes:
@@ -111,7 +111,7 @@ class Writer(Protocol):
         ...
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """Returns the fields of a sample before its timestamps: its identity."""
+        """Returns the fields that identify a sample: all those before its timestamps."""
         ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
@@ -135,23 +135,23 @@ class Writer(Protocol):
         ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns fields that all profiles of a kind share, around the samples."""
+        """Returns the fields around the samples, which all profiles of a kind share."""
         ...
 
     def profile(
         self, envelope: Envelope, samples: bytes, profile_id: bytes, attributes: bytes
     ) -> bytes:
-        """Returns one profile with these attributes."""
+        """Returns one profile with the given attributes."""
         ...
 
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns a ScopeProfiles around its profiles; attributes are from :meth:`key_value`."""
+        """Returns a ScopeProfiles without profiles; ``attributes`` come from :meth:`key_value`."""
         ...
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """Returns a ResourceProfiles around its ScopeProfiles."""
+        """Returns a ResourceProfiles without its ScopeProfiles."""
         ...
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
@@ -159,5 +159,5 @@ class Writer(Protocol):
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """Returns the whole request; the tables omit their zero entries."""
+        """Returns the whole request. ``tables`` do not include the zero entries."""
         ...

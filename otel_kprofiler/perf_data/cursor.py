@@ -16,8 +16,8 @@ class Cursor:
 
     Args:
         data: the data; not copied.
-        start: first byte.
-        end: end of the range, exclusive.
+        start: the position of the first byte.
+        end: the end of the range, exclusive.
     """
 
     __slots__ = ("data", "end", "position")
@@ -57,12 +57,12 @@ class Cursor:
         return int(number)
 
     def take(self, count: int) -> bytes:
-        """Reads a number of bytes."""
+        """Reads the given number of bytes."""
         position = self.skip(count)
         return self.data[position : position + count]
 
     def name(self) -> bytes:
-        """Reads a string up to its NUL, or to the end."""
+        """Reads a string up to its NUL, or up to the end of the range."""
         return self.take(self.left).partition(b"\0")[0]
 
     def string(self) -> bytes:

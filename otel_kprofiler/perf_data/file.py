@@ -1,7 +1,7 @@
-"""The container: header, sections, features and records of a ``perf.data`` file.
+"""Reads the container format of ``perf.data`` files: header, sections, features and records.
 
-The format is described by ``tools/perf/Documentation/perf.data-file-format.txt`` of Linux; names in
-capital letters are those of ``tools/perf/util/header.h`` and ``include/uapi/linux/perf_event.h``.
+The format is described in Linux's ``tools/perf/Documentation/perf.data-file-format.txt``. Names in
+capital letters come from ``tools/perf/util/header.h`` and ``include/uapi/linux/perf_event.h``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class EventAttr(NamedTuple):
     """An event that was sampled (``struct perf_event_attr``).
 
     Attributes:
-        type: kind of event, such as ``PERF_TYPE_SOFTWARE``.
-        config: number of the event within its kind.
-        sample_type: fields of its samples (``PERF_SAMPLE_*``).
-        read_format: fields of its counts (``PERF_FORMAT_*``).
-        period: events from one sample to the next; 1 if each sample has its own period.
-        has_ids: whether other records end with fields of ``sample_type`` (``sample_id_all``).
+        type: the type of event, such as ``PERF_TYPE_SOFTWARE``.
+        config: the event's number within its type.
+        sample_type: the fields in the event's samples (``PERF_SAMPLE_*``).
+        read_format: the fields in the event's counts (``PERF_FORMAT_*``).
+        period: the number of events between two samples; 1 if each sample has its own period.
+        has_ids: whether records other than samples end with fields of ``sample_type``
+            (``sample_id_all``).
     """
 
     type: int
@@ -57,7 +58,7 @@ class EventAttr(NamedTuple):
 
 
 class RawRecord(NamedTuple):
-    """A record's type and ``misc`` bits, and the place of its content in the file."""
+    """A record's type and ``misc`` bits, and the position of its content in the file."""
 
     type: int
     misc: int
@@ -67,16 +68,16 @@ class RawRecord(NamedTuple):
 
 @dataclass(slots=True)
 class PerfFile:
-    """The contents of a file besides its records.
+    """The contents of a ``perf.data`` file other than its records.
 
     Attributes:
-        attrs: sampled events, in order.
-        attr_by_id: index in ``attrs`` by event id.
-        names: name of an event by index.
-        build_ids: build ids in hexadecimal, by path.
-        hostname: empty if unknown.
-        os_release: release of the kernel, empty if unknown.
-        clock_offset_ns: Unix time minus the time of the records; None if unknown.
+        attrs: the sampled events, in file order.
+        attr_by_id: the indices of events in ``attrs``, by event id.
+        names: the events' names, by index in ``attrs``.
+        build_ids: the build ids in hexadecimal, by path.
+        hostname: the name of the recorded host; empty if unknown.
+        os_release: the release of the recorded kernel; empty if unknown.
+        clock_offset_ns: Unix time minus the time on the records' clock; None if unknown.
     """
 
     attrs: list[EventAttr] = field(default_factory=list)
@@ -89,16 +90,16 @@ class PerfFile:
 
 
 class Reader:
-    """Reads a file in either form: seekable, or written to a pipe (``perf record -o -``).
+    """Reads a ``perf.data`` file, either seekable or written to a pipe (``perf record -o -``).
 
     Args:
         data: the whole file.
 
     Attributes:
         data: the whole file.
-        file: contents besides the records; in the form for pipes, complete only after all records
-            are read.
-        problem: why records are missing at the end; empty if they are complete.
+        file: the contents other than the records. If the file was written to a pipe, they are
+            complete only after all records have been read.
+        problem: why data is missing or damaged; empty if the file is intact.
 
     Raises:
         PayloadError: the file is not supported, or its header is damaged.
@@ -127,7 +128,7 @@ class Reader:
         cursor.skip(_SECTION_BYTES)
         flags = int.from_bytes(cursor.take(_FEATURES // 8), "little")
         self._start, self._end = start, start + nbytes
-        if nbytes == 0:  # perf completes the header when it ends
+        if nbytes == 0:  # perf completes the header when it exits
             self.problem, self._end = "perf record was killed", len(self.data)
         elif self._end > len(self.data):
             self.problem, self._end = "the file is truncated", len(self.data)
@@ -142,7 +143,7 @@ class Reader:
             self._read_features(flags)
 
     def _read_features(self, flags: int) -> None:
-        """Reads the features after the records, from a table with a section for each flag."""
+        """Reads the sections of the features in ``flags``; their table follows the records."""
         present = [number for number in range(_FEATURES) if flags >> number & 1]
         table = Cursor(self.data, self._end, len(self.data))
         for number in present:

@@ -1,4 +1,4 @@
-"""Names code of recordings by build id, from files and the kernel of this host."""
+"""Names the code in a recording by build id, using the files and kernel of this host."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from otel_kprofiler.symbols import (
 
 
 class Names(Protocol):
-    """Finds names of code."""
+    """Finds the names of code addresses."""
 
     def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
         """Returns the frame at an offset in a file; None if no file here has the build id."""
 
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
-        """Returns the frame of kernel code; None if this host does not have its symbols.
+        """Returns the frame at a kernel address; None if this host does not have the symbols.
 
         Args:
             module: the kernel, or one of its modules, with its base on the recorded host.

@@ -1,4 +1,4 @@
-"""Processes of a recording: names, programs, and what was mapped at each time."""
+"""Tracks the processes of a recording: their names, programs and mappings over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otel_kprofiler.model import Resource, Stack
 from otel_kprofiler.perf_data.records import Comm, FileMapping, Fork
 
 _MAX_COPIED: Final = 10_000_000
-"""Maximum mappings copied for forked processes; each takes 16 bytes."""
+"""Maximum number of mappings copied for forked processes; each takes 16 bytes."""
 
 
 class AddressSpace:
@@ -26,7 +26,7 @@ class AddressSpace:
         self._is_shared = False
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping in place of any that it overlaps; returns how many were copied."""
+        """Adds a mapping, replacing what it overlaps; returns how many mappings were copied."""
         copied = len(self._starts) if self._is_shared else 0
         if self._is_shared:
             self._mappings, self._starts = self._mappings[:], self._starts[:]
@@ -69,13 +69,13 @@ class Process:
     """A process, from one execve(2) to the next.
 
     Attributes:
-        pid: process id.
+        pid: the process id.
         space: the current mappings.
         left: the mappings from before execve(2), kept until the new program runs, because samples
             during execve(2) still have the registers of the calling program.
-        program: path of the program, empty if unknown, as for kernel threads.
-        resource: created with its first sample.
-        stacks: resolved stacks by callchain, valid until a mapping is added.
+        program: the path of the program; empty if unknown, as for kernel threads.
+        resource: the process's Resource; None until its first sample.
+        stacks: the resolved stacks, by mode and callchain; cleared when a mapping is added.
     """
 
     pid: int
@@ -106,7 +106,7 @@ class Process:
 
 
 class Processes:
-    """All processes, as of the records added so far."""
+    """The processes of a recording, after the records that have been added so far."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Process] = {}
@@ -121,10 +121,10 @@ class Processes:
         """
         self._copied += self.process(mapping.pid).add(mapping)
         if self._copied > _MAX_COPIED:
-            raise PayloadError(f"its forked processes map more than {_MAX_COPIED:,} files")
+            raise PayloadError(f"forked processes have more than {_MAX_COPIED:,} mappings")
 
     def process(self, pid: int) -> Process:
-        """Returns the current process with an id."""
+        """Returns the process that has an id at this point of the recording."""
         process = self._processes.get(pid)
         if process is None:
             process = self._processes[pid] = Process(pid)

@@ -34,13 +34,13 @@ class Sample(NamedTuple):
     """A sample, as recorded.
 
     Attributes:
-        time_ns: time by the recording's clock; :data:`NO_TIME` if not recorded.
-        event: index of the sampled event.
-        pid: process id; 0 for the idle task.
-        tid: thread id.
-        cpu: logical CPU, 0 if not recorded.
-        period: number of events that the sample stands for.
-        mode: ``PERF_RECORD_MISC_CPUMODE``: whether kernel or user code was sampled.
+        time_ns: the time on the recording's clock; :data:`NO_TIME` if not recorded.
+        event: the index of the sampled event.
+        pid: the process id; 0 for the idle task.
+        tid: the thread id.
+        cpu: the logical CPU; 0 if not recorded.
+        period: the number of events that the sample represents.
+        mode: whether kernel or user code was sampled (``PERF_RECORD_MISC_CPUMODE``).
         chain: the callchain as 64-bit words with ``PERF_CONTEXT_*`` marks; without a callchain, the
             address of the sampled instruction.
     """
@@ -68,7 +68,7 @@ class FileMapping(NamedTuple):
 
 
 class Comm(NamedTuple):
-    """A new thread name; ``is_exec`` if the process executed a program."""
+    """A new thread name; ``is_exec`` is set if the process executed a program."""
 
     time_ns: int
     pid: int
@@ -97,7 +97,7 @@ class Ksymbol(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The number of lost records; only of lost samples if ``is_samples`` is set."""
+    """The number of lost records, or of lost samples if ``is_samples`` is set."""
 
     time_ns: int
     event: int
@@ -116,12 +116,12 @@ _BY_TIME: Final = attrgetter("time_ns")
 
 
 def read_records(reader: Reader) -> list[Record]:
-    """Returns the records by time; records with equal times, or with none, stay in file order.
+    """Returns the records, sorted by time; records with equal or no times stay in file order.
 
-    Damaged records are not returned; the reader's ``problem`` mentions them.
+    Skips damaged records, and reports them in the reader's ``problem``.
 
     Raises:
-        PayloadError: the records are compressed, or samples have no layout.
+        PayloadError: the records are compressed, or a record written by perf itself is damaged.
     """
     decoder = _Decoder(reader)
     records: list[Record] = []
@@ -142,7 +142,7 @@ class _Decoder:
         self._data = reader.data
 
     def decode(self, raw: RawRecord) -> Iterator[Record]:
-        """Yields the record; nothing if it is irrelevant."""
+        """Yields the decoded record; nothing if it is irrelevant."""
         cursor = Cursor(self._data, raw.start, raw.end)
         if raw.type == SAMPLE:
             yield self._sample(raw, cursor)
@@ -169,7 +169,7 @@ class _Decoder:
             yield Throttle(time_ns)
 
     def _trailer(self, cursor: Cursor) -> tuple[int, int]:
-        """Returns time and event at the end of a record, and excludes them from the cursor."""
+        """Returns the time and event index from a record's end, and cuts them off the cursor."""
         attrs = self._reader.file.attrs
         if not attrs or not attrs[0].has_ids:
             return NO_TIME, 0
@@ -219,7 +219,7 @@ class _Decoder:
 
 
 def _word(cursor: Cursor, index: int) -> int:
-    """Returns a 64-bit word ahead, without advancing."""
+    """Returns the 64-bit word ``index`` words ahead, without advancing."""
     return Cursor(cursor.data, cursor.position + 8 * index, cursor.end).u64()
 
 
@@ -233,7 +233,7 @@ def _skip_counts(attr: EventAttr, cursor: Cursor) -> None:
 
 
 def _mapping(raw: RawRecord, cursor: Cursor, time_ns: int) -> Iterator[FileMapping]:
-    """Yields the mapping, if it is executable."""
+    """Yields the mapping if it is executable or belongs to the kernel."""
     pid, _, start, length, offset = (
         cursor.u32(), cursor.u32(), cursor.u64(), cursor.u64(), cursor.u64(),
     )  # fmt: skip

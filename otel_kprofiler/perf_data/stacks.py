@@ -45,8 +45,8 @@ class Stacks:
     """Resolves callchains to stacks.
 
     Args:
-        build_ids: build id by path.
-        names: finds names.
+        build_ids: the files' build ids, by path.
+        names: finds the names of code addresses.
     """
 
     def __init__(self, build_ids: dict[bytes, str], names: Names) -> None:
@@ -58,9 +58,9 @@ class Stacks:
         self._frames: dict[tuple[FileMapping, int], Frame] = {}
 
     def map_kernel(self, mapping: FileMapping) -> None:
-        """Adds the kernel, or a module."""
+        """Adds the mapping of the kernel, or of a module."""
         if mapping.path.startswith(_KERNEL_IMAGE):
-            # The offset is the address of the symbol after the name, _text.
+            # The path ends with the name of a symbol, _text; the offset is its address.
             base = mapping.offset or mapping.start
             mapping = mapping._replace(offset=0, start=min(base, mapping.start))
         self._kernel.add(mapping)
@@ -161,6 +161,6 @@ class Stacks:
 
 
 def _module_name(path: bytes) -> str:
-    """Returns the name of a module: ``[ext4]``, or a path such as ``…/ext4.ko.xz``."""
+    """Returns a module's name, given as ``[ext4]`` or as a path such as ``…/ext4.ko.xz``."""
     name = decode_name(path).strip("[]").rpartition("/")[2].partition(".ko")[0]
     return name.replace("-", "_")

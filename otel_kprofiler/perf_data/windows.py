@@ -44,7 +44,7 @@ from otel_kprofiler.text import decode_name, describe_count
 _SOFTWARE: Final = 1  # PERF_TYPE_SOFTWARE
 _CLOCKS: Final = (0, 1)  # PERF_COUNT_SW_CPU_CLOCK, _TASK_CLOCK
 _MODIFIERS: Final = re.compile(r":[ukhHGIpPSDWeb]+$")
-"""Suffix for events that perf limits to a mode, or samples precisely (man perf-list)."""
+"""The modifiers of an event, such as ``:u`` for user mode (see perf-list(1))."""
 _IDLE: Final = "swapper"
 
 _Group = tuple[Process, Stack, int, str, int]
@@ -52,13 +52,13 @@ _Group = tuple[Process, Stack, int, str, int]
 
 @dataclass(slots=True)
 class _Event:
-    """Samples of an event, in order of time."""
+    """The samples of an event, sorted by time."""
 
     times: dict[_Group, list[int]] = field(default_factory=dict)
     values: dict[_Group, list[int]] = field(default_factory=dict)
     periods: Counter[int] = field(default_factory=Counter)
     lost: Counter[bool] = field(default_factory=Counter)
-    """Lost samples (True), and lost records of any type (False)."""
+    """The numbers of lost samples (key True) and of lost records of any type (False)."""
 
 
 def read_perf_data(
@@ -67,7 +67,7 @@ def read_perf_data(
     notify: Callable[[str], None],
     names: Names | None = None,
 ) -> list[Window]:
-    """Reads a recording by ``perf record``, either seekable or written to a pipe.
+    """Reads a recording made by ``perf record``, either seekable or written to a pipe.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples; every other event is a
     separate kind, whose values are numbers of events. Frames are symbolized if this host has the
@@ -75,10 +75,10 @@ def read_perf_data(
 
     Args:
         data: the whole file.
-        written_unix_ns: when the file was written. This is taken as the time of the last record,
-            unless the file states its clock (``perf record -k``).
+        written_unix_ns: when the file was written. The last record is assumed to be from this time,
+            unless the file specifies its clock (``perf record -k``).
         notify: called with a sentence about missing data.
-        names: finds names; by default on this host.
+        names: finds the names of code addresses; by default, in the files of this host.
 
     Returns:
         One window.
@@ -119,7 +119,7 @@ class _Recording:
         )
 
     def add(self, record: object) -> None:
-        """Adds a record; records are added in order of time."""
+        """Adds a record. Records must be added in time order."""
         match record:
             case Sample():
                 self._add_sample(record)
@@ -184,7 +184,7 @@ class _Recording:
             )
 
     def window(self, offset_ns: int) -> Window:
-        """Returns all samples; times are converted to Unix time by an offset."""
+        """Returns all samples as a window. Adding ``offset_ns`` to their times gives Unix time."""
         profiles: dict[ProfileKind, Profile] = {}
         for index, event in enumerate(self.events):
             if event.times:
@@ -219,7 +219,7 @@ class _Recording:
         return Profile(kind, period, resources, taken, {LossCause.RING_FULL: lost} if lost else {})
 
     def _kind(self, index: int, event: _Event) -> tuple[ProfileKind, int]:
-        """Returns the kind of an event's samples, and their period if it is a time."""
+        """Returns an event's profile kind and period; 0 if the samples have separate values."""
         attr = self._file.attrs[index]
         if _is_clock(attr):
             if len(event.periods) == 1 and index == self._first_clock:
@@ -230,7 +230,7 @@ class _Recording:
         return ProfileKind(name, name, "count"), 0
 
     def _name(self, index: int, attr: EventAttr) -> str:
-        """Returns an event's name, in our spelling; with modifiers if another event shares it."""
+        """Returns an event's name, with ``_`` for ``-``, and with modifiers if it is ambiguous."""
         full = [self._file.names.get(at, f"event {at}") for at in range(len(self._file.attrs))]
         short = [_MODIFIERS.sub("", name) for name in full]
         name = full[index] if short.count(short[index]) > 1 else short[index]

@@ -1,6 +1,6 @@
-"""The path of samples through gate and windows, composed for this host or for a recording.
+"""Takes samples through the gate into windows, on this host or from a recording.
 
-Names are loaded on first use: the process that reads the configuration needs only schedules.
+Other names are imported on first use: reading the configuration requires only schedules.
 """
 
 from __future__ import annotations

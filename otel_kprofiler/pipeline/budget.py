@@ -1,4 +1,4 @@
-"""Limits how much time of the thread that handles all samples each process may use."""
+"""Limits each process's share of the time of the thread that handles all samples."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ SHARE: Final = 0.1
 """A process's long-term share of the thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
 """Long-term share of all young processes of a user in a cgroup, after a burst of one second. The
-user's older processes there have the same share, after a burst of five seconds."""
+user's older processes in the cgroup have the same share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process."""
 ROOT_CGROUP_ID: Final = 1
-"""Inode of the cgroup v2 root. With cgroup v1 only, it contains all processes, so its older
-processes form no group: all services of a user would share a budget."""
+"""Inode of the cgroup v2 root. With only cgroup v1, it contains all processes. Its older processes
+form no group, because all services of a user would otherwise share a budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
-"""Burst of older processes; enough for all processes running when the agent starts."""
+"""Burst of a group of older processes; enough for all processes that run when the agent starts."""
 GROUP_NS: Final = 50_000
-"""Deferred cost of a group of equal samples, which arises when its window is closed and encoded."""
+"""Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
-"""Deferred cost of a group per byte of thread context, if above ``GROUP_NS``: its attributes."""
+"""Cost of a group per byte of thread context; charged instead of ``GROUP_NS`` if higher."""
 MAX_PROCESSES: Final = 4096
-"""Maximum processes and groups whose costs are remembered."""
+"""Maximum number of processes, and of groups, whose costs are remembered."""
 COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
 
@@ -47,11 +47,12 @@ KeyT = TypeVar("KeyT")
 class ProcessBudgets:
     """Resolves samples, and charges each process for new work.
 
-    New things cost the most: a program to identify, a stack to resolve, a group of samples unlike
-    all others in the window. A process that constantly changes its thread names, stacks, code or
-    programs can make each sample new. It is charged for the wall-clock time that its samples take,
-    so the budget effectively shrinks where CPU time is scarce. The samples of a process above its
-    budget become coarser, so that other processes' samples do not wait for them.
+    The most expensive work is identifying a new program, resolving a new stack, and adding a group
+    of samples unlike all others in the window. A process that constantly changes its thread names,
+    stacks, code or programs can cause such work with every sample. Processes are charged for the
+    wall-clock time that their samples take, so budgets effectively shrink where CPU time is scarce.
+    The samples of a process above its budget become coarser, so that other processes' samples do
+    not wait for them.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
     parent gains nothing by forking children, each of which starts with a budget. Young processes
@@ -63,14 +64,14 @@ class ProcessBudgets:
         stacks: resolves stacks.
         resources: finds the Resource of a process.
         is_limiting: whether processes have budgets.
-        now_ns: a steady clock, in nanoseconds.
+        now_ns: returns the time of a steady clock, in nanoseconds.
 
     Attributes:
-        coarse: number of samples so far, by what was coarsened: ``resource`` (the process's
-            previous program is reported, or new processes share a Resource), ``stack`` (user sides
-            have no frames and the status ``over_budget``), ``group`` (the thread has the
-            executable's name, and the process's id or 0 if the Resource is shared; no span or
-            labels).
+        coarse: the number of samples coarsened so far, by what was coarsened. ``resource``: the
+            process's previous program is reported, or new processes share a Resource. ``stack``:
+            user sides have no frames, and the status ``over_budget``. ``group``: the thread has the
+            executable's name, the process's id (0 if the Resource is shared), and no span or
+            labels.
     """
 
     def __init__(
@@ -107,13 +108,13 @@ class ProcessBudgets:
         return stack, resource
 
     def identify(self, samples: Iterable[RawSample]) -> None:
-        """Find the Resources of samples' processes while these are still running."""
+        """Find the Resources of samples' processes while the processes are still running."""
         for sample in samples:
             if self._resources.find(sample) is None:
                 self._identify(sample)
 
     def _identify(self, sample: RawSample) -> Resource:
-        """Returns the Resource of a sample's process, or that of its previous program."""
+        """Returns the Resource of a sample's process; a coarser one if its budget is spent."""
         began_ns = self._now_ns()
         shares = self._get_shares(sample) if self._is_limiting else ()
         if _is_spent(shares, began_ns):

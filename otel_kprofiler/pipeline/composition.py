@@ -72,10 +72,10 @@ def open_symbols(
 
     Args:
         access: reads files of the host.
-        event_sink: receives changes of symbols, for recordings.
+        event_sink: receives symbol changes, for recordings.
         inherited: in a forked child, the parent's symbols. Reading them again could take seconds
             in a busy service, because each read releases the GIL.
-        ring_bytes: ring size per CPU for BPF program records; see ``KsymbolWatch``.
+        ring_bytes: the size of each CPU's ring for BPF program records; see ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
     ksymbols = _open_ksymbols(access, event_sink, since_ns, ring_bytes)
@@ -94,15 +94,15 @@ def open_resources(
     on_new: Callable[[ProcessKey, Resource], None] | None = None,
     service_sources: Sequence[str] = (),
 ) -> ProcessResources:
-    """Opens the Resources of all processes of this host, including published attributes.
+    """Opens the Resources of this host's processes, including published attributes.
 
     Args:
         access: reads files of the host.
         clock: reads the host's clocks.
-        attributes: configured resource attributes; they override detected ones.
+        attributes: the configured resource attributes, which override detected ones.
         on_new: called with each new process and its Resource, and when the Resource changes.
-        service_sources: where to find names of services that publish none, from ``SERVICE_SOURCES``
-            of :mod:`otel_kprofiler.processes`.
+        service_sources: where to find the names of services that do not publish one: values in
+            ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(
@@ -131,7 +131,7 @@ def open_live(
     loader: str = "auto",
     options: PipelineOptions = PipelineOptions(),
 ) -> Pipeline[EbpfSampler]:
-    """Opens a pipeline that samples this host; loads no BPF program before it is started.
+    """Opens a pipeline that samples this host; loads no BPF program until the pipeline starts.
 
     Args:
         config: what to sample; interrupt ranges are filled in from the kernel's symbols.
@@ -143,11 +143,11 @@ def open_live(
         symbolizer: from :func:`open_symbols`; closed like ``resources``.
         user_names: names user frames, for example a :class:`SymbolLoader`; closed like
             ``resources``.
-        resolvers: resolvers for sides other than the kernel's. They replace the resolver that reads
-            the files of user code; closed like ``resources``.
+        resolvers: resolvers for sides other than the kernel's, used in place of the default ones;
+            closed like ``resources``.
         raw_sink: receives the raw records of each drain.
         replaced_sink: receives symbolized native frames that Python frames may replace.
-        loader: library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
+        loader: the library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
         options: further options of the pipeline.
 
     Raises:
@@ -215,7 +215,7 @@ def change_attributes(
     attributes: Attributes,
     service_sources: Sequence[str] = (),
 ) -> None:
-    """Change the settings of Resources that :func:`open_resources` returned."""
+    """Change the settings with which :func:`open_resources` opened a pipeline's Resources."""
     pipeline.resources.rebase({**read_host_attributes(access), **attributes}, service_sources)
 
 
@@ -267,7 +267,7 @@ def replay(
         recording: the recording to replay.
         schedule: the window lengths.
         sink: receives each closed window.
-        whole_sink: receives all samples again at the end, in a single window.
+        whole_sink: receives all samples once more at the end, in a single window.
         resolvers: resolvers for sides other than the kernel's; closed with the pipeline.
 
     Raises:
@@ -275,7 +275,7 @@ def replay(
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})
-    except DAMAGED as error:  # only the recording was read
+    except DAMAGED as error:  # the recording is the only input
         raise KProfilerError(f"the recording is damaged: {error!r}") from error
 
 

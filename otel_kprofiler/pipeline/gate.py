@@ -28,15 +28,15 @@ class EventTimeGate:
     """Holds samples back and releases them in time order. Belongs to one thread.
 
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
-    sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive after that
-    count towards the window open at that time.
+    sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive even later
+    count towards the window that is then open.
 
     Args:
-        max_wait_ns: maximum wait for symbol streams, in nanoseconds.
-        max_stall_ns: maximum wait for older samples, in nanoseconds.
+        max_wait_ns: the maximum wait for symbol streams, in nanoseconds.
+        max_stall_ns: the maximum wait for older samples, in nanoseconds.
 
     Attributes:
-        counts: number of waiting samples by kind.
+        counts: the number of waiting samples, by kind.
     """
 
     def __init__(self, max_wait_ns: int = MAX_WAIT_NS, max_stall_ns: int = 10_000_000_000) -> None:

@@ -8,7 +8,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.sampling import Sampler
 
 SETTLE_S: Final = 0.005
-"""Delay until all samples taken before an instant can be drained."""
+"""Delay, in seconds, after which all samples taken before an instant can be drained."""
 
 
 class WaitTimes(NamedTuple):
@@ -32,8 +32,8 @@ def wait_for_samples(sampler: Sampler, clock: Clock, end_ns: int, times: WaitTim
     Args:
         sampler: takes the samples; its ``wake`` ends the wait.
         clock: reads boottime.
-        end_ns: boottime at which the window ends; the wait ends just after it.
-        times: limits of the wait.
+        end_ns: the boottime at which the window ends; the wait ends just after it.
+        times: the limits of the wait.
     """
 
     def limit_s(wait_s: float) -> float:

@@ -17,7 +17,7 @@ OF_OTHERS: Final = tuple(_BY_CAPABILITY)
 
 
 def describe_sampling(config: SamplerConfig) -> str:
-    """Describes rates and stack sides: ``19 samples per second on each, kernel stacks``."""
+    """Describes rates and stack sides, as in ``19 samples per second on each, kernel stacks``."""
     return ", ".join(_describe_kinds(config))
 
 
@@ -35,11 +35,11 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
 def describe_left_out(
     config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
 ) -> str:
-    """Lists missing parts of samples with reasons, after ``; left out:``; empty if none.
+    """Returns ``; left out:`` with the missing parts and reasons; empty if nothing is missing.
 
     Args:
         config: what is sampled.
-        user_symbols: value of the setting with this name.
+        user_symbols: the value of the ``user_symbols`` setting.
         missing: capabilities in :data:`OF_OTHERS` that this process lacks, if it samples other
             users' processes.
     """

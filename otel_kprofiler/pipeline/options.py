@@ -1,4 +1,4 @@
-"""Options of a pipeline, besides its main path."""
+"""Defines the optional settings of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Options of a :class:`Pipeline`.
+    """The optional settings of a :class:`Pipeline`.
 
     ``grain`` and ``leaves_out_self_profiled`` may be replaced while the pipeline runs.
 
     Attributes:
-        whole_sink: receives all samples again at the end, in a single window.
+        whole_sink: receives all samples once more at the end, in a single window.
         exporters: returns each exporter's account; called from any thread.
         pause: called repeatedly during long work, to let other threads run or report progress.
-        on_drained: receives the samples of each drain, before they wait for their symbols.
+        on_drained: receives the samples from each drain, before the samples wait for their symbols.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
-        grain: the unit that has a separate Resource; Resources are merged when a window closes.
-        leaves_out_self_profiled: exclude on-CPU samples of processes that sample themselves from
-            windows, and count them as lost.
-        limits_processes: coarsen the samples of processes that exceed their budget.
+        grain: the unit that each Resource describes; Resources are merged when a window closes.
+        leaves_out_self_profiled: whether to exclude on-CPU samples of processes that sample
+            themselves from windows, and count the samples as lost.
+        limits_processes: whether to coarsen the samples of processes that exceed their budget.
     """
 
     whole_sink: Callable[[Window], None] | None = None

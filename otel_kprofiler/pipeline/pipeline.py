@@ -8,8 +8,8 @@
 
 One thread calls :meth:`Pipeline.step` repeatedly. Samples are drained, held at the gate until every
 symbol stream has passed their timestamp, resolved with the symbols at that timestamp, and collected
-into the window that contains it. Once its end has passed in event time, a window is closed and
-passed to the sink.
+into the window that contains it. Once a window's end has passed in event time, the window is closed
+and passed to the sink.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from otel_kprofiler.stopping import stop_within
 from otel_kprofiler.symbols import StackResolver
 
 _SETTLE_TRIES: Final = 40
-"""Polls for pending symbol events after stop."""
+"""Maximum number of polls for pending symbol events after a stop."""
 _FINISH_S: Final = 20.0
-"""Maximum wait for symbols still being read after stop."""
+"""Maximum wait, in seconds, for symbols that are still being read after a stop."""
 _END_OF_TIME_NS: Final = 2**63
 _FEW: Final = 3
-"""After a drain with at most this many samples, the next step waits for the first sample."""
+"""Number of samples in a drain up to which the next step waits for the first sample."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)
@@ -76,7 +76,7 @@ class Pipeline(Generic[SamplerT]):
     """Drives a sampler. Belongs to one thread, except for :meth:`wake` and :meth:`account`.
 
     Args:
-        sampler: source of samples; started and closed by the pipeline.
+        sampler: the source of samples; started and closed by the pipeline.
         stacks: resolves stacks; closed with the pipeline.
         resources: finds the Resource of a process; closed with the pipeline.
         schedule: the window lengths.
@@ -84,9 +84,9 @@ class Pipeline(Generic[SamplerT]):
         clock: reads boottime and converts it to Unix time.
         options: further options of the pipeline.
         python: registers the processes that run CPython; closed with the pipeline.
-        on_started: called once the sampler has started, before it is drained.
+        on_started: called once the sampler has started, before the first drain.
         find_causes: whether to determine the causes of waits.
-        scheduler_rvas: RVAs of the kernel functions in which threads wait.
+        scheduler_rvas: the RVAs of the kernel functions in which threads wait.
 
     Attributes:
         options: the argument; ``grain`` and ``leaves_out_self_profiled`` may be changed at any
@@ -172,7 +172,7 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
-        """End a window when the sampler's settings changed; apply its period and a new schedule."""
+        """End the window at a boottime, and apply a new schedule and the sampler's new period."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(
@@ -183,7 +183,7 @@ class Pipeline(Generic[SamplerT]):
         The wait ends with the window, so that the window closes without delay. If the previous step
         had few samples, the wait starts with the first sample, which is awaited for up to
         ``idle_s``. If both ``longest_s`` and ``idle_s`` exceed the timeout, samples may wait
-        longer: a step may then only identify new processes, and takes longer if there are none.
+        longer: a step may then only identify new processes, and waits longer while there are none.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -253,7 +253,7 @@ class Pipeline(Generic[SamplerT]):
     def account(self) -> Account:
         """Returns the account of all samples at the last drain, as of one instant. Thread-safe.
 
-        While a window is being passed to the sink, returns the account as of just before.
+        While the sink is being called with a window, returns the account from before the call.
         """
         with self._lock:
             return self._handing_over or self._count()
@@ -300,7 +300,7 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add samples from before a time; returns False if interrupted by a stop.
+        """Resolve and add the samples before a time; returns False if interrupted by a stop.
 
         A full window ends before the next sample; the remaining samples wait for the next window.
         """
@@ -417,7 +417,7 @@ class Pipeline(Generic[SamplerT]):
         reported: Mapping[str, SamplerCounts],
         waits: Mapping[Resource, WaitTotals],
     ) -> WindowCounts:
-        """Returns the counts since ``reported``, the counts at the end of the previous window."""
+        """Returns a window's counts; ``reported`` are the totals at the end of the previous one."""
         counts = self._counts[kind]
         earlier = reported.get(kind, SamplerCounts(0, {}, 0, {}))
         lost = Counter(counts.lost) - Counter(earlier.lost)
@@ -436,7 +436,7 @@ class Pipeline(Generic[SamplerT]):
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _add_left_out(self, kind: str, lost: Losses) -> Losses:
-        """Adds samples excluded from windows so far to the losses of a kind."""
+        """Adds a kind's samples that were excluded from windows so far to its losses."""
         count = self._left_out[kind]
         return {**lost, LossCause.SELF_PROFILED: count} if count else lost
 

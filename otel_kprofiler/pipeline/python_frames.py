@@ -1,4 +1,4 @@
-"""Selects the processes whose Python frames are read, and explains why other frames are not."""
+"""Selects the processes whose Python frames are read, and reports why others are not."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 class PythonFrames:
     """Registers the CPython processes that a sampler samples.
 
-    If the sampler samples only this process, this interpreter is verified, and no other process is
-    examined. Otherwise, a thread follows processes as they come and go. :meth:`describe` is
+    If the sampler samples only this process, its interpreter is verified, and no other process is
+    examined. Otherwise, a thread follows processes as they start and exit. :meth:`describe` is
     thread-safe; the other methods belong to the pipeline's thread.
 
     Args:
@@ -89,10 +89,10 @@ class PythonFrames:
     def describe(self) -> dict[str, object]:
         """Returns state and counts as plain values for JSON.
 
-        ``problem`` says why there are no Python frames, and is otherwise empty. ``stacks`` counts
-        Python stacks and code-object descriptions, by outcome. If several processes are sampled,
-        there are also ``processes``, ``without_room``, ``refused`` (interpreters, by reason) and
-        ``refused_processes``.
+        ``problem`` is the reason why there are no Python frames, and is otherwise empty. ``stacks``
+        counts Python stacks and code-object descriptions, by outcome. If several processes are
+        sampled, there are also ``processes``, ``without_room``, ``refused`` (interpreters, by
+        reason) and ``refused_processes``.
         """
         state: dict[str, object] = {"problem": self._problem}
         if self._maps is not None:

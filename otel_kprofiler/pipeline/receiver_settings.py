@@ -52,7 +52,7 @@ def _off_cpu_config(receiver: Receiver) -> OffCpuConfig:
 
 
 def user_symbol_settings(receiver: Receiver) -> UserSymbolSettings:
-    """Returns the detail of user frames."""
+    """Returns the settings for symbolizing user frames."""
     return UserSymbolSettings(
         detail=receiver.user_symbols, max_bytes=receiver.max_user_symbol_megabytes << 20
     )
@@ -74,7 +74,7 @@ def resource_attributes(receiver: Receiver) -> dict[str, AttributeValue]:
 
 
 def resource_grain(receiver: Receiver) -> Grain:
-    """Returns the unit for which separate Resources are reported."""
+    """Returns the unit that each reported Resource describes."""
     return Grain(receiver.resources)
 
 
@@ -88,5 +88,5 @@ def target_groups(receiver: Receiver) -> Groups:
 
 
 def service_sources(receiver: Receiver) -> tuple[str, ...]:
-    """Returns the sources of names for services that publish none."""
+    """Returns the sources of names for services that do not publish one."""
     return tuple(receiver.service_name.sources)

@@ -34,7 +34,7 @@ from otel_kprofiler.text import decode_name, describe_count
 
 _PASSES: Final = 40
 _WAIT_S: Final = 0.02
-"""Pause between two passes, while unwind tables are loaded."""
+"""Pause between two passes, in seconds, while unwind tables are being loaded."""
 _MOST_WAIT_S: Final = 1.0
 _NAMES_S: Final = 5.0
 """Time limit, in seconds, on reading the names of user functions."""
@@ -46,19 +46,20 @@ _PENDING: Final = next(s for s, end in TRUNCATED_STACKS.items() if end is StackE
 class ThreadDumper:
     """Dumps the threads of the processes in ``config.target_pids``. Belongs to one thread.
 
-    The constructor loads the program, and the unwind tables and interpreters of the processes.
+    The constructor loads the BPF program and the processes' unwind tables, and finds their
+    interpreters.
 
     Args:
-        config: target processes, and the sides and depth limits of stacks.
+        config: the target processes, and the sides and depth limits of stacks.
         access: reads files of the host.
         clock: reads the host's clocks.
         symbolizer: the kernel's symbols; closed with the dumper.
-        resources: identifies the processes, and decodes their contexts; closed with the dumper.
+        resources: identifies the processes, and decodes thread contexts; closed with the dumper.
         user_names: names user frames; closed with the dumper.
 
     Raises:
         DependencyError: libbpf is missing.
-        HostError: the kernel refuses the program or lacks a feature.
+        HostError: the kernel refuses the BPF program or lacks a feature.
         SamplerError: the verifier rejects the program.
     """
 
@@ -112,7 +113,7 @@ class ThreadDumper:
         Processes that have exited are absent.
 
         Raises:
-            OSError: the kernel rejected the call.
+            OSError: the kernel refused to run the BPF iterator.
         """
         reading = self._read()
         now_ns = max((row.time_ns for row in reading.rows), default=0)
@@ -175,7 +176,7 @@ class ThreadDumper:
         if self._looks_for_contexts:
             self._looks_for_contexts = False
             by_process = {sample.process: sample for sample in reading.samples.values()}
-            # Registers the processes that publish contexts of threads.
+            # Registers the processes that publish thread contexts.
             self._resources.renew([self._resources.get(sample) for sample in by_process.values()])
             reading = self._read_stacks()
         return reading
@@ -245,7 +246,8 @@ def compare_dumps(
 ) -> list[ProcessState]:
     """Returns the second dump, in which threads that have moved since the first are marked.
 
-    A thread has not moved if it has the same stack and no context switch since the first dump.
+    A thread has not moved if it has the same stack and has had no context switch since the first
+    dump.
     """
     earlier = {
         (process.tgid, thread.tid): thread for process in first for thread in process.threads

@@ -44,23 +44,23 @@ from otel_kprofiler.pipeline.budget import COARSE_LABELS, ProcessBudgets, name_c
 from otel_kprofiler.text import decode_name
 
 DRAIN_INTERVAL_S: Final = 0.25
-"""Interval between drains of the ring; the kernel wakes the thread earlier if the ring fills up."""
+"""Interval between drains, in seconds; the kernel wakes the thread earlier if the ring fills up."""
 LONGEST_DRAIN_INTERVAL_S: Final = 1.0
-"""Interval between drains of the agent's ring while no new process is sampled.
+"""Interval, in seconds, between drains of the agent's ring while no new process is sampled.
 
-A larger batch costs less per sample, because caches are cold after each wait.
+Caches are cold after each wait, so samples cost less if a drain has many of them.
 """
 IDLE_S: Final = 5.0
-"""Maximum interval between drains while no samples arrive."""
+"""Maximum interval, in seconds, between drains while no samples arrive."""
 FIRST_WINDOW_NS: Final = 100_000_000
 """Length of the first window, except in recordings to a file."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
-"""State, flags (ended, block I/O, throttled), and the waker's process, thread and name."""
+"""A wait's state, flags (ended, block I/O, throttled), and its waker's process, thread and name."""
 
 
 class _Context(NamedTuple):
-    """A thread context; the process may publish its attribute names until the window closes."""
+    """A thread context; the process may publish the attributes' names until the window closes."""
 
     process: ProcessKey
     encoded: bytes
@@ -70,20 +70,20 @@ _Key = tuple[
     Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | LockWait | None
 ]
 _Group = dict[_Key, list[int]]
-"""Alternating times and values of equal samples."""
+"""The alternating times and values of a group of equal samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSchedule:
-    """The length of windows.
+    """The lengths of windows.
 
     Attributes:
-        interval_ns: length of a window.
-        jitter: fraction, 0 to 1, by which each window's length varies at random, so that hosts do
-            not report at the same time.
-        first_ns: length of the first window, short so that data arrives soon; doubles while windows
-            are empty.
-        max_samples: number of samples at which a window ends early; None for no limit.
+        interval_ns: the length of a window, in nanoseconds.
+        jitter: the fraction (0 to 1) by which each window's length varies at random, so that hosts
+            do not report at the same time.
+        first_ns: the length of the first window, which is short so that data arrives soon. It
+            doubles while windows are empty.
+        max_samples: the number of samples at which a window ends early; None for no limit.
     """
 
     interval_ns: int
@@ -105,12 +105,13 @@ class WindowCounts:
     """Sample counts of one profile kind, determined when a window closes.
 
     Attributes:
-        taken: samples that the kernel program took in this window.
-        lost: taken samples that were lost, by cause.
-        totals: cumulative counts of the stream, including this window.
-        threshold_ns: minimum duration at which every wait is sampled; 0 for kinds other than waits.
-        waits: off-CPU time in this window by Resource; empty for kinds other than waits.
-        locks: waits for locks in this window; empty for other kinds.
+        taken: the samples that the BPF program took in this window.
+        lost: the taken samples that were lost, by cause.
+        totals: the cumulative counts of the stream, including this window.
+        threshold_ns: the duration, in nanoseconds, from which every wait is sampled; 0 for kinds
+            other than waits.
+        waits: the off-CPU time in this window, by Resource; empty for kinds other than waits.
+        locks: the totals of lock waits in this window; empty for kinds other than lock waits.
     """
 
     taken: int = 0
@@ -127,7 +128,7 @@ class ContextDecoder(Protocol):
     def __call__(
         self, key: ProcessKey, context: bytes, link: SpanLink | None
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Returns the link with the name of the local root, and the other attributes."""
+        """Returns the link, with the local root's name, and the other attributes as labels."""
 
 
 class WindowBuilder:
@@ -136,18 +137,18 @@ class WindowBuilder:
     Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread.
 
     Args:
-        clock: converts boottime to Unix time, with the offset at the time of closing.
+        clock: converts boottime to Unix time, with the offset at the time when a window closes.
         schedule: the window lengths.
-        start_boot_ns: start of the first window.
-        period_ns: sampling period on each CPU, for kinds that have a period.
-        kinds: kinds of samples that may be added, in the order of their profiles.
+        start_boot_ns: the start of the first window, in boottime.
+        period_ns: the sampling period on each CPU, for kinds that have a period.
+        kinds: the kinds of samples that may be added, in the order of their profiles.
         random_unit: returns random numbers in [0, 1), for jitter.
         pause: called repeatedly while a window is closed, to let other threads run.
         find_labels: returns the labels for a label-set number; without it, samples have no labels.
         decode_context: returns the attributes of a thread context when the window closes; without
             it, samples have no context attributes.
         find_causes: whether to determine the causes of waits.
-        scheduler_rvas: RVAs of the kernel functions in which threads wait; see :class:`WaitStacks`.
+        scheduler_rvas: the RVAs of kernel functions in which threads wait; see :class:`WaitStacks`.
         budgets: limits the sample groups of each process; None for no limit.
     """
 
@@ -177,7 +178,7 @@ class WindowBuilder:
         self._random_unit = random_unit
         self._pause = pause
         self._is_first = True  # no window with samples has been closed
-        self._limit_ns = schedule.first_ns  # maximum window length until then
+        self._limit_ns = schedule.first_ns  # maximum window length until one with samples closes
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self._all_kinds = tuple(kinds)
@@ -185,9 +186,9 @@ class WindowBuilder:
         self._open(start_boot_ns)
 
     def change(self, at_boot_ns: int, schedule: WindowSchedule, period_ns: int) -> None:
-        """End a window at a boottime, and apply a new schedule and period from then on.
+        """End a window at the given boottime, and apply a new schedule and period from then on.
 
-        The time must not be before the previous change or any sample added.
+        The boottime must not precede the previous change or any added sample.
         """
         self._changes.append((at_boot_ns, schedule, period_ns))
         self.end_boot_ns = max(min(self.end_boot_ns, at_boot_ns), self.start_boot_ns)
@@ -255,8 +256,9 @@ class WindowBuilder:
         """Close the window and open the next one.
 
         Args:
-            end_boot_ns: end of the window; None for the scheduled end.
-            counts: counts by kind; each kind has a profile in the window, even without samples.
+            end_boot_ns: the end of the window; None for the scheduled end.
+            counts: the counts by kind; each of these kinds has a profile in the window, even
+                without samples.
             resolve_again: called once for each stack with unresolved frames that may now be
                 resolvable.
             renew: returns replacements for Resources that have changed since they were first seen.
@@ -358,12 +360,12 @@ class WindowBuilder:
                     cause_stack = resolved if self._find_causes else None
                     wait = waits[resolved, key] = _window_wait(cause_stack, key)
             if key or cuts_all:
-                resolved = ends.cut(resolved)  # the cause of a wait is in the truncated part
+                resolved = ends.cut(resolved)  # the cause of a wait is in the part that is cut off
             of_span, its_labels = self._decode(link, labels)
             if isinstance(key, LockWait):
                 its_labels = tuple(sorted((*its_labels, *_lock_labels(key))))
             fields = (resolved, tid, name, cpu, of_span, times, values, its_labels, wait)
-            samples.append(new(WindowSample, fields))  # takes a third of the time of WindowSample()
+            samples.append(new(WindowSample, fields))  # three times as fast as WindowSample()
         return samples
 
     def _decode(
@@ -399,7 +401,7 @@ def _wait_key(wait: Wait | LockWait) -> _WaitKey | LockWait:
 
 
 def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
-    """Returns the details of waits, without a cause if there is no stack."""
+    """Returns the details of a wait, without a cause if there is no stack."""
     state, is_ended, in_iowait, is_throttled, waker = key
     cause = None
     if stack is not None:

@@ -1,4 +1,4 @@
-"""Tracks what processes publish about themselves: process contexts and the environment.
+"""Tracks what processes publish about themselves, in process contexts and the environment.
 
 Published attributes are unverified claims by the process.
 """
@@ -38,7 +38,7 @@ from otel_kprofiler.text import decode_name
 MAX_VALUES: Final = 128
 """Maximum number of values used from a context, including list items."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.", "systemd.")
-"""Prefixes of attributes about where a process runs, which are never accepted from the process."""
+"""Prefixes of the names of attributes that are never accepted from the process itself."""
 _FIRST_LOOK_S: Final = 0.5
 _BATCH_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 0.1
@@ -55,9 +55,9 @@ class Claims(NamedTuple):
     """The attributes that a process publishes about itself.
 
     Attributes:
-        published: attributes from the process context.
-        environment: attributes from the environment, unless the context names the service, and the
-            program run by an interpreter.
+        published: the process context; None if there is none.
+        environment: the service attributes from the environment (none if the context names the
+            service), and the program that an interpreter runs.
     """
 
     published: Published | None
@@ -80,7 +80,7 @@ class Claims(NamedTuple):
 
 
 def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
-    """Returns at most :data:`MAX_VALUES` attribute values to use, none of them ``RESERVED``."""
+    """Returns the attributes to use: none ``RESERVED``, and at most :data:`MAX_VALUES` values."""
     claims: dict[str, AttributeValue] = {}
     left = MAX_VALUES
     for key, value in resource.items():
@@ -100,9 +100,9 @@ class ProcessContexts:
 
     Args:
         files: reads files of the host.
-        first_look_s: delay from :meth:`expect` to the first read, which skips processes that
-            exit earlier.
-        answer_timeout_s: how long :meth:`look` waits for results.
+        first_look_s: the delay, in seconds, from :meth:`expect` to the first read. Processes that
+            exit earlier are not read.
+        answer_timeout_s: how long :meth:`look` waits for results, in seconds.
 
     Attributes:
         unread: counts the processes whose contexts could not be read.
@@ -124,7 +124,7 @@ class ProcessContexts:
         self._expected: deque[tuple[float, ProcessKey]] = deque(maxlen=_CAPACITY)
         self._asked: deque[ProcessKey] = deque()
         self._stack_starts: OrderedDict[ProcessKey, int] = OrderedDict()
-        self._gone: set[ProcessKey] = set()  # exited since the last look()
+        self._gone: set[ProcessKey] = set()  # exited since the last call of look()
         self._changed = threading.Condition()
         self._busy = False
         self._late = False
@@ -148,9 +148,9 @@ class ProcessContexts:
         """Schedule the first read of a newly sampled process.
 
         Args:
-            key: identity of the process.
-            stack_start: stack start of the sampled program, as in :class:`RawSample`; once the
-                process executes another program, it counts as exited. 0 disables the check.
+            key: the identity of the process.
+            stack_start: the start of the sampled program's stack, as in :class:`RawSample`. Once
+                the process executes another program, it counts as exited. 0 disables this check.
         """
         if not key.tgid or key.start_time_ns is None:
             return
@@ -162,7 +162,7 @@ class ProcessContexts:
                 if len(self._stack_starts) > _CAPACITY:
                     self._stack_starts.popitem(last=False)
             self._expected.append((time.monotonic() + self._first_look_s, key))
-            if len(self._expected) == 1:  # otherwise the thread will wake up anyway
+            if len(self._expected) == 1:  # otherwise, the thread will wake up anyway
                 self._changed.notify_all()
 
     def _start(self) -> bool:
@@ -177,7 +177,7 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns the current claims of these processes, or their last claims before they exited.
+        """Returns the processes' current claims, or their last claims if they have exited.
 
         Forgets processes that have exited.
         """
@@ -222,7 +222,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read a process, unless its thread hangs in a file system."""
+        """Read a process's claims. May hang, so it runs in a separate thread."""
         claims = None
         try:
             claims = self._read_claims(key)
@@ -267,7 +267,7 @@ class ProcessContexts:
                     self._busy = True
                     return keys
                 wait_s = self._expected[0][0] - now if self._expected else None
-                # Processes start in bursts: a wakeup serves all processes that are due.
+                # Processes start in bursts, so one wakeup reads all processes that are due.
                 self._changed.wait(wait_s and max(wait_s, _BATCH_S))
         return []
 
@@ -280,7 +280,7 @@ class ProcessContexts:
         try:
             published = self._read_context(key, last_published)
         except PermissionError:
-            published = None  # reading the environment needs fewer privileges
+            published = None  # reading the environment requires less
             self.unread.deny(key)
         if last_claims and published and published is last_published:
             return last_claims
@@ -301,14 +301,14 @@ class ProcessContexts:
     def _read_executable(self, pid: int) -> str:
         try:
             link = self._files.read_link(f"/proc/{pid}/exe")
-        except OSError:  # not permitted; executed scripts have names without it
+        except OSError:  # not permitted: fall back to the name of the main thread
             stat = read_stat(self._files, pid)
             return decode_name(stat.name) if stat else ""
         return link.removesuffix(" (deleted)").rpartition("/")[2]
 
     def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
         with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The open descriptor is bound to one process: check that it is the sampled process.
+            # The open descriptor is bound to a process: check that this is the sampled process.
             stat = self._check(key)
             published = find_context(self._files, key.tgid, memory, last)
             if self._threads:
@@ -324,7 +324,7 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Return a process's ``/proc/PID/stat`` data.
+        """Returns a process's ``/proc/PID/stat`` data, after checking its identity.
 
         Raises:
             ProcessLookupError: the pid belongs to another process, or the process runs another

@@ -1,10 +1,10 @@
-"""Locates the labels of goroutines in a process, by the version of its Go runtime.
+"""Locates the labels of goroutines in a process, depending on the version of its Go runtime.
 
-A Go program has a note with its build id, a block with its version (debug/buildinfo) in writable
-data, and ``g``, the current goroutine, in thread-local storage: at offset -8 from the thread
-pointer in static programs, otherwise as ``runtime.tlsg``, the program's only thread-local variable.
-Layouts follow runtime/runtime2.go for 64-bit processors, from the DWARF information of each
-version's first and last release.
+A Go program has a note with its build id, and a block with its version (debug/buildinfo) in
+writable data. Its thread-local storage contains ``g``, a pointer to the current goroutine: in
+static programs at offset -8 from the thread pointer, and otherwise in ``runtime.tlsg``, the
+program's only thread-local variable. The layouts are those of runtime/runtime2.go for 64-bit
+processors, taken from the DWARF information of each version's first and last release.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYOUTS: Final = {
     "1.25": (_SLICE, GoOffsets(48, 184, 344)),
     "1.26": (_SLICE, GoOffsets(48, 184, 352)),
 }
-"""The kind of labels, and the offsets, by Go minor version."""
+"""The kind of labels and the offsets of struct fields, by Go minor version."""
 _STATIC_G: Final = -8
 _POINTER_BYTES: Final = 8
 _NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of the build id (cmd/internal/buildid)
@@ -32,13 +32,13 @@ _MAX_NOTE_BYTES: Final = 4096
 _MAGIC: Final = b"\xff Go buildinf:"
 _ALIGNMENT: Final = 16
 _FLAGS_AT, _VERSION_AT, _INLINE = 15, 32, 2
-_MAX_VERSION: Final = 127  # a varint of one byte
+_MAX_VERSION: Final = 127  # fits into a one-byte varint
 _CHUNK_BYTES: Final = 1 << 18
 _MAX_DATA_BYTES: Final = 64 << 20
 
 
 class UnsupportedGoError(Exception):
-    """Raised for a Go program whose labels cannot be located. The message says why."""
+    """Raised for a Go program whose labels cannot be located. The message gives the reason."""
 
 
 def find_goroutines(
@@ -50,11 +50,11 @@ def find_goroutines(
 
     Args:
         read: returns bytes of the process's memory at a runtime address.
-        objects: files loaded by the process.
-        headers_at: address of the executable's program headers.
+        objects: the files loaded by the process.
+        headers_at: the address of the executable's program headers.
 
     Raises:
-        UnsupportedGoError: version or thread-local storage is not supported.
+        UnsupportedGoError: the Go version or the thread-local storage is not supported.
         OSError: the memory cannot be read.
     """
     for loaded in objects:
@@ -96,7 +96,7 @@ def _is_release(version: str, minor: str) -> bool:
 
 
 def _read_version(read: Read, elf: LoadedElf) -> str:
-    """Reads the version of the compiler from writable data; empty if there is none."""
+    """Reads the compiler's version from writable data; returns an empty string if absent."""
     for start, size in elf.writable:
         end = start + min(size, _MAX_DATA_BYTES)
         for at in range(start, end, _CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Merges the Resources of several processes before encoding, by grain."""
+"""Merges the Resources of several processes before encoding, as coarsely as configured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXECUTABLE: Final = "process.executable."
 _EXECUTABLE_NAME: Final = "process.executable.name"
 _EXECUTABLE_PATH: Final = "process.executable.path"
 _NUMBERED: Final = re.compile(r"[/:].*", re.DOTALL)
-"""Variable suffix of kernel thread names, as in ``kworker/0:1H``."""
+"""The variable suffix of kernel thread names, as in ``kworker/0:1H``."""
 
 
 class Grain(enum.Enum):
@@ -49,11 +49,11 @@ class Grain(enum.Enum):
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """Returns a process's attributes that its Resource keeps.
+        """Returns those of a process's attributes that its Resource keeps.
 
         Args:
             attributes: the process's OpenTelemetry resource attributes.
-            common: names of the attributes that all Resources have.
+            common: the names of the attributes that all Resources have.
         """
         prefixes, names = _KEPT[self]
         selected = {
@@ -75,18 +75,18 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     Grain.SERVICE: ((), _SERVICE),
     Grain.HOST: ((), ()),
 }
-"""Prefixes and names of attributes."""
+"""The prefixes and names of the attributes that a Resource keeps, by grain."""
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Returns the window with Resources of this grain. The samples are unchanged.
+    """Returns the window with its Resources merged to a grain. The samples are unchanged.
 
-    The Resources of a profile then have distinct attributes.
+    No two Resources of a profile then have equal attributes.
 
     Args:
         window: a window with a Resource for each process.
-        grain: which attributes distinguish Resources.
-        common: names of the attributes that all Resources have.
+        grain: the grain, which determines the attributes that distinguish Resources.
+        common: the names of the attributes that all Resources have.
     """
     if grain is Grain.PROCESS:
         return window

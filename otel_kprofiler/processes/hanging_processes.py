@@ -1,4 +1,4 @@
-"""Calls functions that read processes, without waiting for those whose memory hangs."""
+"""Calls functions that read processes, without waiting for processes whose memory hangs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ read.
 class HangingProcesses:
     """Abandons a thread for each hanging process, up to a limit.
 
-    Only one thread may use it. At the limit, processes are skipped, because one more hanging
-    process would block the caller.
+    Belongs to one thread. At the limit, processes are skipped, because one more hanging process
+    would block the caller.
 
     Args:
         files: reads files of the host.
-        name: name of the threads.
-        patience_s: limit on a storage wait, in seconds; see :class:`PatientCalls`.
+        name: the name of the threads.
+        patience_s: the limit on a wait for storage, in seconds; see :class:`PatientCalls`.
     """
 
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:
         self._files = files
         self._calls = PatientCalls(name, patience_s)
-        self._users: dict[ProcessKey, int | None] = {}  # owners of processes that hang
+        self._users: dict[ProcessKey, int | None] = {}  # owners of hanging processes
 
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
         """Call a function that reads a process.
 
         Returns:
-            Whether the function was called. If not, the process hangs, or too many other processes
-            hang.
+            Whether the function was called. It is not called if the process hangs, or if too many
+            other processes do.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)
@@ -51,5 +51,5 @@ class HangingProcesses:
         return True
 
     def stop(self) -> list[threading.Thread]:
-        """Let all threads end. Returns the threads, so that the caller can join them."""
+        """Make all threads exit. Returns the threads, so that the caller can join them."""
         return self._calls.stop()

@@ -1,4 +1,4 @@
-"""Finds the names of the users that processes run as."""
+"""Finds the names of the users who own processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MOST: Final = 4096
 class Owners:
     """Finds user names by id in the host's ``/etc/passwd``; not thread-safe.
 
-    In a container, ``/etc/passwd`` belongs to the image. In that case, only process 1's file is
-    used, which requires the right to trace process 1. Other sources of names, such as LDAP, may
+    In a container, ``/etc/passwd`` belongs to the image. In that case, only the file of process 1
+    is used, which requires permission to trace process 1. Other sources of names, such as LDAP, may
     block and are not queried.
 
     Args:
         files: reads files of the host.
-        monotonic: the clock, in seconds.
+        monotonic: returns the time of a steady clock, in seconds.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class Owners:
         self._path: str | None = None
 
     def find(self, uid: int) -> str:
-        """Returns a user's name; empty if it cannot be read. Cached for a minute."""
+        """Returns a user's name; empty if it cannot be read. Names are cached for a minute."""
         now = self._monotonic()
         if now >= self._forget_at or len(self._names) >= _MOST:
             self._names.clear()
@@ -61,7 +61,7 @@ class Owners:
 
 
 def parse_user_name(passwd: bytes, uid: int) -> str:
-    """Returns the first name with this user id in passwd(5); empty if there is none."""
+    """Returns the first name with a user id in a passwd(5) file; empty if there is none."""
     match = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
     return decode_name(match[1]) if match else ""
 

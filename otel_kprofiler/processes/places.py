@@ -24,7 +24,7 @@ from otel_kprofiler.otlp import UNIT, USER_UNIT
 from otel_kprofiler.text import escape_surrogates
 
 _NAMES: Final = ("container.name", "k8s.container.name", "k8s.pod.name", "k8s.namespace.name")
-"""Attribute names of the fields of :class:`ContainerNames`."""
+"""The attribute names for the fields of :class:`ContainerNames`."""
 _MOST: Final = 4096
 _WALK_SHARE: Final = 200
 _SHORTEST_WALK_S: Final = 1.0
@@ -35,7 +35,7 @@ class Places:
 
     Args:
         files: reads files of the host.
-        monotonic: the clock, in seconds.
+        monotonic: returns the time of a steady clock, in seconds.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -49,11 +49,11 @@ class Places:
         self._own: OwnContainer | None = None
 
     def read(self, pid: int, cgroup_id: int = 0) -> dict[str, AttributeValue]:
-        """Returns the attributes of a running process.
+        """Returns the container, pod and unit of a running process, as attributes.
 
         Args:
-            pid: id of the process.
-            cgroup_id: cgroup v2 id in its sample; 0 if unknown.
+            pid: the id of the process.
+            cgroup_id: the cgroup v2 id in the process's sample; 0 if unknown.
 
         Raises:
             OSError: the process has exited.
@@ -65,11 +65,11 @@ class Places:
         return self._describe(names, pid)
 
     def find(self, cgroup_id: int) -> dict[str, AttributeValue]:
-        """Returns the attributes of an exited process from its cgroup v2 id."""
+        """Returns the attributes of an exited process, derived from its cgroup v2 id."""
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns the known names of the container in these attributes.
+        """Returns those names of the attributes' container that are known so far.
 
         Container runtimes and the kubelet write the names while the container starts.
         """
@@ -77,7 +77,7 @@ class Places:
         return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
-        """Complete a path relative to this process's cgroup namespace."""
+        """Complete the names for a path that is relative to this process's cgroup namespace."""
         if not names.container:
             inner = parse_cgroup_path(self._find_path(cgroup_id))
             if any(inner):
@@ -85,7 +85,7 @@ class Places:
             if path and not path.startswith("/.."):
                 outer = self._find_own()
                 return CgroupNames(outer.id, outer.pod)
-        return names._replace(unit="", user_unit="")  # host or container systemd: unknown
+        return names._replace(unit="", user_unit="")  # may be units of the host or of a container
 
     def _find_own(self) -> OwnContainer:
         if self._own is None:
@@ -96,9 +96,9 @@ class Places:
         return self._own
 
     def _find_path(self, cgroup_id: int) -> str:
-        """Returns the path of a cgroup v2 by its id; empty if unknown.
+        """Returns the path of a cgroup v2, given its id; empty if unknown.
 
-        Walks all cgroups, using at most 0.5 % of a core.
+        Walks all cgroups, which uses at most 0.5 % of a core.
         """
         path, now = self._paths.get(cgroup_id), self._monotonic()
         if path is not None or not cgroup_id or now < self._walk_at:
@@ -145,9 +145,9 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Returns a container's name in its pod, from a mount made by the kubelet.
+        """Returns a container's name within its pod, from a mount made by the kubelet.
 
-        Processes can make such mounts, but not in another pod's cgroup.
+        A process can fake such a mount, but only for the pod of its cgroup.
         """
         try:
             container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))

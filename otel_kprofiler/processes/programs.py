@@ -18,19 +18,19 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_@+][\w.@+$/-]{0,127}", re.ASCII)
 _TITLE: Final = re.compile(rb"([A-Za-z][\w.-]{0,63}): ", re.ASCII)
 _MEMFD: Final = "memfd:"
 _NO_FILES: Final = (b"/dev/fd/", b"/proc/")
-"""Directories of scripts without a name, as for ``<(command)``."""
+"""Directories of scripts that have no name, such as those from ``<(command)``."""
 
 
 class _Options(NamedTuple):
     """The options of an interpreter.
 
     Attributes:
-        valued: options whose value is the next argument.
-        code: options for code instead of a script, or for no script.
-        module: options whose value is the program.
-        letters: single-letter options with a value, which may be combined.
-        code_letters: single-letter options with the meaning of ``code``, such as ``c`` in ``-c``,
-            which may be combined.
+        valued: the options whose value is the next argument.
+        code: the options that replace the script by code, or by nothing.
+        module: the options whose value is the program.
+        letters: the single-letter options with a value, which may be combined.
+        code_letters: the single-letter options with the meaning of ``code``, such as ``c`` in
+            ``-c``, which may be combined.
     """
 
     valued: frozenset[bytes] = frozenset()
@@ -70,16 +70,16 @@ _INTERPRETERS: Final = (
 
 
 def find_program(executable: str, arguments: Sequence[bytes]) -> str:
-    """Find the name of the program that an interpreter runs; empty if it is no interpreter.
+    """Returns the program that an interpreter runs; empty for other executables.
 
     Args:
-        executable: file name of the executable.
-        arguments: command line, from argv[0] on.
+        executable: the file name of the executable.
+        arguments: the command line, from argv[0] on.
 
     Returns:
         The name of the script (``manage.py``), ``-m`` and the module (``-m http.server``), the
-        class or the archive (``app.jar``); or for an executable without a name (memfd_create(2)),
-        the name in argv[0].
+        class, or the archive (``app.jar``). For an executable from memfd_create(2), the name in
+        argv[0].
     """
     if executable.startswith(_MEMFD):
         return _base_name(arguments[0]) if arguments else ""
@@ -102,13 +102,13 @@ def _find_options(executable: str) -> _Options | None:
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses an argument and its value; returns the program's name, or None if it follows."""
+    """Parses an argument and its value; returns the program, or None if it comes later."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
         return _read_option(word, rest, options)
     elif options is _JAVA and word.startswith(b"@"):
-        return None  # a file of arguments
+        return None  # a file with arguments
     return _find_file(word, options)
 
 
@@ -126,7 +126,7 @@ def _read_option(word: bytes, rest: list[bytes], options: _Options) -> str | Non
 
 
 def _read_letters(letters: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses single letters and their values; returns the program's name, or None if it follows."""
+    """Parses combined single-letter options; returns the program, or None if it comes later."""
     for at, letter in enumerate(letters, 1):
         if letter in options.code_letters:
             return ""
@@ -156,14 +156,14 @@ def _base_name(word: bytes) -> str:
 
 
 def read_program(files: HostFiles, pid: int, executable: str) -> str:
-    """Read the name of an interpreter's program (:func:`find_program`); empty if unknown.
+    """Returns the program that an interpreter runs (:func:`find_program`); empty if unknown.
 
-    If the executable is an interpreter, reads the process's memory, which can block.
+    If the executable is an interpreter, this reads the process's memory, which can block.
 
     Args:
         files: reads files of the host.
-        pid: id of the process.
-        executable: file name of the executable.
+        pid: the id of the process.
+        executable: the file name of the executable.
     """
     if not executable.startswith(_MEMFD) and _find_options(executable) is None:
         return ""

@@ -1,8 +1,8 @@
 """Reads the context that a process publishes about itself.
 
-Format and reading protocol: OTEP 4719 (oteps/profiles/4719-process-ctx.md of the OpenTelemetry
-specification), version 2. A mapping with a known name starts with a header of 32 bytes in the
-host's byte order::
+OTEP 4719 (oteps/profiles/4719-process-ctx.md in the OpenTelemetry specification) defines the
+format, version 2, and the reading protocol. A mapping with one of a few names starts with a header
+of 32 bytes in the host's byte order::
 
     0  signature "OTEL_CTX"    8  version (u32)      12  size of the payload (u32)
     16 published at (u64, boottime in ns, 0 while it changes)    24  address of the payload
@@ -34,9 +34,9 @@ class Published(NamedTuple):
     """A process context that has been read.
 
     Attributes:
-        address: address of the header in the publishing process.
-        published_at_ns: timestamp of the context, which changes with every update.
-        size: length of the payload in bytes.
+        address: the address of the header in the publishing process.
+        published_at_ns: the timestamp of the context, which changes with every update.
+        size: the length of the payload in bytes.
         context: the decoded payload.
     """
 
@@ -58,13 +58,13 @@ def parse_context_addresses(maps: bytes) -> list[int]:
 
 
 def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessContext | None:
-    """Read the context of a process; None if it has no readable context.
+    """Returns the context of a process; None if it has no readable context.
 
-    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which requires the right to trace the process
+    Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which requires permission to trace the process
     (the same user, or CAP_SYS_PTRACE). Never raises, regardless of what the process does.
 
     Args:
-        pid: id of the process.
+        pid: the id of the process.
         files: reads files of the host.
     """
     files = files or Access()
@@ -79,13 +79,13 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 def find_context(
     files: HostFiles, pid: int, memory: int, last: Published | None
 ) -> Published | None:
-    """Finds a context at its last address, or at a new one.
+    """Finds a process's context, at its last address or at a new one.
 
     Args:
         files: reads files of the host.
-        pid: id of the process.
-        memory: descriptor of its ``/proc/PID/mem``.
-        last: the context that was read last.
+        pid: the id of the process.
+        memory: a descriptor of the process's ``/proc/PID/mem``.
+        last: the context that was read last; None if there is none.
 
     Raises:
         OSError: the mappings cannot be read.

@@ -27,12 +27,13 @@ class Reading(NamedTuple):
 
 
 class ProcessReader:
-    """Reads processes' executable, owner, parent, container and unit. Not thread-safe.
+    """Reads the executable, owner, parent, container and unit of processes. Not thread-safe.
 
     Args:
         files: reads files of the host.
-        monotonic: the clock, in seconds.
-        reads_arguments: whether to read which programs interpreters run, which can block.
+        monotonic: returns the time of a steady clock, in seconds.
+        reads_arguments: whether to read from command lines which programs interpreters run. This
+            can block.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class ProcessReader:
         """Returns a process's attributes; None if it has exited or its pid was reused.
 
         Args:
-            key: identity of the process.
-            sample: a sample of the process; None to accept whatever program it runs.
+            key: the identity of the process.
+            sample: a sample of the process; None to accept any program that the process runs.
         """
         try:
             attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
@@ -83,15 +84,15 @@ class ProcessReader:
         return Reading(attributes, is_sure)
 
     def find(self, sample: RawSample) -> dict[str, AttributeValue]:
-        """Returns the attributes of an exited process from its cgroup v2 id."""
+        """Returns the attributes of an exited process, derived from its cgroup v2 id and user."""
         attributes = self._places.find(sample.cgroup_id)
         owner = sample.owner if sample.stack_start else None  # kernel threads have no owner
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
-        """Returns the attributes of the sampled program, if another process also ran it.
+        """Returns the attributes of the sampled program if they were read in another process.
 
-        A child runs the parent's program until it calls execve(2), often too briefly to be read.
+        A child runs its parent's program until it calls execve(2), often too briefly to be read.
         """
         comm, program = self._programs.get(_identify(sample), (b"", {}))
         return program if sample.tid != sample.tgid or sample.comm == comm else {}
@@ -100,12 +101,12 @@ class ProcessReader:
         """Returns the attributes of a process's user.
 
         Args:
-            uid: effective user id; None if unknown.
-            attributes: attributes of the process, with its container if it has any.
+            uid: the effective user id; None if unknown.
+            attributes: the process's attributes, including its container, if any.
         """
         if uid is None:
             return {}
-        # A container's user names come from its image; the host's would mislead.
+        # A container's user names come from its image; the host's name could be another user's.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 
@@ -133,12 +134,12 @@ class ProcessReader:
             self._programs.popitem(last=False)
 
     def name(self, attributes: Attributes) -> Mapping[str, AttributeValue]:
-        """Returns the names of the container in these attributes, if known by now."""
+        """Returns those names of the attributes' container that are known so far."""
         return self._places.name(attributes)
 
 
 def _identify(sample: RawSample) -> tuple[int, int]:
-    """Returns the identity of a sample's program, which forked children share."""
+    """Returns a sample's program identity, which forked children share with their parent."""
     return sample.exec_id, sample.stack_start
 
 
@@ -152,5 +153,5 @@ def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
 
 
 def group_kernel_thread(comm: str) -> str:
-    """Returns the common name of kernel threads: ``kworker`` for ``kworker/0:1``."""
+    """Returns the name of a group of kernel threads, such as ``kworker`` for ``kworker/0:1``."""
     return comm.partition("/")[0] or comm

@@ -1,4 +1,4 @@
-"""Finds the Resources of samples: process, host, and ``service.name``."""
+"""Finds the Resources of samples, which describe the process, host and service."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ SERVICE_SOURCES: Final = ("container", "unit", "executable")
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
-    """Returns a process's service name from the first available source; empty if none is available.
+    """Returns a process's service name from the first source that has a name; empty if none has.
 
     Args:
         attributes: the process's resource attributes.
-        sources: values in ``SERVICE_SOURCES``: ``container`` is the name in the pod, Docker or
-            podman; ``unit`` is the systemd service, preferably the user's; and ``executable`` is
-            the file name, or the purpose of a kernel thread in brackets.
+        sources: values in ``SERVICE_SOURCES``. ``container`` is the container's name in the pod,
+            Docker or podman. ``unit`` is the systemd service, preferably the user's. ``executable``
+            is the file name, or a kernel thread's name in brackets.
     """
     for source in sources:
         for key in _SOURCES[source]:
@@ -100,7 +100,7 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A process in a cgroup; ``own`` are its attributes except published attributes.
+    """A process in a cgroup; ``own`` contains its attributes, except for published ones.
 
     ``tried`` is the stack start of the last sample with an unknown program; None if the program is
     known.
@@ -116,27 +116,28 @@ class _Process:
 class ProcessResources:
     """Finds the Resource of each process, read from ``/proc`` when the process is first seen.
 
-    A process is a :class:`ProcessKey`, so a reused pid gets a new Resource, as does a process that
-    executes another program, drops its rights, or moves to another container. If a process exits or
-    executes another program before it can be read, its Resource is derived from its sample, and
-    from other processes that ran the same program. Not thread-safe; an LRU cache of ``capacity``
-    entries.
+    Processes are identified by :class:`ProcessKey`, so a reused pid gets a new Resource, as does a
+    process that executes another program, changes its user, or moves to another container. If a
+    process exits or executes another program before it can be read, its Resource is derived from
+    its sample, and from other processes that ran the same program. The Resources are kept in an LRU
+    cache of ``capacity`` entries. Not thread-safe.
 
     Args:
         files: reads files of the host.
         clock: used for ``process.creation.time``; its current offset is kept, so that creation
             times do not change when the clock is adjusted.
-        base: attributes of every Resource: the host's and the configured ones.
-        attributes_of: complete attributes of processes that are known in advance.
-        capacity: number of Resources kept, of about 1.5 kB each.
-        on_new: called with a process and its Resource when the process is first seen, and on
-            changes.
+        base: the attributes of every Resource: those of the host, and the configured ones.
+        attributes_of: the complete attributes of processes that need not be read.
+        capacity: the maximum number of Resources kept. Each takes about 1.5 kB.
+        on_new: called with a process and its Resource when the process is first seen, and when its
+            Resource changes.
         contexts: reads what processes publish about themselves (service.name, …); closed with this
             object. Configured and observed attributes take precedence.
-        service_sources: see :func:`find_service_name`; used for processes that publish no name.
+        service_sources: the sources for :func:`find_service_name`, used for processes that do not
+            publish a service name.
         reads_threads: whether :meth:`follow_threads` has an effect.
-        links_unsampled: whether to link samples of processes with a set Resource (:meth:`fix`) to
-            unsampled spans of their thread contexts.
+        links_unsampled: whether samples of processes whose Resource was set by :meth:`fix` are
+            linked to the spans in their thread contexts even if the spans are not sampled.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class ProcessResources:
         self._shared = SharedResources(self._reader, self._make_shared)
 
     def fix(self, pid: int, resource: Resource) -> None:
-        """Set the Resource of a process that outlives the profiler; its user may change."""
+        """Set the Resource of a process permanently, except for its user, which may change."""
         self._fixed[pid] = {None: resource}
 
     def describe(self, pid: int) -> Attributes:
@@ -212,12 +213,12 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the latest Resource of the sample's process, for any program; None if absent."""
+        """Returns the latest Resource of the sample's process, whatever its program; else None."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
     def get_shared(self, sample: RawSample) -> Resource:
-        """Returns the Resource of processes that are not read; see :class:`SharedResources`."""
+        """Returns a Resource that unread processes share; see :class:`SharedResources`."""
         return self._shared.get(sample)
 
     def _make_shared(self, attributes: Attributes) -> Resource:
@@ -230,10 +231,10 @@ class ProcessResources:
         return key, sample.cgroup_id
 
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
-        """Returns a process's Resource, even without a sample.
+        """Returns the Resource of a process, which need not have been sampled.
 
-        A key without program gets the latest Resource. Processes that exited without a Resource
-        share one, because there may be hundreds of them per second.
+        A key without a program gets the process's latest Resource. Processes that exit before they
+        have a Resource share a single one, because there may be hundreds of them per second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:
@@ -248,7 +249,7 @@ class ProcessResources:
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
             # /proc appends the current work: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
-        tid = tgid if comm or not tgid else 0  # 0: not the main thread, which names the process
+        tid = tgid if comm or not tgid else 0  # 0 if comm is not the process's name
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
         return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
 
@@ -259,7 +260,7 @@ class ProcessResources:
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
-        """Makes the Resource of a process newly seen in a cgroup."""
+        """Makes the Resource of a process that was first seen in a cgroup."""
         attributes = self._known.get(key)
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
@@ -291,7 +292,7 @@ class ProcessResources:
             self._contexts.expect(process.key, sample.stack_start)
 
     def _fix_owner(self, fixed: dict[int | None, Resource], owner: int | None) -> Resource:
-        """Updates the user in a fixed Resource, if the process has changed its user."""
+        """Returns the Resource set by :meth:`fix`, with the user updated if it has changed."""
         resource = fixed[None]
         last = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
         now = self._reader.describe_owner(owner, resource.attributes)
@@ -331,7 +332,7 @@ class ProcessResources:
         """Returns replacements for a window's Resources that have changed.
 
         A Resource changes when its process publishes, updates or removes a context, and when the
-        names of its container become known; a shared Resource also changes when its cgroup becomes
+        names of its container become known. A shared Resource also changes when its cgroup becomes
         known.
         """
         running = {
@@ -390,10 +391,10 @@ class ProcessResources:
     def decode_context(
         self, key: ProcessKey, context: bytes, link: SpanLink | None
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Decodes the attributes of a sample with a thread context, if their names are known.
+        """Decodes those attributes of a thread context in a sample whose names are known.
 
         Returns:
-            The link with the name of the local root, and the other attributes.
+            The link, with the local root's name, and the other attributes as labels.
         """
         if key.tgid in self._fixed and not (self._links_unsampled or context[1] & _SAMPLED):
             link = None
@@ -402,7 +403,7 @@ class ProcessResources:
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
-        """Recheck pids whose samples lack a start time."""
+        """Read the start times of pids again whose samples lack one."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:

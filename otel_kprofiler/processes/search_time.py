@@ -1,4 +1,4 @@
-"""Limits the time for a search by its cost, not by how busy the CPU is."""
+"""Limits the time that a search uses, regardless of how busy the CPU is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 class SearchTime:
     """The time that the calling thread may spend on a search; only this thread may use it.
 
-    Time during which the thread waits for a CPU does not count. Under ``cpu.max``, it is most of
-    the elapsed time, so a limit on elapsed time would end every search.
+    Time during which the thread waits for a CPU does not count. Under a low ``cpu.max``, most of
+    the elapsed time is such waiting, so a limit on elapsed time would end every search.
 
     Args:
-        cpu_s: limit on CPU time, in seconds.
-        blocked_s: limit on time blocked, such as in reads of memory on a slow file system, in
-            seconds.
-        now_s: a steady clock, in seconds.
-        cpu_clock_s: the thread's CPU clock, in seconds.
+        cpu_s: the limit on CPU time, in seconds.
+        blocked_s: the limit on blocked time, in seconds, as in reads of memory that is on a slow
+            file system.
+        now_s: returns the time of a steady clock, in seconds.
+        cpu_clock_s: returns the thread's CPU time, in seconds.
         read_delay_s: returns the time that the thread has waited for a CPU, in seconds.
     """
 
@@ -50,9 +50,9 @@ class SearchTime:
 
 
 def read_run_delay_s() -> float:
-    """Returns how long the calling thread has waited for a CPU, throttled time included.
+    """Returns how long the calling thread has waited for a CPU, including throttled time.
 
-    It is the second field of ``/proc/thread-self/schedstat``
+    The time, in seconds, is the second field of ``/proc/thread-self/schedstat``
     (Documentation/scheduler/sched-stats.rst), or 0 if the kernel does not measure it.
     """
     try:

@@ -1,8 +1,8 @@
 """Detects processes that profile themselves, so that no CPU time is counted twice.
 
-Such processes publish :data:`TARGET` in their process context. Any process can publish it, so the
-attribute counts only if the process holds BPF maps. Where unprivileged BPF is disabled, creating a
-map requires the rights to profile.
+Such processes publish :data:`TARGET` in their process context. Any process can publish this
+attribute, so it counts only if the process has open BPF maps. Where unprivileged BPF is disabled,
+creating a map requires the privileges of a profiler.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from otel_kprofiler.model import (
 )
 
 TARGET: Final = "otel_kprofiler.target"
-"""Attribute in our process contexts with what the process samples: ``self`` or more."""
+"""Attribute in process contexts: the target being sampled, which includes the process itself."""
 SELF_PROFILED: Final = "otel_kprofiler.self_profiled"
-"""Attribute in our Resources that is true if the process samples its own on-CPU time."""
+"""Attribute in Resources that is true if the process samples its own on-CPU time."""
 _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Returns whether a process publishes that it samples itself, and has the rights to sample.
+    """Returns whether a process publishes that it samples itself, and holds a BPF map.
 
     Args:
         files: reads files of the host.
-        pid: id of the process.
-        extra: attributes of the process context that are not part of the Resource.
+        pid: the id of the process.
+        extra: the attributes of the process context that are not part of the Resource.
 
     Raises:
         OSError: the process's descriptors cannot be read.
@@ -63,7 +63,7 @@ def leave_out_self_profiled(
 
     Args:
         window: a window with a Resource for each process.
-        others: Resources of processes that sampled themselves during part of the window.
+        others: further Resources, of processes that sampled themselves in part of the window.
 
     Returns:
         The window, and the number of excluded samples of each kind.

@@ -1,8 +1,8 @@
 """Reads service attributes from the environment of a process, as OpenTelemetry's SDKs do.
 
 See the specification, "Environment Variable Specification": ``OTEL_SERVICE_NAME`` takes precedence
-over ``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``, whose values are percent-encoded, and which
-is ignored as a whole if any part of it is malformed.
+over ``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``. The latter has percent-encoded values, and is
+ignored as a whole if any part of it is malformed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_VALUE_BYTES: Final = 16 * 1024
 _NAME: Final = b"OTEL_SERVICE_NAME="
 _ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
 _TAKEN: Final = ("service.", "deployment.")
-"""Prefixes of accepted attributes, none of which describes where a process runs."""
+"""Prefixes of the accepted attributes. None of these describes where a process runs."""
 
 
 def parse_environment(environ: bytes) -> dict[str, AttributeValue]:
@@ -59,8 +59,8 @@ def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
 def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
     """Reads service attributes from the initial environment of a process.
 
-    Reads the process's memory, which requires the right to trace it, and can block. The result is
-    empty if the memory is unreadable.
+    Reads the process's memory, which requires permission to trace the process, and can block. The
+    result is empty if the memory is unreadable.
     """
     try:
         return parse_environment(read_limited(files, f"/proc/{pid}/environ", _MAX_BYTES))

@@ -1,4 +1,4 @@
-"""Shares Resources between processes that are not read."""
+"""Shares Resources between processes whose attributes are not read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SHARED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A Resource and its attributes; ``located`` contains the attributes from cgroup and user."""
+    """A Resource and its attributes; ``located`` are those derived from the cgroup and user."""
 
     sample: RawSample
     program: Attributes
@@ -26,12 +26,12 @@ class _Shared:
 class SharedResources:
     """Keeps one Resource for all processes of a cgroup, user and program. Not thread-safe.
 
-    The program is known if the process was forked and its parent has been read. When there are
+    The program is known if the process was forked by a process that has been read. At
     :data:`MOST_SHARED` Resources, all are forgotten.
 
     Args:
-        reader: finds the attributes of a sample.
-        make: makes a Resource with these attributes and the common attributes.
+        reader: finds the attributes of a sample's process.
+        make: makes a Resource from the given attributes and the common ones.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:
@@ -42,7 +42,7 @@ class SharedResources:
         return len(self._shared)
 
     def get(self, sample: RawSample) -> Resource:
-        """Returns the Resource of a sample."""
+        """Returns the shared Resource of a sample's process."""
         owner = sample.owner if sample.stack_start else None
         program = self._reader.find_program(sample)
         path = program.get("process.executable.path")
@@ -64,7 +64,7 @@ class SharedResources:
             if shared.resource not in resources:
                 continue
             located = shared.located
-            if "container.id" in located:  # its cgroup may have been removed
+            if "container.id" in located:  # the cgroup may have been removed
                 located = {**self._reader.name(located), **located}
             else:
                 located = self._reader.find(shared.sample)

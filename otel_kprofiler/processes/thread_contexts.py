@@ -1,7 +1,7 @@
 """Tracks processes that publish thread contexts (OTEP 4947), and decodes the contexts.
 
 A process announces thread contexts in its process context: ``threadlocal.schema_version``, and
-``threadlocal.attribute_key_map``, a list of attribute names that the process may only append to.
+``threadlocal.attribute_key_map``, a list of attribute names to which the process may only append.
 The writer for Node.js may add offsets within its objects (:func:`find_variable`).
 """
 
@@ -54,9 +54,9 @@ GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions; other versions differ in format."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Offset of the record pointer in an object of the writer, whose address V8 stores.
+"""Offset of the pointer to the record within the writer's object, whose address V8 stores.
 
-Without it, V8 stores the address of the record.
+If the attribute is absent, V8 stores the address of the record itself.
 """
 V8_LAYOUT: Final = {
     "threadlocal.tagged_size": (8,),
@@ -64,12 +64,12 @@ V8_LAYOUT: Final = {
     "threadlocal.ordered_hash_map_header_size": (16,),
     "threadlocal.wrapped_object_offset": (24, 32),
 }
-"""Supported values of V8 properties, published by some Node.js writers (v8_context.bpf.h)."""
+"""Supported values of the V8 properties that some Node.js writers publish (v8_context.bpf.h)."""
 ANNOUNCED: Final = (SCHEMA, KEY_MAP, WRAP_OFFSET, *V8_LAYOUT)
 """Attributes of a process context that :class:`PublishedThreads` reads."""
 _MAX_WRAP_OFFSET: Final = 4096
 TRACE_FLAGS: Final = "trace_flags"
-"""Attribute of samples with a span: the W3C trace flags in hexadecimal; ``01`` is sampled."""
+"""Attribute of samples with a span: the W3C trace flags in hexadecimal, ``01`` if sampled."""
 MAX_KEYS: Final = 256
 _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
@@ -78,13 +78,14 @@ _OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the progr
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits on a search, whatever the process's memory contains, because other processes wait for it.
-The CPU time suffices for a large program, and the blocked time allows for slow memory.
+"""Limits on a search, in seconds. They apply whatever the process's memory contains, because other
+processes wait for the search. The CPU time suffices for a large program, and the blocked time
+allows for slow memory.
 """
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""Multiples of the CPU time and elapsed time of a search after which the process is searched
-again.
+"""A process is searched again after these multiples of the CPU time and the elapsed time of its
+last search.
 """
 
 _log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class ContextReader(Protocol):
 
 
 class _Variable(NamedTuple):
-    """The variable with a process's thread contexts: name, type, and ``ContextPlace.wrap_at``."""
+    """The variable with a process's thread contexts; see :class:`ContextPlace` for ``wrap_at``."""
 
     name: bytes
     kind: ContextKind = ContextKind.POINTER
@@ -113,10 +114,10 @@ class _Variable(NamedTuple):
 
 
 def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
-    """Returns the variable of a process; None if its layout is not supported.
+    """Returns the variable for a process's thread contexts; None if the layout is unsupported.
 
     Args:
-        extra: attributes of its process context that are not part of the Resource.
+        extra: the attributes of the process context that are not part of the Resource.
     """
     schema = extra.get(SCHEMA)
     if schema != NODEJS_SCHEMA:
@@ -132,13 +133,13 @@ def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
 
 
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
-    """Returns attribute names by number; None if the process has no supported thread contexts.
+    """Returns the attribute names by number; None if the thread contexts are not supported.
 
-    Names that are reserved for samples, or too long for labels, become empty, except the attribute
-    name for the span's local root.
+    Names that are reserved for samples, or too long for labels, become empty. The name of the
+    attribute for the span's local root is kept.
 
     Args:
-        extra: attributes of its process context that are not part of the Resource.
+        extra: the attributes of the process context that are not part of the Resource.
     """
     if extra.get(SCHEMA) not in SCHEMAS:
         return None
@@ -160,13 +161,14 @@ def _check_name(name: object) -> str:
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
     """Decodes the attributes of a sample with a thread context.
 
-    The last of equal keys wins. Keeps the local root's name and the first 16 other attributes, and
-    truncates values to 200 characters. Decoding stops at a truncated entry.
+    Of several entries with the same key, the last is used. The local root's name and the first 16
+    other attributes are kept, and values are truncated to 200 characters. Decoding stops at a
+    truncated entry.
 
     Args:
-        context: kind, trace flags and attributes, as in :class:`RawSample`.
-        names: attribute names of the process; goroutine labels carry their names.
-        has_span: whether the flags belong to a span.
+        context: the kind, trace flags and attributes, as in :class:`RawSample`.
+        names: the process's attribute names by number. Goroutine labels contain their names.
+        has_span: whether the trace flags belong to a span.
     """
     if context[0] == IS_GO:
         return _decode_named(context, has_span=has_span)
@@ -188,7 +190,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
 
 def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
-    """Decodes the labels of a goroutine, without the ids of its span."""
+    """Decodes the labels of a goroutine, except for the ids of its span."""
     labels: dict[str, str] = {}
     for key, value in split_named(context[2:]):
         name = _check_name(key.decode("utf-8", "replace"))
@@ -200,12 +202,13 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 
 
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
-    """Names the local root of a link by the attributes of a thread context.
+    """Names the local root of a link, using the attributes of a thread context.
 
-    The name comes from the attribute for it, or from method and route (``http.route``).
+    The name is taken from the attribute for the local root, or else consists of the request's
+    method and route.
 
     Returns:
-        The link, and the attributes without the attribute that has the name.
+        The link, and the attributes without that for the local root.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
@@ -222,13 +225,13 @@ _POINTER: Final = _Variable(VARIABLE)
 def find_place(
     files: HostFiles, pid: int, memory: int, variable: _Variable = _POINTER
 ) -> ContextPlace | None:
-    """Locates a process's variable; None if there is none, or if it is not resolved yet.
+    """Locates a process's variable; None if it is absent, or not resolved yet.
 
     Args:
         files: reads files of the host.
-        pid: id of the process.
-        memory: descriptor of ``/proc/PID/mem``.
-        variable: by default ``otel_thread_ctx_v1``.
+        pid: the id of the process.
+        memory: a descriptor of ``/proc/PID/mem``.
+        variable: the variable; by default, ``otel_thread_ctx_v1``.
 
     Raises:
         OSError: the process has exited.
@@ -240,7 +243,7 @@ def find_place(
 
 
 def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObject], int]:
-    """Returns a bounded reader of the memory, the files and the headers' address."""
+    """Returns a time-limited reader of the memory, the loaded files and the headers' address."""
     objects = find_objects(parse_mappings(read_maps(files, pid)))
     auxv = read_limited(files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 
@@ -287,15 +290,14 @@ class PublishedThreads:
     ) -> None:
         """Register a process if it publishes thread contexts.
 
-        Registered processes are searched again.
-
-        Libraries that define the variable may be loaded or unloaded later.
+        Registered processes are searched again from time to time, because libraries that define
+        the variable may be loaded or unloaded later.
 
         Args:
-            key: identity of the process.
-            stack_start: start of the program's stack, from ``/proc/PID/stat``.
-            extra: attributes of the process context.
-            memory: descriptor of ``/proc/PID/mem``.
+            key: the identity of the process.
+            stack_start: the start of the program's stack, from ``/proc/PID/stat``.
+            extra: the attributes of the process context.
+            memory: a descriptor of ``/proc/PID/mem``.
 
         Raises:
             OSError: the process has exited.
@@ -330,7 +332,7 @@ class PublishedThreads:
     def _update_goroutines(
         self, key: ProcessKey, start_time_ns: int, stack_start: int, memory: int
     ) -> None:
-        """Register a process that announces no other contexts if it is a Go program."""
+        """Register a process without published thread contexts if it is a Go program."""
         if key not in self._goroutines:
             self._goroutines[key] = self._find_goroutines(key.tgid, memory)
             if len(self._goroutines) > _MAX_SEARCHED:
@@ -380,6 +382,6 @@ class PublishedThreads:
     def decode(self, key: ProcessKey, context: bytes, *, has_span: bool) -> LabelSet:
         """Decodes the attributes of a process's sample, using the names it published last."""
         names = self._names.get(key[:_OWNER])
-        if names is None:  # known only from wait totals, which have no exec_id
+        if names is None:  # a process known only from wait totals, which lack exec_id
             names = self._names.get(ProcessKey(*key.process)[:_OWNER], ())
         return decode_context(context, names, has_span=has_span)

@@ -1,12 +1,13 @@
-"""Locates a process's thread-local variable with the thread context (OTEP 4947).
+"""Locates the thread-local variable in which a process publishes thread contexts (OTEP 4947).
 
-The variable is ``otel_thread_ctx_v1``, or in Node.js ``otel_thread_ctx_nodejs_v1``. Its location
-comes from the definition in the program, or from a library's references that the dynamic linker has
-resolved. It is an offset from the thread pointer, or an offset in the TLS block of a module, found
-through the dynamic thread vector (DTV). Relocations are defined by the ABIs of x86-64, section
-4.4.1, and AArch64 (ELF, section 5.7), and TLSDESC by Oliva, RFC TLSDESC-x86. The linker's results
-in memory are defined by glibc's sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, and by
-musl's ldso/dynlink.c and pthread_arch.h.
+The variable is ``otel_thread_ctx_v1``, or in Node.js ``otel_thread_ctx_nodejs_v1``. Its location is
+derived from the definition in the program, or from a library's references that the dynamic linker
+has resolved. The location is an offset from the thread pointer, or an offset in the TLS block of a
+module, which is found through the dynamic thread vector (DTV). Relocations are defined in the ABIs
+of x86-64 (section 4.4.1) and AArch64 (ELF, section 5.7), and TLSDESC in Oliva's RFC TLSDESC-x86.
+The values that the linker writes to memory are defined in glibc's
+sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, and in musl's ldso/dynlink.c and
+pthread_arch.h.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _MAX_MODULE: Final = 1 << 16
 _MOST_STATIC: Final = 1 << 31
 _MOST_ABOVE: Final = 1 << 16  # vm.mmap_min_addr, below which nothing is mapped
 _MUSL: Final = "libc.so"
-"""File name of musl's C library and linker. The name of glibc's has a version."""
+"""File name of musl's C library and linker. The file name of glibc contains a version."""
 _ALPINE: Final = ("ld-musl-", "libc.musl-")
 
 
@@ -59,15 +60,16 @@ class LoadedObject(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """Relocation types of a processor, and where its threads have static blocks.
+    """A processor's relocation types, and the positions of TLS blocks and vectors.
 
     Attributes:
-        dtpmod: type for a module id, which an offset follows.
-        tpoff: type for an offset from the thread pointer.
-        tlsdesc: type for a descriptor.
-        head: bytes from the thread pointer to the program's block; None if that is below it.
-        glibc_vector: offset of the vector's address from the thread pointer in glibc.
-        musl_vector: the same in musl.
+        dtpmod: the relocation type for a module id that is followed by an offset.
+        tpoff: the relocation type for an offset from the thread pointer.
+        tlsdesc: the relocation type for a TLS descriptor.
+        head: the bytes from the thread pointer to the program's TLS block; None if the block is
+            below the thread pointer.
+        glibc_vector: the offset from the thread pointer at which glibc stores the DTV's address.
+        musl_vector: the corresponding offset in musl.
     """
 
     dtpmod: int
@@ -85,7 +87,7 @@ _MACHINES: Final = {
 
 
 class _Vector(NamedTuple):
-    """The layout of a libc's dynamic thread vector: entry size, places of length and address."""
+    """The layout of a libc's dynamic thread vector: entry size, offsets of length and address."""
 
     stride: int
     length_at: int
@@ -94,14 +96,14 @@ class _Vector(NamedTuple):
 
 
 class _Threads(NamedTuple):
-    """The places in which a processor and a libc store thread-local variables."""
+    """The locations of thread-local variables on a processor and with a libc."""
 
     machine: _Machine
     vector: _Vector
 
 
 def find_objects(mappings: Iterable[MemoryMapping]) -> list[LoadedObject]:
-    """Returns the executable files that a process has mapped from their first byte, by address."""
+    """Returns the executable files mapped from their first byte, sorted by address."""
     objects: list[list[MemoryMapping]] = []
     for mapping in mappings:
         if mapping.inode and not mapping.file_offset:
@@ -132,17 +134,17 @@ def find_context_place(
     name: bytes = VARIABLE,
     machine: str = "x86_64",
 ) -> ContextPlace | None:
-    """Locates the variable in threads; None if it is undefined, or not resolved yet.
+    """Locates the variable in a process's threads; None if it is undefined or not yet resolved.
 
-    The program's definition takes precedence over libraries, as in the dynamic linker.
+    The program's definition takes precedence over those of libraries, as in the dynamic linker.
 
     Args:
         read: returns bytes of the process's memory at a runtime address.
-        objects: files loaded by the process.
-        headers_at: address of the executable's program headers.
-        name: the variable.
-        machine: machine as named by uname(2). The result is None on machines other than x86_64 and
-            aarch64.
+        objects: the files loaded by the process.
+        headers_at: the address of the executable's program headers.
+        name: the variable's name.
+        machine: the machine, as named by uname(2). The result is None for machines other than
+            x86_64 and aarch64.
     """
     kinds = _MACHINES.get(machine)
     if kinds is None:
@@ -166,7 +168,7 @@ def find_context_place(
             if not place and definitions <= MAX_DEFINITIONS:
                 place = _find_in_library(read, elf, loaded.end, variable, threads)
         except (ElfError, OSError):
-            continue  # not an ELF file, damaged, or unmapped by now
+            continue  # not an ELF file, damaged, or already unmapped
     return place
 
 
@@ -185,13 +187,12 @@ def _in_program(storage: ThreadStorage, value: int, kinds: _Machine) -> int:
 def _find_in_library(
     read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], threads: _Threads
 ) -> ContextPlace | None:
-    """Locates the variable from resolved references of a library that ends at ``end``."""
+    """Locates the variable from a library's resolved references; the library ends at ``end``."""
     kinds, vector = threads
     symbol, value = variable
     wanted = (kinds.tpoff, kinds.tlsdesc, kinds.dtpmod)
     for relocation in islice(find_relocations(read, elf, symbol, wanted), MAX_REFERENCES):
-        # Without a symbol, the reference is to the file itself: the addend is the variable's
-        # offset.
+        # A reference without a symbol is to the file itself; its addend is the variable's offset.
         if not relocation.symbol and relocation.kind != kinds.dtpmod and relocation.addend != value:
             continue
         first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))
@@ -202,7 +203,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and (place := _static(second, kinds)):
             pass
-        elif first and not elf.base <= second < end:  # otherwise resolved at first use
+        elif first and not elf.base <= second < end:  # else resolved at first use
             place = _read_descriptor(read, second, vector)
         if place:
             return place
@@ -210,7 +211,7 @@ def _find_in_library(
 
 
 def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace | None:
-    """Reads module, offset and (glibc) generation from the target of a dynamic TLS descriptor."""
+    """Reads a dynamic TLS descriptor's module and offset, and in glibc also its generation."""
     module, offset = _WORDS_2.unpack(read(address, _WORDS_2.size))
     generation = 0
     if vector.has_generations:
@@ -219,7 +220,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
-    """Returns an offset from the thread pointer; None for 0, which means not resolved yet.
+    """Returns the place at an offset from the thread pointer; None if not resolved yet (0).
 
     The offset is negative on x86-64. A positive offset is smaller than any descriptor address.
     """

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
-    """Counts processes with unreadable contexts. One thread counts; any thread may read the counts.
+    """Counts processes whose contexts are unreadable. One thread counts; any may read the counts.
 
     Args:
         files: reads files of the host.
@@ -29,7 +29,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process whose memory this process may not read, unless it was counted before.
+        """Count a process whose memory this process may not read, unless it is already counted.
 
         Kernel threads, which publish nothing, are not counted.
 
@@ -52,8 +52,8 @@ class UnreadContexts:
         """Count a process, and log the first process for each reason.
 
         Args:
-            pid: id of the process.
-            subject: the data that is not read, such as spans.
+            pid: the id of the process.
+            subject: the kind of data that is not read, such as spans.
             reason: the cause. At most 64 different causes are kept.
         """
         if (subject, reason) not in self._counts:
@@ -63,7 +63,7 @@ class UnreadContexts:
         self._counts[subject, reason] += 1
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the number of processes by the data that is not read, and why. Thread-safe."""
+        """Returns the number of processes by unread data and reason. Thread-safe."""
         return {
             f"{subject}: {reason}": count
             for (subject, reason), count in self._counts.copy().items()

@@ -29,15 +29,16 @@ class RecordingFacts(NamedTuple):
 
     Attributes:
         offset_ns: Unix time minus boottime on the recorded host.
-        period_ns: sampling period on each CPU.
-        stack_limit: size in bytes from which a stack counts as truncated.
-        until_ns: boottime at which sampling stopped.
+        period_ns: the sampling period on each CPU.
+        stack_limit: the size, in bytes, from which a stack counts as truncated.
+        until_ns: the boottime at which sampling stopped.
         counts: the sampler's counters when sampling stopped, by kind.
-        since_ns: boottime at which sampling started; 0 if unknown.
-        waits: exact off-CPU time of each process while sampling ran; empty if waits were not
+        since_ns: the boottime at which sampling started; 0 if unknown.
+        waits: the exact off-CPU time of each process during sampling; empty if waits were not
             counted.
-        wait_threshold_ns: last wait threshold, above which all waits were sampled; 0 if unknown.
-        events: kinds of events, in the order of their numbers in records.
+        wait_threshold_ns: the last wait threshold, above which all waits were sampled; 0 if
+            unknown.
+        events: the kinds of events, in the order of their numbers in records.
     """
 
     offset_ns: int
@@ -52,7 +53,7 @@ class RecordingFacts(NamedTuple):
 
 
 def parse_facts(header: dict[str, Any]) -> RecordingFacts:
-    """Read the header of a recording.
+    """Parses the header of a recording.
 
     Raises:
         KProfilerError: the recording has another format.
@@ -86,7 +87,7 @@ def _parse_event(row: list[Any]) -> ProfileKind:
 def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
     *key, states, switches, below = row
     if len(states) != len(WaitState):
-        raise ValueError(f"wait totals have {len(states)} thread states")
+        raise ValueError(f"wait totals have an unknown number of thread states, {len(states)}")
     by_state = tuple([checked_number(part) for part in states])
     return parse_process_key(key), WaitTotals(
         by_state, checked_number(switches), checked_number(below)

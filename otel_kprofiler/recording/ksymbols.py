@@ -1,6 +1,6 @@
 """Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-Uses two streams of JSON payloads. ``code`` has the changes in a poll as ``[time_ns, action,
+Uses two streams of JSON payloads. ``code`` has the changes from a poll as ``[time_ns, action,
 [symbol, …], until_ns]``, and ``code_details`` has the details of a symbol as ``[symbol, program,
 [[offset, file, line], …]]``. A symbol is ``[start, length, name, kind, since_ns, program_id]``, and
 a program consists of the fields of ``BpfProgram``.
@@ -28,7 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Function that receives stream, boottime and payload of an event, like
+"""A function that receives an event's stream, boottime and payload, such as
 ``RecordingWriter.add_event``.
 """
 
@@ -41,10 +41,10 @@ class _Source(Protocol):
 
 
 class RecordedKsymbols:
-    """Forwards and records changes; not thread-safe.
+    """Forwards and records ksymbol changes; not thread-safe.
 
     Args:
-        source: the running kernel.
+        source: the source of the running kernel's changes.
         sink: records the events.
     """
 
@@ -54,7 +54,7 @@ class RecordedKsymbols:
         self._complete_until_ns = 0
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns changes since the last call."""
+        """Returns the changes since the last call."""
         batch = self._source.poll(now_ns)
         self._complete_until_ns = batch.complete_until_ns
         if batch.changes:
@@ -66,7 +66,7 @@ class RecordedKsymbols:
         return batch
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns details of a BPF program's function."""
+        """Returns the details of a function in a BPF program."""
         details = self._source.describe(symbol)
         if details is not None:
             row = (_pack(symbol), *details)
@@ -83,7 +83,7 @@ class RecordedKsymbols:
 
 
 class ReplayedKsymbols:
-    """Replays the changes of a recording up to a requested time.
+    """Replays the ksymbol changes in a recording, up to a requested time.
 
     Raises ``KProfilerError`` if the recording is damaged.
     """
@@ -94,7 +94,7 @@ class ReplayedKsymbols:
         self._details = dict(details)
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns changes up to a recorded boottime that have not been returned yet."""
+        """Returns the changes up to a boottime that have not been returned yet."""
         return KsymbolBatch(*self._changes.poll(now_ns))
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:

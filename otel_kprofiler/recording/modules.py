@@ -1,7 +1,7 @@
 """Records and replays the loading and unloading of modules.
 
-Uses two streams. ``uevents`` has the kernel's module datagrams with the boottime of receipt, and
-``modules`` has the readings of a poll as a JSON list.
+Uses two streams. ``uevents`` has the kernel's module datagrams, each with the boottime of its
+receipt, and ``modules`` has the readings from a poll as a JSON list.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RecordedModules:
     """Forwards and records readings of modules; not thread-safe.
 
     Args:
-        watch: the running kernel.
+        watch: watches the modules of the running kernel.
         sink: records the events.
     """
 
@@ -32,11 +32,11 @@ class RecordedModules:
         self._packer = ReadingPacker()
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start with the modules of a first snapshot."""
+        """Start from the modules in a first snapshot."""
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns readings since the last call."""
+        """Returns the readings since the last call."""
         readings, complete_ns = self._watch.poll(now_ns)
         for time_ns, datagram in self._watch.take_datagrams():
             self._sink(_UEVENTS, time_ns, datagram)
@@ -51,7 +51,7 @@ class RecordedModules:
 
 
 class ReplayedModules:
-    """Replays the readings of a recording up to a requested time.
+    """Replays the readings in a recording, up to a requested time.
 
     Raises ``KProfilerError`` if the recording is damaged.
     """
@@ -64,7 +64,7 @@ class ReplayedModules:
         """Does nothing, because every reading has all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns readings up to a recorded boottime that have not been returned yet."""
+        """Returns the readings up to a boottime that have not been returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:

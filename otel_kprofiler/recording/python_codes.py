@@ -9,18 +9,18 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import PythonCode
 
 STREAM: Final = "python_codes"
-"""Name of the stream. A block is a JSON list with the fields of a description, bytes as hexadecimal
-digits.
+"""Name of the stream. A block is a JSON list of the fields of a :class:`PythonCode`. The line table
+is in hexadecimal.
 """
 
 
 def pack_python_code(code: PythonCode) -> bytes:
-    """Packs a description as JSON."""
+    """Packs the description of a code object as JSON."""
     return json.dumps([*code[:-1], code.line_table.hex()]).encode()
 
 
 def parse_python_code(row: Any) -> PythonCode:
-    """Unpacks a row of :func:`pack_python_code` from decoded JSON.
+    """Unpacks a row that :func:`pack_python_code` wrote, from decoded JSON.
 
     Raises:
         TypeError, ValueError: the row is damaged.

@@ -11,7 +11,7 @@ from otel_kprofiler.sampling import Archive
 
 
 class RecordedFiles:
-    """A :class:`HostFiles` over the archive of a recording."""
+    """A :class:`HostFiles` that reads from the archive of a recording."""
 
     def __init__(self, archive: Archive, errors: Mapping[str, int]) -> None:
         self._archive = archive
@@ -21,7 +21,7 @@ class RecordedFiles:
             self._add_parents(name.removeprefix("files"))
 
     def open_fd(self, path: str) -> int:
-        """Open a copy in memory; the caller closes the descriptor."""
+        """Open a copy of a file in memory; the caller closes the descriptor."""
         content = self.read_bytes(path)
         fd = create_memfd("recorded")
         with open(fd, "wb", closefd=False) as file:

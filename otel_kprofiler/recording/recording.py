@@ -1,20 +1,20 @@
-"""Recordings: raw samples with everything needed to resolve them later on another host.
+"""Writes and reads recordings: raw samples, with all data for resolving them on another host.
 
 A recording is a zip archive::
 
     recording.json          format version, clock offset, sampler facts, counters
     samples/000000 …        blocks of ring records: <u64 complete_until_ns> <u32 length> <bytes>
-    events/NAME/000000 …    streams that change symbols: <u64 time_ns> <u32 length> <bytes>
+    events/NAME/000000 …    streams of symbol changes: <u64 time_ns> <u32 length> <bytes>
     resources.json          attributes of the processes, if they were collected
-    user_files.json         files that user stacks refer to, if they were collected
-    python_codes/000000 …   code objects of Python frames: blocks without a time
+    user_files.json         files to which user stacks refer, if they were collected
+    python_codes/000000 …   code objects of Python frames, in blocks with the time 0
     user_names.json         names of user frames, if there are any
-    code_names.json         names of code without files, in the same form
-    files/…                 the host's files that symbols come from
+    code_names.json         names of code without files, if there are any
+    files/…                 the host's files from which kernel symbols are read
     errors.json             errno of files that could not be read
 
-Times are boottimes in nanoseconds; integers are little-endian. The writers of event streams
-define their names and payloads; readers skip unknown streams.
+Times are boottimes in nanoseconds; integers are little-endian. The modules that write event streams
+define the streams' names and payloads. Readers skip unknown streams.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SYMBOL_FILES: Final = (
     "/proc/version",
     "/sys/kernel/notes",
 )
-"""Files that kernel symbols are read from, except the modules' directories."""
+"""The files from which kernel symbols are read, except those in the modules' directories."""
 _MODULE_TREES: Final = ("sections", "notes")
 _MODULE_FILES: Final = ("coresize", "initstate", "srcversion")
 _HEADER: Final = "recording.json"
@@ -91,7 +91,7 @@ class RecordingWriter:
     Raises ``OSError`` if the file cannot be written.
 
     Args:
-        path: path at which the finished file appears.
+        path: the path at which the finished file appears.
         replace: whether to replace an existing file.
     """
 
@@ -106,7 +106,7 @@ class RecordingWriter:
         self._errors: dict[str, int] = {}
 
     def capture(self, files: HostFiles) -> None:
-        """Copy the files that kernel symbols are read from; call once, while sampling."""
+        """Copy the files from which kernel symbols are read; call once, while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
@@ -133,7 +133,7 @@ class RecordingWriter:
         self._write_json("resources.json", rows)
 
     def add_user_files(self, files: KnownFiles) -> None:
-        """Add the files that user-stack addresses map to; call once."""
+        """Add the files to which user-stack addresses map; call once."""
         self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:
@@ -142,12 +142,12 @@ class RecordingWriter:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add user-frame names, for code with and without files; call once."""
+        """Add the names of user frames, in code with and without files; call once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 
     def finish(self, facts: RecordingFacts) -> None:
-        """Write the rest and rename the file to ``path``."""
+        """Write the remaining data and rename the file to ``path``."""
         for stream in tuple(self._pending):
             self._flush(stream)
         self._write_json("errors.json", self._errors)
@@ -180,7 +180,7 @@ class RecordingWriter:
 
     def abandon(self) -> None:
         """Discard the recording."""
-        with suppress(OSError):  # the file is discarded
+        with suppress(OSError):  # an error does not matter for a discarded file
             self._zip.close()
         with suppress(OSError):
             self._file.close()
@@ -212,7 +212,7 @@ class RecordingWriter:
             return []
 
     def _note(self, path: str, error: OSError) -> None:
-        """Record why a file could not be read; a missing file needs no entry."""
+        """Record why a file could not be read; missing files are not recorded."""
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             self._errors[path] = error.errno or errno.EIO
 
@@ -224,12 +224,12 @@ class Recording:
     """A recording opened for reading.
 
     Attributes:
-        facts: settings and counters of the sampler.
+        facts: the sampler's settings and counters.
         files: the recorded host's files.
-        resources: attributes of processes; empty if they were not recorded.
-        user_files: files that user-stack addresses map to; empty if they were not recorded.
-        user_names: user-frame names; empty if they were not recorded.
-        python_codes: code objects of Python frames; empty if they were not recorded.
+        resources: the attributes of processes; empty if they were not recorded.
+        user_files: the files to which user-stack addresses map; empty if they were not recorded.
+        user_names: the names of user frames; empty if they were not recorded.
+        python_codes: the code objects of Python frames; empty if they were not recorded.
 
     Raises:
         OSError: the file cannot be read.
@@ -311,8 +311,8 @@ class EventReader(Generic[_T]):
 
     Args:
         recording: the recording.
-        stream: name of the stream.
-        parse: converts an event's JSON value to items.
+        stream: the name of the stream.
+        parse: converts an event's decoded JSON to items.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
-        """Returns new items up to a recorded boottime, and the time until which they are complete.
+        """Returns the new items up to a boottime, and the boottime until which they are complete.
 
         Raises:
             KProfilerError: the recording is damaged.
@@ -335,7 +335,7 @@ class EventReader(Generic[_T]):
                 break
             try:
                 if len(payload) > MAX_JSON_BYTES:
-                    raise ValueError(f"an event has {len(payload)} bytes")
+                    raise ValueError(f"an event of {len(payload)} bytes is too large")
                 items += self._parse(json.loads(payload))
             except DAMAGED as error:
                 raise KProfilerError(f"the recording is damaged: {error}") from error

@@ -20,7 +20,7 @@ from otel_kprofiler.sampling import SamplerCounts, WaitJoiner
 
 
 class ReplaySampler:
-    """Returns the samples of a recording, one recorded drain per call, without delay.
+    """Returns the samples in a recording, one recorded drain per call, without delay.
 
     Also serves as the clock of the recorded host, set to the time up to which samples were
     returned, so that ``Clock(sampler)`` converts times as on the recorded host.
@@ -65,7 +65,7 @@ class ReplaySampler:
         """Does nothing, because no wait blocks."""
 
     def drain(self) -> list[RawSample]:
-        """Returns samples of the next recorded drain; sets :attr:`exhausted` if there is none."""
+        """Returns the samples of the next drain; sets :attr:`exhausted` if there is none."""
         block = next(self._blocks, None)
         if block is None:
             self.exhausted = True
@@ -79,7 +79,7 @@ class ReplaySampler:
         return samples
 
     def _find_start(self, recording: Recording) -> int:
-        """Returns the time of the first sample, for recordings that lack the start of sampling."""
+        """Returns the time of the first sample, for recordings without the time of the start."""
         _, data = next(recording.blocks(), (0, b""))
         records = WaitRecords([], [])
         samples = self._parse(data, records) + [record.sample for record in records.waits]
@@ -96,11 +96,9 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recording's totals once, after the last sample.
+        """Returns the recording's wait totals once, after the last sample, and otherwise nothing.
 
-        Returns nothing before or afterwards.
-
-        The recording lists all running processes; all others have exited.
+        Processes count as exited unless the recording contains their attributes.
         """
         if not self.exhausted or self._has_read_waits:
             return {}
@@ -124,7 +122,7 @@ class ReplaySampler:
         return self._complete_until_ns + self._facts.offset_ns
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """Returns the recorded sampler's counters, with the number of samples returned so far."""
+        """Returns the recorded counters, with the number of samples returned so far as received."""
         kinds = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken

@@ -1,4 +1,4 @@
-"""Stores the files that user-stack addresses map to in recordings."""
+"""Stores in recordings which files contain the addresses of user stacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import BuildId, FileDetails, FileId, FileKey, KnownFiles, Segment
 
 NAME: Final = "user_files.json"
-"""Name in the archive. A row has the three numbers of the key, then the fields of the details."""
+"""Name in the archive. A row has the fields of a FileKey, then those of its FileDetails."""
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:
@@ -18,7 +18,7 @@ def pack_user_files(files: KnownFiles) -> list[list[object]]:
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
-    """Unpacks rows of :func:`pack_user_files`.
+    """Unpacks the rows that :func:`pack_user_files` returned.
 
     Raises:
         TypeError, ValueError: a row is damaged.

@@ -25,13 +25,13 @@ from otel_kprofiler.symbols import NamedAddress
 
 NAME: Final = "user_names.json"
 """Name in the archive. A row has the build id and hash of a file, an address (SVMA), the start of
-the function there (0 if there is none), the reason for a missing name (else empty), and the
-lines.
+the function at the address (0 if there is none), the reason for a missing name (otherwise empty),
+and the lines.
 """
 
 CODE_NAME: Final = "code_names.json"
-"""Member with the names of code without files. A row has pid and start time of a process, an
-address, and a name. The name has its first and last boottime in nanoseconds, then the fields of
+"""Archive member with the names of code without files. A row has a process key, an address, and the
+address's names. Each has its first and last boottime in nanoseconds, then the fields of a row of
 :data:`NAME` from the function's start on.
 """
 
@@ -43,14 +43,14 @@ _REASONS: Final = {reason.name: reason for reason in Unresolved}
 
 
 class NamedRun(NamedTuple):
-    """The name at an address between the times of two samples, in nanoseconds of boottime."""
+    """The name at an address between the boottimes of two samples, in nanoseconds."""
 
     since_ns: int
     until_ns: int
     named: NamedAddress
 
     def distance(self, at_ns: int) -> tuple[int, int]:
-        """Returns a time's distance from the interval, and its length, for comparison."""
+        """Returns a sort key: a time's distance from the interval, and the interval's length."""
         away = max(self.since_ns - at_ns, at_ns - self.until_ns, 0)
         return away, self.until_ns - self.since_ns
 
@@ -64,7 +64,7 @@ class CodeNameCollector:
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
         """Add the name at an address in a process at a boottime."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
-            return  # the stack will be resolved again
+            return  # the stack will be resolved again later
         runs = self._runs.setdefault((process, address), [])
         if runs and runs[-1].named == named:
             since_ns, until_ns, _ = runs.pop()
@@ -73,7 +73,7 @@ class CodeNameCollector:
             runs.append(NamedRun(at_ns, at_ns, named))
 
     def rows(self) -> list[list[object]]:
-        """Returns JSON rows, without addresses that never had a name."""
+        """Returns JSON rows, leaving out addresses that never had a name."""
         return [
             [*process, address, [[since, until, *_pack(named)] for since, until, named in runs]]
             for (process, address), runs in self._runs.items()
@@ -82,7 +82,7 @@ class CodeNameCollector:
 
 
 class UserNameCollector:
-    """Collects user-frame names from windows; not thread-safe."""
+    """Collects the names of user frames from windows; not thread-safe."""
 
     def __init__(self) -> None:
         self._named: dict[Place, NamedAddress] = {}
@@ -113,12 +113,12 @@ class UserNameCollector:
 
 
 class RecordedNames:
-    """Serves user-frame names from a recording; satisfies ``UserNames``.
+    """Names user frames from a recording; implements ``UserNames``.
 
     Args:
-        files: the files of the recording.
-        named: names of addresses in files, by build id, hash and address.
-        code: names of addresses in processes, in sample order.
+        files: the recorded user files.
+        named: the names of addresses in files, by build id, hash and address.
+        code: the names of addresses in processes, in sample order.
     """
 
     version = 0
@@ -137,14 +137,14 @@ class RecordedNames:
         """Does nothing, because a replay opens no files."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
-        """Returns the recorded name of an address."""
+        """Returns the recorded name of an address in a file."""
         details = self._files.get(key)
         if details is None:
             return _UNKNOWN
         return self._named.get((details.build_id, details.file_id, address), _UNKNOWN)
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the recorded name of an address at a time, or at the nearest recorded time."""
+        """Returns the recorded name of an address at a time, or else at the nearest time."""
         runs = self._code.get((process, address))
         return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 
@@ -200,7 +200,7 @@ def _pack(named: NamedAddress) -> tuple[object, ...]:
 
 
 def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
-    """Unpacks a row of :func:`_pack`."""
+    """Unpacks the fields that :func:`_pack` returned."""
     names = tuple(
         Line(checked_text(name), checked_text(system), checked_text(file), *_parse_numbers(rest))
         for name, system, file, *rest in lines
@@ -212,6 +212,6 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:
-    """Returns the line, and the first line of the function, which is 0 in recordings without it."""
+    """Returns a line and its function's first line, which is 0 if it was not recorded."""
     line, start = [*map(checked_number, rest), 0][:2]
     return line, start

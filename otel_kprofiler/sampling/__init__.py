@@ -1,4 +1,4 @@
-"""Samples with eBPF programs, and yields raw samples."""
+"""Takes raw samples with eBPF programs."""
 
 from otel_kprofiler.sampling.archive import DAMAGED, MAX_JSON_BYTES, Archive
 from otel_kprofiler.sampling.command import CommandError, HeldCommand

@@ -13,11 +13,11 @@ from typing import Any, Final
 from otel_kprofiler.errors import KProfilerError
 
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
-"""Maximum size of a decompressed entry, in bytes. Sample blocks have 1 MiB, and kallsyms has 20
+"""Maximum size of a decompressed entry, in bytes. Sample blocks take 1 MiB, and kallsyms takes 20
 MiB.
 """
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
-"""Maximum size of a serialized JSON value, in bytes. The value takes up to twenty times as much
+"""Maximum size of serialized JSON, in bytes. The parsed value takes up to twenty times as much
 memory.
 """
 MAX_NAME_CHARS: Final = 512
@@ -27,16 +27,16 @@ DAMAGED: Final = (
     ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, RecursionError,
     RuntimeError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""Exceptions raised by values of a damaged archive."""
+"""Exceptions that are raised when the contents of a damaged archive are parsed."""
 
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Archive:
-    """Reads entries of a zip archive.
+    """Reads the entries of a zip archive.
 
     Args:
-        path: path of the archive.
+        path: the path of the archive.
 
     Raises:
         OSError: the file cannot be read.
@@ -61,7 +61,7 @@ class Archive:
 
     def _check(self) -> None:
         entries = self._zip.infolist()
-        # Overlapping entries would decompress to more than deflate's maximum ratio.
+        # Overlapping entries could exceed deflate's maximum compression ratio.
         if sum(entry.compress_size for entry in entries) > os.path.getsize(self._path):
             raise self._damaged("entries overlap")
         for entry in entries:
@@ -72,7 +72,7 @@ class Archive:
                 raise self._damaged(f"{name!r} is not compressed with deflate")
 
     def names(self, prefix: str = "") -> list[str]:
-        """Returns the names of entries with this prefix, in archive order."""
+        """Returns the names of the entries with a prefix, in archive order."""
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
 
     def read(self, name: str, most: int = MAX_ENTRY_BYTES) -> bytes:
@@ -82,7 +82,7 @@ class Archive:
             raise self._damaged(f"{name!r} has {size} bytes, more than {most}")
         try:
             return self._zip.read(name)
-        except (OSError, *DAMAGED) as error:  # OSError: an offset before the start of the file
+        except (OSError, *DAMAGED) as error:  # OSError: a negative file offset
             raise self._damaged(f"{name!r}: {error}") from error
 
     def read_json(self, name: str) -> Any:

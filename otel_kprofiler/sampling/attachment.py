@@ -109,24 +109,24 @@ _log = logging.getLogger(__name__)
 
 
 class Attachment:
-    """A loaded program and its maps. The constructor opens all of them, or raises an error.
+    """A loaded sampling program, with its maps and events. The constructor opens all of them.
 
     Attributes:
         lines: the program's counters.
-        ring: reader of the program's records.
+        ring: the reader of the program's records.
         waiter: waits for records.
-        events: perf events that trigger the program.
-        target_slots: maximum number of target processes.
-        follows_spans: whether the current span is read from the interpreter.
-        stack_limit: size in bytes from which a stack counts as truncated.
-        tables: user-file unwind tables; None if unwinding does not use them.
-        python: processes whose Python frames are read; None if disabled.
-        python_problem: why Python frames are not read although configured.
-        contexts: processes whose thread contexts are read.
+        events: the perf events that trigger the program.
+        target_slots: the maximum number of target processes.
+        follows_spans: whether the current span is read from this process's interpreter.
+        stack_limit: the size, in bytes, from which a stack counts as truncated.
+        tables: the unwind tables of user files; None if unwinding does not use them.
+        python: the processes whose Python frames are read; None if none are read.
+        python_problem: why Python frames are not read although they are configured.
+        contexts: the processes whose thread contexts are read.
         reads_contexts: whether thread contexts can be read on this host.
-        waits: programs that follow off-CPU threads; None unless off-CPU sampling is configured.
-        tracepoints: programs at raw tracepoints; None unless some are configured.
-        locks: programs for lock contention; None unless it is configured.
+        waits: the programs that follow off-CPU threads; None unless off-CPU sampling is configured.
+        tracepoints: the programs at raw tracepoints; None unless tracepoints are configured.
+        locks: the programs for lock contention; None unless lock contention is configured.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Attachment:
 
         Args:
             config: what to sample.
-            regular_since_ns: boottime from which the program runs once per period on each CPU,
+            regular_since_ns: the boottime from which the program runs once per period on each CPU,
                 unless the kernel skips runs.
         """
         packed = self._pack_config(config, regular_since_ns=regular_since_ns)
@@ -249,7 +249,7 @@ class Attachment:
             raise SamplerError(f"the program could not be configured: {error}") from error
 
     def close(self) -> None:
-        """Close descriptors and mappings, events first. It is safe in a forked child."""
+        """Close descriptors and mappings, events first. Safe in a forked child."""
         self._close()
 
 
@@ -286,9 +286,9 @@ class _Choice(NamedTuple):
 class _Plans(NamedTuple):
     """Plans for unwinding, Python frames, waits, and task identity.
 
-    ``problem`` is why there are no Python frames. ``thread_pointer`` is the offset of the thread
-    pointer in a task, for reading thread contexts; 0 if they are not read. ``events`` is for events
-    other than cpu-clock, including ``tracepoints``.
+    ``problem`` is the reason why there are no Python frames. ``thread_pointer`` is the offset of
+    the thread pointer in a task, for reading thread contexts; 0 if they are not read. ``events`` is
+    the plan for events other than cpu-clock, including ``tracepoints``.
     """
 
     unwinding: UnwindPlan | None
@@ -308,7 +308,7 @@ class _Plans(NamedTuple):
 
 
 def _plan(config: SamplerConfig, files: HostFiles, loader: str) -> _Plans:
-    # BTF has megabytes, and parsing takes 20 ms: only once, and only if needed.
+    # Parsing the kernel's BTF, which has several MB, takes 20 ms, so this is done at most once.
     read_types = functools.cache(lambda: KernelTypes(files.read_bytes(VMLINUX_BTF)))
     return _Plans(
         plan_unwinding(config, read_types, loader),
@@ -331,7 +331,7 @@ def _load(
     entries: Mapping[str, int],
     plans: _Plans,
 ) -> tuple[LoadedObject, _Choice, ObjectSpec]:
-    """Load the first program that this kernel accepts, the most capable first."""
+    """Load the most capable program that this kernel accepts."""
     choices = [
         _Choice(name + PYTHON_SUFFIX if offsets else name, plan, offsets)
         for plan in unwind_choices(plans.unwinding)
@@ -345,7 +345,7 @@ def _load(
         spec = make_spec(choice)
         try:
             loaded = _load_spec(spec, files, loader)
-        except SamplerError as error:  # the kernel lacks a helper, or its verifier differs
+        except SamplerError as error:  # a helper is missing, or the verifier differs
             _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
             continue
         break
@@ -425,5 +425,5 @@ def _load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObje
 def _find_task_offsets(read_types: Callable[[], KernelTypes]) -> TaskOffsets | None:
     try:
         return find_task_offsets(read_types())
-    except (OSError, ValueError):  # no BTF: only /proc distinguishes processes
+    except (OSError, ValueError):  # without BTF, only /proc distinguishes processes
         return None

@@ -17,12 +17,12 @@ from otel_kprofiler.host import Access, find_descendants, open_pidfd, read_proce
 from otel_kprofiler.sampling.command_files import find_command_files
 
 _GATE: Final = 3
-# posix_spawn returns after the shell's exec, so the next exec, at which the sampler's event starts
-# counting, is the command's.
+# posix_spawn returns after the shell's exec, so the next exec is the command's. The sampler's event
+# starts counting at this exec.
 _HOLD: Final = f'read -r _ <&{_GATE} || exit 125; exec "$@" {_GATE}<&-'
 _NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
-"""Exit statuses of shells for commands that cannot be run."""
+"""Exit statuses that shells return for commands that cannot be run."""
 
 
 class CommandError(KProfilerError):
@@ -37,11 +37,11 @@ class HeldCommand:
     """Starts a command that waits for :meth:`release`; use as a context manager.
 
     Args:
-        arguments: program and arguments. The program is looked up in ``PATH``.
-        stdout: descriptor for the command's standard output; None to inherit this process's.
+        arguments: the program and its arguments. The program is looked up in ``PATH``.
+        stdout: the descriptor for the command's standard output; None to inherit standard output.
 
     Attributes:
-        pid: process id, for :attr:`SamplerConfig.child_pid`.
+        pid: the command's process id, for :attr:`SamplerConfig.child_pid`.
         is_ended: whether :meth:`terminate` ended the command.
 
     Raises:
@@ -64,7 +64,7 @@ class HeldCommand:
                 ["sh", "-c", _HOLD, "sh", program, *arguments[1:]],
                 os.environ,
                 file_actions=actions,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these signals
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # ignored in Python processes
             )
         except BaseException:
             os.close(self._gate)
@@ -86,21 +86,21 @@ class HeldCommand:
         self._close_gate()
 
     def find_files(self) -> tuple[str, ...]:
-        """Returns the files that the command maps at its start.
+        """Returns the files that the command maps when it starts.
 
-        Files that cannot be foreseen are missing.
+        Files that cannot be determined in advance are missing.
         """
         return find_command_files(self._program)
 
     def poll(self) -> int | None:
-        """Returns the exit status, negative for a signal; None while the command runs."""
+        """Returns the exit status, or the negated signal number; None while the command runs."""
         return self._wait(os.WNOHANG)
 
     def terminate(self, number: signal.Signals | None) -> None:
-        """Send a signal to the command and all its descendants, unless the command has ended.
+        """Send a signal to the command and all its descendants, unless the command has exited.
 
         Args:
-            number: signal number; None if the terminal has already sent the signal.
+            number: the signal number; None if the terminal has already sent the signal.
         """
         if self.poll() is not None:
             return
@@ -125,7 +125,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """Terminate the command if it was not released, otherwise wait for it."""
+        """Make the command exit if it was not released; otherwise wait for it."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:
@@ -157,7 +157,7 @@ class HeldCommand:
 
 
 def _find_program(name: str) -> str:
-    """Find the path of a program as shells do."""
+    """Returns the path of a program, found as shells do."""
     if "/" not in name:
         program = shutil.which(name)
         if program is None:

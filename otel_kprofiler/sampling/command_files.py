@@ -1,4 +1,4 @@
-"""Finds the files that a command maps when it starts: program, script interpreter, libraries."""
+"""Finds the files that a command maps when it starts: program, script interpreters, libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.elf import ElfError, FileSource, read_dynamic_linker
 from otel_kprofiler.errors import describe_error
 
 _LINE_BYTES: Final = 256  # BINPRM_BUF_SIZE of the kernel
-_MOST_INTERPRETERS: Final = 4  # scripts whose interpreters are scripts, as in the kernel
+_MOST_INTERPRETERS: Final = 4  # limit on nested scripts, as in the kernel
 _PATH: Final = re.compile(r"^\t(?:\S+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 _MAX_LIST_S: Final = 1.0
 
@@ -26,11 +26,12 @@ def find_command_files(program: str) -> tuple[str, ...]:
     """Returns the paths of a program, of its script interpreters, and of its libraries.
 
     The dynamic linker lists the libraries without running the program (``ld.so --list``), so that
-    RPATH, LD_LIBRARY_PATH and LD_PRELOAD apply. Files that cannot be foreseen are left out.
+    RPATH, LD_LIBRARY_PATH and LD_PRELOAD apply. Files that cannot be determined in advance are left
+    out.
     """
     paths: list[str] = []
     try:
-        paths.extend(_find_programs(program))  # keeps the paths before an error
+        paths.extend(_find_programs(program))  # keeps the paths yielded before an error
         paths += _list_libraries(paths[-1])
     except (OSError, ValueError, ElfError, subprocess.SubprocessError) as error:
         _log.debug("not all files of %s are known before it starts: %s", program,
@@ -39,7 +40,7 @@ def find_command_files(program: str) -> tuple[str, ...]:
 
 
 def _find_programs(program: str) -> Iterator[str]:
-    """Yields a program, and the interpreter of each that is a script (execve(2))."""
+    """Yields a program, and for a script its interpreter, and so on (execve(2))."""
     for _ in range(_MOST_INTERPRETERS):
         with open(program, "rb") as file:
             line = file.read(_LINE_BYTES).partition(b"\n")[0]
@@ -68,7 +69,7 @@ def _list_libraries(program: str) -> list[str]:
 
 
 def _read_linker(program: str) -> str:
-    """Returns the dynamic linker of an ELF file; empty if it needs none."""
+    """Returns the dynamic linker of an ELF file; empty if the file is static."""
     with open(program, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         return os.fsdecode(read_dynamic_linker(FileSource(file.fileno(), size)))

@@ -1,4 +1,4 @@
-"""Derives counters of samples by kind from the programs' counters."""
+"""Derives the counters of each kind of sample from the programs' counters."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from otel_kprofiler.sampling.attachment import Attachment
 
 _CUT_TRIES: Final = 64
-"""Maximum number of attempts, sufficient for 64 CPUs at 10 kHz, where a record is in flight 90 % of
+"""Maximum number of attempts. It suffices for 64 CPUs at 10 kHz, when a record is in flight 90 % of
 the time.
 """
 
 
 def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
-    """Returns the counters of all configured kinds before any sample."""
+    """Returns the counters of all configured kinds, as they are before any sample."""
     nothing = [ProgramCounts(0, 0, 0, 0, 0, 0, 0)] * (1 + len(config.events))
     none = SamplerCounts(0, {}, 0, {})
     counts = name_counts(config, nothing, (), {kind.name: none for kind in config.kinds})
@@ -37,11 +37,11 @@ def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
 
 
 def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts, int]:
-    """Returns the counters, and the ring position up to which they count records.
+    """Returns the programs' counters, and the ring position up to which they count records.
 
-    The first counters are those of cpu-clock, and the others those of events. All are consistent if
-    the counters did not change while the position was read. If samples come too fast for a
-    consistent reading, the counters may be a few records ahead.
+    The first counters are those of cpu-clock, and the others are those of events. All are
+    consistent if the counters did not change while the position was read. If samples arrive too
+    fast, the counters may be a few records ahead of the position.
     """
     waits = attached.waits
     for _ in range(_CUT_TRIES):
@@ -79,9 +79,9 @@ def name_counts(
 
     Args:
         config: what is sampled.
-        counts: counters of cpu-clock and of each event.
-        samples: samples received since ``previous``.
-        previous: counters so far.
+        counts: the counters of cpu-clock and of each event.
+        samples: the samples received since ``previous``.
+        previous: the counters before these samples.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []
     kinds += zip((event.kind for event in config.events), counts[1:], strict=True)
@@ -106,7 +106,7 @@ def name_wait_counts(
 ) -> dict[str, SamplerCounts]:
     """Returns the counters of waits.
 
-    ``added`` is the number of samples beyond those that the program took.
+    ``added`` is the number of samples besides those that the program took.
     """
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)

@@ -1,4 +1,4 @@
-"""Perf events that trigger the sampling program."""
+"""Opens the perf events that trigger the sampling program."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Events(Protocol):
         """Adapt to CPU hotplug."""
 
     def disable(self) -> None:
-        """Disable the events. Once this method has returned, the program no longer runs."""
+        """Disable the events. Once this method returns, the program no longer runs."""
 
     def close(self) -> None:
-        """Close only the descriptors, so that a forked child may call this."""
+        """Close the descriptors and do nothing else, so that a forked child may call this."""
 
 
 class NoEvents:
@@ -81,16 +81,16 @@ class _CpuEvent(NamedTuple):
 class PerCpuEvents(EventPerCpu[_CpuEvent]):
     """An event on each online CPU.
 
-    A CPU that went offline and came back between two checks is recognized by its event. The program
-    has not run there, and the time for which the event was enabled has not advanced.
+    If a CPU went offline and came back between two checks, its event is dead: the program has not
+    run on the CPU, and the event's enabled time has not advanced.
 
     Args:
         files: reads files of the host.
-        program_fd: the program to run.
-        attributes: the event.
+        program_fd: the descriptor of the program to run.
+        attributes: the attributes of the event.
         cpus: the CPUs to sample; empty means all.
         runs: returns how often the program has run for the event on a CPU, without system calls.
-        name: name of the event, for messages.
+        name: the name of the event, for messages.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     def _is_dead(self, cpu: int) -> bool:
         """Returns whether a CPU's event is dead.
 
-        To spare the CPU, reads the event only on suspicion.
+        Reads the event only if the program has not run, because reading it interrupts the CPU.
         """
         if self._paused:
             return False
@@ -204,8 +204,8 @@ class CpuEvents(PerCpuEvents):
 
     Args:
         files: reads files of the host.
-        program_fd: the program to run.
-        period_ns: interval between two samples.
+        program_fd: the descriptor of the program to run.
+        period_ns: the interval between two samples, in nanoseconds.
         cpus: the CPUs to sample; empty means all.
         runs: returns how often the program has run on a CPU, without system calls.
     """
@@ -235,8 +235,8 @@ class CpuEvents(PerCpuEvents):
     def set_period(self, period_ns: int) -> None:
         """Change the interval between two samples.
 
-        The kernel starts a new period immediately, so each CPU is changed just after a sample.
-        Takes as long as the old period.
+        The kernel starts a new period immediately, so each CPU's event is changed just after a
+        sample. This takes as long as the old period.
         """
         for cpu in self._just_sampled(tuple(self._events)):
             set_period(self._events[cpu].fd, period_ns)
@@ -245,7 +245,7 @@ class CpuEvents(PerCpuEvents):
     def between_samples(self, action: Callable[[], None]) -> None:
         """Run a function that calls bpf(2) just after a sample, so that it ends before the next.
 
-        The kernel skips samples on a CPU that is inside bpf(2). The call takes up to a period.
+        The kernel skips samples on a CPU that is inside bpf(2). This method waits up to a period.
         """
         allowed = os.sched_getaffinity(0)
         cpu = sorted(allowed & self._events.keys())[:1]
@@ -266,7 +266,7 @@ class CpuEvents(PerCpuEvents):
         self._throttling = warning
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
-        """Yields each CPU just after a sample, and lastly the CPUs without a sample in time."""
+        """Yields each CPU just after a sample, and finally the CPUs that had no sample in time."""
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
         looked = time.monotonic_ns()
@@ -276,7 +276,7 @@ class CpuEvents(PerCpuEvents):
             last_look, looked = looked, time.monotonic_ns()
             for cpu, runs in tuple(waiting.items()):
                 waiting[cpu] = self._runs(cpu)
-                # A thread that was preempted cannot know how long ago the sample was.
+                # If this thread was preempted, the sample may be too old.
                 if waiting[cpu] != runs and time.monotonic_ns() - last_look < _FRESH_NS:
                     del waiting[cpu]
                     yield cpu
@@ -286,7 +286,7 @@ class CpuEvents(PerCpuEvents):
 class ChildEvents:
     """An event on a process, inherited by its descendants, that counts from its next exec on.
 
-    A child starts with a full period, so processes that live less than a period are
+    A child starts with a full period, so processes that live for less than a period are
     underrepresented.
     """
 
@@ -312,7 +312,7 @@ class ChildEvents:
         """Does nothing, because the event moves with its process."""
 
     def disable(self) -> None:
-        """Stop sampling the process and its children."""
+        """Stop sampling the process and its descendants."""
         disable_event(self._fd)
 
     def close(self) -> None:

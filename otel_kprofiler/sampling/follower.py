@@ -15,17 +15,17 @@ _MOST: Final = 1000
 class ProcessFollower:
     """Finds the descendants of processes, even if their parents exit first.
 
-    The BPF program finds descendants by their ancestors; this class adds processes that may lose
-    their ancestors to the targets. A process that starts and loses its parent within a second may
-    be missed.
+    The BPF program finds descendants by their ancestors. This class adds all descendants to the
+    targets, because they may lose their ancestors later. A process that loses its parent within a
+    second of its start may be missed.
 
     Args:
         files: reads files of the host.
         pids: the processes to follow.
-        monotonic: the clock, in seconds.
+        monotonic: returns the time of a steady clock, in seconds.
 
     Attributes:
-        pids: running processes and their descendants.
+        pids: the running processes among those to follow and their descendants.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ProcessFollower:
         return tuple(self._started)
 
     def look(self) -> bool:
-        """Scan ``/proc``, and return whether :attr:`pids` has changed."""
+        """Scan ``/proc`` if a scan is due; returns whether :attr:`pids` has changed."""
         previous = set(self._started)
         self._started = {
             pid: ticks for pid, ticks in self._started.items() if self._runs(pid, ticks)

@@ -1,7 +1,8 @@
-"""Restricts sampling to containers, pods and units as they come and go.
+"""Restricts sampling to containers, pods and units, following them as they start and stop.
 
-Where possible, the kernel program filters by cgroup v2, so that each process is sampled from its
-first instruction on. Otherwise, it filters by process, and processes are looked up once a second.
+Where possible, the BPF program filters by cgroup v2, so that each process is sampled from its first
+instruction on. Otherwise, the program filters by process id, and processes are looked up once a
+second.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 400
-"""Inverse of the share of one CPU that lookups may use, which is a quarter of a percent."""
+"""Inverse of the share of one CPU that lookups may use (a quarter of a percent)."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
-"""Level and id that match no cgroup, so that nothing is sampled."""
+"""A level and id that match no cgroup, so that nothing is sampled."""
 _NO_PID: Final = 1 << 22 | 1  # above PID_MAX_LIMIT, include/linux/threads.h
 _MOST: Final = SLOTS // 2 - 1  # room for old and new entries
 
@@ -48,12 +49,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups to sample. Processes in any of these groups are selected.
+    """The groups to sample. A process is sampled if it is in any of these groups.
 
     Attributes:
-        containers: names, or at least the first four digits of ids.
-        pods: UIDs, names, or ``NAMESPACE/NAME``.
-        units: units of the system service manager; ``.service`` may be omitted.
+        containers: the names, or prefixes of ids with at least four digits.
+        pods: the UIDs, names, or ``NAMESPACE/NAME``.
+        units: the units of the system service manager; ``.service`` may be omitted.
     """
 
     containers: tuple[str, ...] = ()
@@ -65,13 +66,13 @@ class Groups:
 
 
 class GroupFollower:
-    """Finds the cgroups or processes of groups. Not thread-safe.
+    """Finds the cgroups or processes that belong to groups. Not thread-safe.
 
     Args:
         files: reads files of the host.
-        groups: groups to sample, at least one.
-        loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
-        monotonic: the clock, in seconds.
+        groups: the groups to sample; at least one.
+        loader: the library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
+        monotonic: returns the time of a steady clock, in seconds.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class GroupFollower:
         return self._found, self._pids or ()
 
     def apply(self, config: SamplerConfig) -> SamplerConfig:
-        """Restrict a sampler's configuration to the groups. ``target_pids`` still apply."""
+        """Returns a configuration that is restricted to the groups. ``target_pids`` still apply."""
         if self._pids is None:
             return replace(config, target_cgroups=self._cgroups or (_NO_CGROUP,))
         wanted = config.target_pids
@@ -155,7 +156,7 @@ class GroupFollower:
         self._cgroups = self._limit(sorted((cgroup.level, cgroup.id) for cgroup in cgroups))
 
     def _find_root(self) -> Cgroup | None:
-        """Returns the root of the hierarchy, if the kernel can filter by all its cgroups."""
+        """Returns the cgroup v2 root if the BPF program can filter by all its descendants."""
         try:
             root = find_cgroup_root(self._files) if self._by_cgroup else None
         except OSError:
@@ -171,7 +172,7 @@ class GroupFollower:
         return bool(parse_mount_points(mounts, "cgroup"))
 
     def _find_cgroups(self, root: Cgroup) -> Iterable[Cgroup]:
-        """Yields the uppermost cgroups of the groups. The kernel includes their descendants."""
+        """Yields the groups' topmost cgroups. The BPF program also matches their descendants."""
         names, covered = {}, set()
         for cgroup in walk_cgroups(root):
             if os.path.dirname(cgroup.path) in covered:
@@ -186,7 +187,7 @@ class GroupFollower:
         self._names = names
 
     def _find_pids(self, outside_of: tuple[str, ...]) -> list[int]:
-        """Returns the groups' processes, except those in or below these cgroups."""
+        """Returns the groups' processes, except those in or below the given cgroups."""
         pids = []
         for entry in self._files.list_dir("/proc"):
             if not entry.isdecimal():

@@ -1,4 +1,4 @@
-"""All perf events and tracepoints that trigger programs on the CPUs of this host."""
+"""Combines all perf events and tracepoints that trigger programs on the CPUs of this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 
 class EventSet(Events, Protocol):
-    """An event, or several, on the CPUs of this host; see :class:`HostEvents`."""
+    """One or more events on the CPUs of this host; see :class:`HostEvents`."""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -34,11 +34,11 @@ class EventSet(Events, Protocol):
 
 
 class HostEvents:
-    """The cpu-clock of each CPU, if on-CPU samples are taken, and other events.
+    """The cpu-clock event of each CPU, if on-CPU samples are taken, and all other events.
 
     Args:
-        clock: events that trigger on-CPU samples; None if there are no on-CPU samples.
-        others: sets of events of other kinds.
+        clock: the events that trigger on-CPU samples; None if there are no on-CPU samples.
+        others: the sets of other events.
     """
 
     def __init__(self, clock: CpuEvents | None, others: Sequence[EventSet]) -> None:
@@ -61,7 +61,7 @@ class HostEvents:
             events.follow()
 
     def disable(self) -> None:
-        """Disable all events. Once this method has returned, the program no longer runs."""
+        """Disable all events. Once this method returns, the programs no longer run."""
         for events in self._sets:
             events.disable()
 
@@ -98,7 +98,7 @@ class HostEvents:
             action()
 
     def close(self) -> None:
-        """Close only the descriptors, so that a forked child may call this."""
+        """Close the descriptors and do nothing else, so that a forked child may call this."""
         with contextlib.ExitStack() as stack:
             for events in self._sets:
                 stack.callback(events.close)
@@ -107,9 +107,10 @@ class HostEvents:
 def plan_events(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> EventOffsets | None:
-    """Checks that the configured events can be sampled here.
+    """Checks that the configured events can be sampled on this host.
 
-    Returns the kernel struct offsets that their program needs, or None if no events are configured.
+    Returns the kernel struct offsets that the events' program requires, or None if no events are
+    configured.
 
     Raises:
         HostError: events cannot be sampled on this host.
@@ -128,7 +129,7 @@ def plan_events(
         offsets = None
     if offsets is None:
         raise KernelFeatureError(
-            f"sampling {names} needs BTF of the kernel",
+            f"sampling {names} requires the kernel's BTF",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or sample cpu-clock",
         )
     return offsets
@@ -146,10 +147,10 @@ def choose_events(
     Args:
         config: what to sample.
         files: reads files of the host.
-        program_fd: the program that perf events run.
-        runs: returns how often the program has run on a CPU, for cpu-clock or for the event with a
-            number.
-        traced: programs at tracepoints; None for those not configured.
+        program_fd: the descriptor of the program that perf events run.
+        runs: returns how often the program has run on a CPU for an event, given by its number; by
+            default for cpu-clock.
+        traced: the programs at tracepoints; None for each group that is not configured.
     """
     if not config.on_cpu and not config.events:
         return NoEvents()
@@ -176,11 +177,11 @@ def make_events(
     The program identifies each event by its number, from 1, in the event's attributes.
 
     Args:
-        specs: the events. Tracepoints among them are left out.
+        specs: the events. Tracepoints among the events are left out.
         files: reads files of the host.
-        program_fd: the program to run.
+        program_fd: the descriptor of the program to run.
         cpus: the CPUs to sample; empty means all.
-        runs: returns how often the program has run on a CPU for the event with a number.
+        runs: returns how often the program has run on a CPU for an event, given by its number.
     """
     return [
         PerCpuEvents(

@@ -1,4 +1,4 @@
-"""Samples waits for the kernel's locks: plan, and attaching the programs."""
+"""Plans sampling of waits for the kernel's locks, and attaches the programs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class LockPlan(NamedTuple):
-    """How waits for locks are sampled.
+    """A plan for sampling waits for locks.
 
     Attributes:
         spec: the event.
-        number: its number, from 1.
-        offsets: offsets of the running kernel.
+        number: the event's number, from 1.
+        offsets: the struct offsets of the running kernel.
     """
 
     spec: LockSpec
@@ -53,7 +53,8 @@ class LockPlan(NamedTuple):
         """Returns the programs' constants.
 
         Args:
-            program: the program for samples on a CPU, which determines how stacks are collected.
+            program: the name of the program for on-CPU samples, which determines how stacks are
+                collected.
         """
         collects = program.removesuffix(PYTHON_SUFFIX)
         by = (FRAME_POINTERS, *BY_TABLES).index(collects)  # enum user_frames
@@ -62,7 +63,7 @@ class LockPlan(NamedTuple):
 
 
 def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> LockPlan | None:
-    """Plans the sampling of lock contention; None if it is not configured.
+    """Plans sampling of lock contention; returns None if it is not configured.
 
     Raises:
         KernelFeatureError: the kernel lacks the tracepoints.
@@ -81,22 +82,22 @@ def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> 
 
 
 def lock_map_entries(plan: LockPlan | None, possible_cpus: int) -> dict[str, int]:
-    """Returns sizes of the maps."""
+    """Returns the sizes of the maps for lock contention."""
     if plan is None:
         return {"lock_buckets": 1, "lock_lines": 1}
     return {"lock_buckets": LOCK_BUCKETS, "lock_lines": possible_cpus}
 
 
 class Locks(TracedPrograms):
-    """The attached programs; not thread-safe.
+    """The programs that sample lock contention; not thread-safe.
 
     Args:
         spec: the event.
         files: reads files of the host.
         program: the loaded object.
-        traced: the CPUs on which waits that begin are measured.
-        possible: exclusive upper bound of CPU numbers.
-        cpus: restrict to these CPUs; empty means all.
+        traced: the CPUs on which waits are measured if they begin there.
+        possible: the exclusive upper bound of CPU numbers.
+        cpus: the CPUs to sample; empty means all.
 
     Attributes:
         spec: the event.
@@ -131,18 +132,18 @@ class Locks(TracedPrograms):
         """Adjust the threshold once a second.
 
         Args:
-            now_ns: time of ``CLOCK_MONOTONIC``.
-            taken: waits sampled since the start.
+            now_ns: the time of ``CLOCK_MONOTONIC``.
+            taken: the number of waits sampled since the start.
         """
         if self._control.update(now_ns, taken, self._rate):
             self._configure()
 
     def totals(self) -> LockTotals:
-        """Returns all waits since the start."""
+        """Returns the totals of all waits since the start."""
         return self._lines.totals()
 
     def unmap(self) -> None:
-        """Unmap counters and settings."""
+        """Unmap the counters and settings."""
         self._lines.close()
         self._settings.close()
 
@@ -165,8 +166,8 @@ def open_locks(
         plan: how waits are sampled.
         program: the loaded object.
         files: reads files of the host.
-        possible: exclusive upper bound of CPU numbers.
-        cpus: restrict to these CPUs; empty means all.
+        possible: the exclusive upper bound of CPU numbers.
+        cpus: the CPUs to sample; empty means all.
     """
     if plan is None:
         yield None

@@ -10,7 +10,7 @@ from otel_kprofiler.bpf import WAIT_UNIT_NS
 MAX_WAITS_PER_SECOND: Final = 10_000
 USUAL_WAITS_PER_SECOND: Final = 20
 MAX_THRESHOLD_NS: Final = ((1 << 32) - 1) * WAIT_UNIT_NS
-"""Maximum threshold, 18 minutes, because the BPF program stores it in 32 bits."""
+"""Maximum threshold (18 minutes), which the BPF program stores in 32 bits."""
 _MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 
@@ -19,14 +19,15 @@ class OffCpuConfig:
     """The settings for sampling waits. Exact totals are always counted.
 
     Attributes:
-        samples_per_second: average rate of sampled waits on each CPU, 0 to 10000. It determines the
-            threshold from which every wait is sampled. 0 means totals only.
-        min_duration_ns: shorter waits are never sampled, 0 to 4.29 s; the totals count them.
+        samples_per_second: the average rate of sampled waits on each CPU, 0 to 10000. It determines
+            the duration from which every wait is sampled. At 0, only totals are counted.
+        min_duration_ns: the duration, 0 to 4.29 s, below which waits are never sampled; totals
+            include these waits, too.
         wakers: whether to record which thread ended a wait.
-        causes: whether to determine causes of waits from stacks.
-        leaves_out: threads whose waits are neither sampled nor counted: all threads of this
-            ``process`` (a profiler), only its profiling ``threads`` (in a service), or none if
-            empty.
+        causes: whether to determine the causes of waits from stacks.
+        leaves_out: the threads whose waits are neither sampled nor counted. ``process`` means all
+            threads of this process (a profiler), ``threads`` only its profiling threads (in a
+            service), and an empty string none.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND

@@ -48,35 +48,35 @@ if TYPE_CHECKING:
 
 _FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 _FOLLOW_PERIODS: Final = 3
-# Other CPUs see a store to in_flight after a small delay.
+# Other CPUs see a store to in_flight after a short delay.
 _STORE_DELAY_NS: Final = 20_000
 _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 
 RawSink = Callable[[bytes, int], None]
-"""Function that receives the raw records of a drain and its ``complete_until_ns``."""
+"""A function that receives the raw records of a drain, and its ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):
-    """Samples all CPUs (or one command) of this host; see :class:`Sampler`.
+    """Samples all CPUs of this host, or a single command; see :class:`Sampler`.
 
-    Needs CAP_BPF and CAP_PERFMON. However the process ends, nothing remains in the kernel. In a
-    forked child, the sampler is closed, while the parent continues.
+    Requires CAP_BPF and CAP_PERFMON. However the process exits, nothing remains in the kernel. In a
+    forked child, the sampler is closed, while the parent continues to sample.
 
     Args:
         config: what to sample.
         access: reads files of this host.
         loader: loads the program; by default from :func:`get_loader`.
-        time_source: the clocks of this host.
+        time_source: reads the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
         user_files: receives the files of user stacks.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
         config: what to sample.
-        busy_ns: nanoseconds that the program spent on samples other than waits, as of the last
-            :meth:`drain`.
-        stack_limit: size in bytes from which a stack counts as truncated; 0 before the start.
+        busy_ns: the time that the program spent on samples other than waits, in nanoseconds, as of
+            the last :meth:`drain`.
+        stack_limit: the size, in bytes, from which a stack counts as truncated; 0 before the start.
         user_files: the files of user stacks.
         python_codes: the code objects of Python frames.
     """
@@ -137,12 +137,12 @@ class EbpfSampler(ForkAware):
 
     @property
     def follows_spans(self) -> bool:
-        """Returns whether the current span is read from the interpreter, by ``span_path``."""
+        """Returns whether the current span is read from the interpreter, using ``span_path``."""
         return self._attachment().follows_spans
 
     @property
     def tables(self) -> TableCounts | None:
-        """Returns the user-file unwind tables; None if unwinding does not use them."""
+        """Returns the counts of unwind tables; None if unwinding does not use tables."""
         store = self._attachment().tables
         return store.counts() if store else None
 
@@ -153,7 +153,7 @@ class EbpfSampler(ForkAware):
 
     @property
     def python_problem(self) -> str | None:
-        """Returns why Python frames are not read although configured."""
+        """Returns why Python frames are not read although they are configured."""
         return self._attachment().python_problem
 
     def start(self) -> None:
@@ -171,18 +171,19 @@ class EbpfSampler(ForkAware):
         forks.register(ForkStep.RELEASE, self)
 
     def reconfigure(self, config: SamplerConfig) -> int:
-        """Change rate, CPUs and filters without a gap longer than a period on any CPU.
+        """Change the rate, CPUs and filters, with no gap longer than a period on any CPU.
 
-        Settings fixed at load time stay: ``max_frames``, user unwinding, ring size, ranges, spans,
-        and the loader. A sampler that started with only kernel stacks unwinds user stacks by frame
-        pointers.
+        Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
+        size, interrupt ranges, spans, and the loader. A sampler that started with only kernel
+        stacks unwinds user stacks by frame pointers.
 
         Returns:
-            Boottime from which the new period applies to every CPU.
+            The boottime from which the new period applies on every CPU.
 
         Raises:
-            HostError: a CPU does not exist, or there are too many targets; nothing has changed.
-            SamplerError: the kernel refused the change (before 5.19 without CAP_BPF); nothing has
+            HostError: none of the CPUs is online, or there are too many targets. Nothing has
+                changed.
+            SamplerError: the kernel refused the change (before 5.19 without CAP_BPF). Nothing has
                 changed.
         """
         attached, old = self._attachment(), self.config
@@ -233,7 +234,7 @@ class EbpfSampler(ForkAware):
     def retarget(self, pids: tuple[int, ...]) -> None:
         """Replace the sampled processes.
 
-        The old and the new set must be non-empty and not too large.
+        Both the old and the new set must be non-empty, and must fit into the map together.
         """
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
@@ -260,7 +261,7 @@ class EbpfSampler(ForkAware):
         self._attachment().waiter.wait(timeout_s)
 
     def wait_new(self, least_s: float, most_s: float) -> None:
-        """Block until a process that started after the last :meth:`drain` was sampled.
+        """Block until a process that started after the last :meth:`drain` has been sampled.
 
         See :meth:`Sampler.wait_new`. If waits are followed, or start times are unknown, blocks for
         ``least_s`` seconds.
@@ -274,7 +275,7 @@ class EbpfSampler(ForkAware):
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns immediately if waits are followed, because some waits end without a record.
+        Returns immediately if waits are followed, because some waits leave no record.
         """
         attached = self._attachment()
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)
@@ -288,8 +289,8 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # The order matters: a record that is neither in flight when the horizon is computed
-            # nor in the ring when that is read is newer than the horizon.
+            # The order matters: a record is newer than the horizon if it is neither in flight when
+            # the horizon is computed nor in the ring when the ring is read.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = take_snapshot(attached)
@@ -325,7 +326,7 @@ class EbpfSampler(ForkAware):
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns totals of waits since the previous call, by process. Raises ``SamplerError``."""
+        """Returns wait totals since the previous call, by process. Raises ``SamplerError``."""
         waits = self._attachment().waits
         if waits is None:
             return {}
@@ -337,13 +338,13 @@ class EbpfSampler(ForkAware):
 
     @property
     def wait_counts(self) -> WaitCounts | None:
-        """Returns counts of gaps in the wait totals; None if waits are not followed."""
+        """Returns the counts of gaps in the wait totals; None if waits are not followed."""
         waits = self._attachment().waits
         return waits.counts() if waits else None
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the minimum duration at which every wait is sampled; 0 if none is sampled."""
+        """Returns the duration from which every wait is sampled; 0 if no waits are sampled."""
         waits = self._attachment().waits
         return waits.threshold_ns if waits else 0
 
@@ -352,7 +353,7 @@ class EbpfSampler(ForkAware):
         return self._counts
 
     def stop(self) -> None:
-        """Disable the events. No samples are taken once this method has returned."""
+        """Disable the events. No samples are taken once this method returns."""
         self._next_follow_ns = 1 << 63  # prevent new events
         attached = self._attachment()
         attached.events.disable()
@@ -368,7 +369,7 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Finish work on mapped memory, and take its locks."""
+        """Finish work on mapped memory, and take the locks for it."""
         self._lock.acquire()
         for part in self._locked():
             part.before_fork()
@@ -409,10 +410,10 @@ def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCp
 
 
 def _horizon(now: int, attached: Attachment) -> int:
-    """Returns the boottime before which no record can be reserved after this call; 0 if unknown.
+    """Returns the earliest possible time of records reserved after this call; 0 if unknown.
 
     On each CPU, the program flags a record as in flight before it reads the clock, and then
-    publishes the record's time. A CPU without a record in flight will read a later time.
+    publishes the record's time. A CPU without a record in flight will therefore read a later time.
     """
     for _ in range(_IN_FLIGHT_TRIES):
         since = [time for time in attached.lines.in_flight() if time]

@@ -1,4 +1,4 @@
-"""Identifies the profiler's threads, whose waits are excluded."""
+"""Identifies the profiler's own threads, whose waits are excluded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN_NAME: Final = "kprofiler-"
 
 
 class OwnThreads:
-    """The threads of this process to exclude; not thread-safe.
+    """The threads of this process that are excluded; not thread-safe.
 
     Args:
         leaves_out: see :class:`OffCpuConfig`.
@@ -25,7 +25,7 @@ class OwnThreads:
     def update(self) -> None:
         """Update the set of threads.
 
-        Exited threads stay in it, because records about them may follow.
+        Exited threads stay in the set, because records of their waits may follow.
         """
         if self._leaves_out == "threads":
             self._tids |= {

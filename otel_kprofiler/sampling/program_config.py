@@ -36,14 +36,15 @@ def pack_config(
     stack_limit: int,
     regular_since_ns: int,
 ) -> bytes:
-    """Encode the settings of the program.
+    """Returns the settings, encoded for the BPF program.
 
     Args:
         config: what to sample.
-        offsets: field offsets in the kernel's tasks; None if unknown.
-        thread_pointer: offset of the user thread pointer in a task; 0 disables thread contexts.
-        wakeup_bytes: fill mark of the ring at which the reader is woken.
-        stack_limit: maximum size of a stack side in bytes.
+        offsets: the offsets of fields in ``task_struct``; None if unknown.
+        thread_pointer: the offset of the user thread pointer in ``task_struct``; 0 disables thread
+            contexts.
+        wakeup_bytes: the fill mark of the ring at which the reader is woken.
+        stack_limit: the maximum size of a stack side, in bytes.
         regular_since_ns: see :meth:`Attachment.configure`.
 
     Raises:

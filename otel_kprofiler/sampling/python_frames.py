@@ -1,4 +1,4 @@
-"""Checks whether Python frames can be read on this host, and opens their maps."""
+"""Checks whether Python frames can be read on this host, and opens the maps for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from otel_kprofiler.model import KnownCodes
 from otel_kprofiler.sampling.sampler import SamplerConfig
 
 PYTHON_SUFFIX: Final = "_python"
-"""Suffix of programs that also read Python frames."""
+"""Suffix of the names of programs that also read Python frames."""
 _RING_BYTES: Final = 256 * 1024
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def plan_python(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> tuple[PythonOffsets | None, str | None]:
-    """Returns the kernel's offsets for the program, or why it cannot read Python frames."""
+    """Returns the kernel offsets that the program requires, or why it cannot read Python frames."""
     if not config.python_frames:
         return None, None
     if loader != "libbpf":
@@ -41,7 +41,7 @@ def plan_python(
 def describe_problem(
     planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
 ) -> str | None:
-    """Log and return why configured Python frames are missing; None if they are not missing."""
+    """Log and return why configured Python frames are missing; returns None if they are not."""
     if planned and not loaded:
         problem = "this kernel does not accept the program"
     if problem:
@@ -59,11 +59,11 @@ def open_python(
     """Open the maps of the loaded program, which reads no frames before :meth:`PythonMaps.limit`.
 
     Raises:
-        OSError: a map cannot be mapped.
+        OSError: a map cannot be mapped into memory.
     """
     return PythonMaps(program.map_fd, offsets, cpus, python_ring_bytes(config), codes)
 
 
 def python_ring_bytes(config: SamplerConfig) -> int:
-    """Returns the size of the ring for descriptions, which holds about 350 between two drains."""
+    """Returns the ring size for code-object descriptions, enough for about 350 between drains."""
     return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

@@ -11,7 +11,7 @@ from typing import Final
 from otel_kprofiler.bpf import NO_WAKEUP_NS, CpuLines, ReaderFlag, RingReader
 
 _START_NS: Final = 50_000_000
-"""Longest usual time from the start of a process to that of its program."""
+"""Longest usual time, in nanoseconds, from a process's fork to its exec."""
 
 
 class RecordWaiter:
@@ -19,9 +19,9 @@ class RecordWaiter:
 
     Args:
         ring: the BPF ring buffer to wait for.
-        ring_fd: descriptor of the ring's map.
-        lines: counters that show records in flight.
-        flag: selects the records at which the program wakes the reader.
+        ring_fd: the descriptor of the ring's map.
+        lines: the counters that show which records are in flight.
+        flag: the flag that selects at which records the program wakes the reader.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RecordWaiter:
         try:
             self._epoll = select.epoll()
             self._epoll.register(self._wake_fd, select.EPOLLIN)
-            # Edge-triggered: otherwise a non-empty ring would end every wait immediately.
+            # Edge-triggered, because a non-empty ring would otherwise end every wait immediately.
             self._epoll.register(ring_fd, select.EPOLLIN | select.EPOLLET)
         except BaseException:
             os.close(self._wake_fd)
@@ -68,7 +68,7 @@ class RecordWaiter:
         since_ns -= _START_NS
         self._flag.wake_since(since_ns)
         try:
-            # Such a process may have been sampled before the flag was set.
+            # A new process may have been sampled before the flag was set.
             if self._flag.newest_start_ns() < since_ns:
                 self.wait(most_s - least_s)
         finally:
@@ -82,7 +82,7 @@ class RecordWaiter:
         """
         self._flag.wake_since(0)
         try:
-            # The program may have read the flag before it was set.
+            # The program may have read the flag before this thread set it.
             if not self._ring.is_empty() or any(self._lines.in_flight()):
                 return True
             return not self.wait(timeout_s) and not self._ring.is_empty()
@@ -90,7 +90,7 @@ class RecordWaiter:
             self._flag.wake_since(NO_WAKEUP_NS)
 
     def wake(self) -> None:
-        """End a wait. It may be called from any thread or signal handler."""
+        """End a wait; callable from any thread or signal handler."""
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:

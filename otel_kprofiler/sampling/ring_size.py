@@ -1,4 +1,4 @@
-"""Chooses the size of the ring."""
+"""Chooses the size of the BPF ring buffer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _EVENT_RING_BYTES: Final = 16 << 20
 
 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
-    """Compute the size of the ring.
+    """Returns the size of the ring, in bytes.
 
     The ring holds four drain intervals of 64-frame stacks, or eight with waits; its size is at
-    least 256 KiB (1 MiB with waits, 16 MiB with events by period), and at most the limit. Waits
-    and events may each use three quarters of it.
+    least 256 KiB (1 MiB with waits, 16 MiB if an event has a fixed period), and at most the limit.
+    Waits and events may each use three quarters of the ring.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     per_cpu = config.samples_per_second + sum(event.rate for event in config.events)

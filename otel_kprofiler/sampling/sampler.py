@@ -37,58 +37,60 @@ class SamplerConfig:
     """The settings of a sampler.
 
     Attributes:
-        samples_per_second: rate on each CPU, 1 to 10000.
-        stacks: sides to collect. With a single side, samples without a frame on that side are
-            dropped.
-        max_frames: maximum frames per side, 1 to 127.
+        samples_per_second: the rate of on-CPU samples on each CPU, 1 to 10000.
+        stacks: the stack sides to collect. With a single side, samples without a frame on that side
+            are dropped.
+        max_frames: the maximum number of frames per side, 1 to 127.
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
             supported and frame pointers elsewhere; ``frame_pointers`` only works for code built
             with frame pointers.
-        max_unwind_work: limit on the work of unwinding a user stack in the interrupt; 1000 units
-            take at most 25 µs, and a cached frame costs 15 units.
-        max_tables_bytes: limit on the kernel memory for unwind tables.
-        max_table_bytes: limit on a file's table. Larger tables are not used.
-        max_preload_s: time limit for loading tables of running programs before the first sample. It
-            is up to half as long again if listing these programs had to wait for a process. If it
-            is 0, tables are loaded only on demand, too late for the first sample that needs them.
-        preload_paths: further files whose tables are loaded, such as those of a command that starts
-            later (:meth:`HeldCommand.find_files`).
-        python_frames: limit on Python frames of registered processes (:class:`PythonMaps`), 0 to
-            127. If it is 0, none are read.
-        pin_cpu_ids: CPUs to sample; empty for all.
+        max_unwind_work: the limit on the work for unwinding a user stack in the interrupt. 1000
+            units take at most 25 µs, and a cached frame costs 15 units.
+        max_tables_bytes: the limit on the kernel memory for unwind tables.
+        max_table_bytes: the limit on the size of a file's table. Larger tables are not used.
+        max_preload_s: the time limit, in seconds, for loading the tables of running programs before
+            the first sample. The limit is up to half as long again if listing these programs had to
+            wait for a process. At 0, tables are loaded only on demand, too late for the first
+            sample that requires them.
+        preload_paths: further files whose tables are loaded before the first sample, such as those
+            of a command that starts later (:meth:`HeldCommand.find_files`).
+        python_frames: the limit on Python frames in stacks of registered processes
+            (:class:`PythonMaps`), 0 to 127. At 0, no Python frames are read.
+        pin_cpu_ids: the CPUs to sample; empty for all.
         send_idle_frames: whether to sample the idle task itself, too.
-        target_pids: processes to sample (thread group ids); empty for all.
-        target_comms: names of threads, or of processes (of their main threads), to sample; only the
-            first 15 bytes count. Empty for all. Process names require BTF.
-        target_cgroups: v2 cgroups to sample, with their descendants: depth below the root, 1 to 15,
-            and id (the inode number). Empty for all. Requires libbpf.
-        min_process_age_ns: age below which processes are skipped. Without BTF, the age is unknown,
-            and no process is skipped.
-        max_ring_bytes: maximum ring size, regardless of other settings.
-        map_scale_factor: the computed ring size is multiplied by 2 to the power of this.
-        drain_interval_s: intended interval between calls of ``drain``.
-        interrupt_ranges: half-open address ranges of interrupt entry code
+        target_pids: the processes to sample (thread group ids); empty for all.
+        target_comms: the names of threads or processes to sample; empty for all. A process has the
+            name of its main thread. Only the first 15 bytes count. Process names require BTF.
+        target_cgroups: the v2 cgroups to sample, with their descendants; empty for all. Each
+            consists of its depth below the root, 1 to 15, and its id (the inode number). Requires
+            libbpf.
+        min_process_age_ns: the age below which processes are not sampled. Without BTF, ages are
+            unknown, and all processes are sampled.
+        max_ring_bytes: the maximum ring size, regardless of other settings.
+        map_scale_factor: the power of 2 by which the computed ring size is multiplied.
+        drain_interval_s: the intended interval between calls of ``drain``, in seconds.
+        interrupt_ranges: the half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
             range belongs to an interrupt and is kept. If there are no ranges, all samples of the
             idle task are dropped.
-        span_layout: layout of this process's span contexts; None for no links.
-        span_path: location of the current span of this process's threads, if the loader supports
-            the program that reads it; otherwise, spans are read from thread contexts.
-        target_namespace: device and inode of the pid namespace of ``target_pids`` and of the ids in
-            samples (see ``stat`` of ``/proc/self/ns/pid``); None for the initial namespace.
-            Processes of other namespaces keep their initial ids.
+        span_layout: the layout of this process's span contexts; None for no links to spans.
+        span_path: the location of the current span in this process's threads, used if the loader
+            supports the program that reads it. Otherwise, spans are read from thread contexts.
+        target_namespace: the pid namespace of ``target_pids`` and of the ids in samples, as the
+            device and inode from ``stat`` on ``/proc/self/ns/pid``; None for the initial namespace.
+            Processes outside this namespace keep their ids in the initial namespace.
         target_descendants: whether to sample the descendants of ``target_pids``, too. Orphaned
             processes are no longer followed. Requires BTF.
-        child_pid: process to follow from its next exec on, with all its descendants, instead of all
-            CPUs (see :class:`HeldCommand`).
+        child_pid: the process to follow, with all its descendants, from its next exec on; None to
+            sample CPUs (see :class:`HeldCommand`).
         check_kernel: whether to reject kernels that are too old, instead of trying to load the
             program.
-        verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
+        verifier_log_level: the log level of the kernel's verifier, 0 to 2. The verifier's output is
             logged at level INFO.
         on_cpu: whether to take on-CPU samples.
         off_cpu: how waits are sampled; None if waits are not followed.
-        events: other perf events, and tracepoints, to sample, at most 16, with distinct names; each
-            is a separate kind. Needs libbpf and BTF.
+        events: the other perf events and tracepoints to sample, at most 16, with distinct names.
+            Each is a separate kind. Requires libbpf and BTF.
     """
 
     samples_per_second: int = 19
@@ -145,11 +147,11 @@ class SamplerConfig:
                 "off_cpu and events cannot follow child_pid: set it as target_pids instead"
             )
         if len(self.events) > MAX_EVENTS:
-            raise ValueError(f"there are {len(self.events)} events, more than {MAX_EVENTS}")
+            raise ValueError(f"there are {len(self.events)} events; the maximum is {MAX_EVENTS}")
         if len({event.kind.name for event in self.events}) < len(self.events):
-            raise ValueError("two events have the same name")
+            raise ValueError("two events have the same name: give each event once")
         if len(self.interrupt_ranges) > MAX_INTERRUPT_RANGES:
-            raise ValueError(f"there are more than {MAX_INTERRUPT_RANGES} interrupt ranges")
+            raise ValueError(f"interrupt_ranges has more than {MAX_INTERRUPT_RANGES} ranges")
 
     @property
     def period_ns(self) -> int:
@@ -158,7 +160,7 @@ class SamplerConfig:
 
     @property
     def needs_perf_events(self) -> bool:
-        """Returns whether samples are taken at perf events, the clock among them."""
+        """Returns whether samples are taken at perf events, including cpu-clock."""
         return self.on_cpu or any(isinstance(event, EventSpec) for event in self.events)
 
     @property
@@ -171,17 +173,19 @@ class SamplerCounts(NamedTuple):
     """Cumulative counts of a sample kind, from the start to the last ``drain``.
 
     Attributes:
-        taken: samples that passed all filters, counted by the kernel program.
-        lost: samples that could not be delivered, by cause, counted by the kernel program.
-        received: samples returned by ``drain``; taken = received + sum of lost.
-        filtered: samples dropped, by filter: ``idle`` (the idle task itself), ``target``,
-            ``age``, ``empty`` (no frame on the only collected side).
-        missed: samples that the kernel skipped: periods of a busy CPU in which the program did not
-            run, because the CPU ran another BPF program or bpf(2), had interrupts off, or was
-            preempted by its hypervisor. Not in ``taken``; 0 if a command is followed.
-        truncated: received samples with an incomplete user stack, by the name of its
+        taken: the samples that passed all filters, counted by the BPF program.
+        lost: the samples that could not be delivered, by cause, counted by the BPF program.
+        received: the samples returned by ``drain``; ``taken`` is ``received`` plus the sum of
+            ``lost``.
+        filtered: the dropped samples, by filter: ``idle`` (the idle task itself), ``target``,
+            ``age``, or ``empty`` (no frame on the only collected side).
+        missed: the samples that the kernel skipped. These are the periods of a busy CPU in which
+            the program did not run, because the CPU ran another BPF program or bpf(2), had
+            interrupts off, or was preempted by its hypervisor. They are not in ``taken``. 0 if a
+            command is followed.
+        truncated: the received samples with an incomplete user stack, by the name of the stack's
             :class:`StackEnd`.
-        locks: all waits for locks, if these are sampled.
+        locks: the totals of all lock waits, if these are sampled.
     """
 
     taken: int
@@ -211,10 +215,11 @@ class Sampler(Protocol):
         """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
 
     def wait_new(self, least_s: float, most_s: float) -> None:
-        """Block until a sample of a process that started since the last :meth:`drain` is ready.
+        """Block until a sample from a process that started after the last :meth:`drain` is ready.
 
-        Such a process should be identified while it runs. Blocks for at least ``least_s`` and at
-        most ``most_s`` seconds, unless the fill mark is passed or :meth:`wake` is called.
+        The new process can then be identified while it is still running. Blocks for at least
+        ``least_s`` and at most ``most_s`` seconds, unless the fill mark is passed or :meth:`wake`
+        is called.
         """
 
     def wait_first(self, timeout_s: float) -> bool:
@@ -225,7 +230,7 @@ class Sampler(Protocol):
         """
 
     def wake(self) -> None:
-        """End a wait. It may be called from any thread or signal handler."""
+        """End a wait; callable from any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
         """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""
@@ -237,12 +242,12 @@ class Sampler(Protocol):
         """Returns each process's off-CPU time since the previous call.
 
         The totals are exact, and include the elapsed part of ongoing waits. Processes without waits
-        are absent. The result is empty if waits are not followed. Call it once per window.
+        are absent. The result is empty if waits are not followed. Call this method once per window.
         """
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the minimum duration at which every wait is sampled; 0 if none is sampled."""
+        """Returns the duration from which every wait is sampled; 0 if no waits are sampled."""
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """Returns the counters by kind name, as of the last :meth:`drain`.

@@ -1,4 +1,4 @@
-"""Fills the maps of target processes (targets.bpf.h)."""
+"""Fills the maps that define what is sampled (targets.bpf.h)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Minimum capacity for each type of target, so that targets can be changed."""
+"""Minimum capacity for each type of target, so that targets can be changed later."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
 
 class TargetMaps:
-    """Fills the maps; not thread-safe.
+    """Fills the maps of targets; not thread-safe.
 
     Args:
-        map_fd: returns a map's descriptor by its name.
+        map_fd: returns the descriptor of a map, given its name.
     """
 
     def __init__(self, map_fd: Callable[[str], int]) -> None:
@@ -59,7 +59,7 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
 
 
 def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
-    """Returns map names, and the keys that the maps must contain."""
+    """Returns the keys that the maps must contain, each with its map's name."""
     pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
     keys = {("targets", pid) for pid in pids}
     namespace = config.target_namespace
@@ -76,7 +76,7 @@ def check_cgroups(files: HostFiles, loader: str) -> None:
     """Check that the program can filter by cgroup.
 
     Raises:
-        HostError: the loader or the kernel does not support such a filter.
+        HostError: the loader or the kernel does not support cgroup filters.
     """
     if loader != "libbpf":
         raise HostError(

@@ -1,4 +1,4 @@
-"""Checks whether thread contexts can be read on this host, and opens their map."""
+"""Checks whether thread contexts can be read on this host, and opens the maps for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from otel_kprofiler.bpf import (
 
 
 def plan_contexts(read_types: Callable[[], KernelTypes]) -> int:
-    """Returns the offset of the user thread pointer in a task; 0 if contexts cannot be read."""
+    """Returns the thread pointer's offset in ``task_struct``; 0 if contexts cannot be read."""
     try:
         return find_thread_pointer(read_types()) or 0
     except (OSError, ValueError):  # no BTF
@@ -23,13 +23,13 @@ def plan_contexts(read_types: Callable[[], KernelTypes]) -> int:
 
 
 def context_map_entries(thread_pointer: int) -> dict[str, int]:
-    """Returns the sizes of the maps."""
+    """Returns the sizes of the maps for thread contexts."""
     processes = MAX_CONTEXT_PROCESSES if thread_pointer else 1
     return {"thread_contexts": processes, "context_slots": SLOT_WORDS}
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """Open the map of processes. No process is registered if thread contexts cannot be read."""
+    """Open the maps. No processes can be registered if thread contexts cannot be read."""
     if not thread_pointer:
         return ThreadContexts(None)
     return ThreadContexts(program.map_fd("thread_contexts"), program.map_fd("context_slots"))

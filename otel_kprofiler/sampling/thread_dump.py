@@ -1,4 +1,4 @@
-"""Reads what the threads of processes do at one moment, by a BPF iterator over tasks.
+"""Reads what the threads of processes are doing at one moment, with a BPF iterator over tasks.
 
 The program runs in the process that reads its output, so nothing is attached to the dumped threads,
 and nothing stops or wakes them. See dump.bpf.c.
@@ -74,12 +74,12 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
-"""The programs. Those that require newer kernels come first."""
+"""The names of the programs. Those that require newer kernels come first."""
 _FIND_MEMORY: Final = "kprofiler_find_memory"
 _PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
-"""Number of rows read at once. The stacks of these threads take at most a third of the ring."""
+"""Number of rows read at once. Stacks for all of these rows fill at most a third of the ring."""
 _MOST_LINKS: Final = 16
 _PREEMPT_S: Final = 0.2
 """Time limit for reading running threads, in seconds."""
@@ -88,7 +88,7 @@ _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
 _GIB: Final = 1 << 30
 _HOLES_GIB: Final = 64
-"""Addresses without memory, such as device registers, below the last memory."""
+"""Maximum size of the holes below the last memory, such as device registers, in GiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class ThreadReading(NamedTuple):
 
     Attributes:
         rows: one row for each thread.
-        samples: stacks by thread id. Threads on a CPU have none.
+        samples: the stacks, by thread id. Threads on a CPU have no stacks.
     """
 
     rows: list[DumpRow]
@@ -108,25 +108,25 @@ class ThreadReading(NamedTuple):
 class ThreadReader:
     """Reads the threads of the processes in ``config.target_pids``. Belongs to one thread.
 
-    Needs CAP_BPF, CAP_PERFMON and a kernel with BTF.
+    Requires CAP_BPF, CAP_PERFMON and a kernel with BTF.
 
     Args:
-        config: targets, sides and limits of stacks; rates have no meaning here.
+        config: the targets, and the sides and limits of stacks. Rates are ignored.
         access: reads files of the host.
         loader: loads the program; must be libbpf.
         user_files: receives the files of user stacks.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Raises:
-        HostError: the kernel refuses the program or lacks a feature.
+        HostError: the kernel refuses the BPF program or lacks a feature.
         SamplerError: the verifier rejects the program.
 
     Attributes:
         config: the argument.
-        python: processes whose Python frames are read; None if disabled or not supported.
-        contexts: processes whose thread contexts are read.
-        tables: unwind tables; None if user stacks cannot be read.
-        user_problem: why user stacks cannot be read; empty if they can.
+        python: the processes whose Python frames are read; None if disabled or not supported.
+        contexts: the processes whose thread contexts are read.
+        tables: the unwind tables; None if user stacks cannot be read.
+        user_problem: why user stacks cannot be read; empty if they can be read.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class ThreadReader:
         """Read all threads once.
 
         Raises:
-            OSError: the kernel rejected the call.
+            OSError: the kernel refused to run the BPF iterator.
         """
-        os.sched_yield()  # the scheduler reads its clock
+        os.sched_yield()  # updates the scheduler's clock
         reading = self._collect(self._iterate(self._name))
         running = [row for row in reading.rows if row.flags & ON_A_CPU]
         if running:
@@ -204,7 +204,7 @@ class ThreadReader:
     def _preempt(self, running: Sequence[DumpRow], reading: ThreadReading) -> None:
         """Read running threads while this thread occupies their CPUs.
 
-        They are then preempted, as by any other thread, and their stacks do not change.
+        The threads are then preempted, as by any other thread, and their stacks do not change.
         """
         allowed = os.sched_getaffinity(0)
         until_s = time.monotonic() + _PREEMPT_S
@@ -219,7 +219,7 @@ class ThreadReader:
                     if now is None or sample is not None:
                         del left[tid]
                     else:
-                        left[tid] = now  # perhaps on another CPU
+                        left[tid] = now  # may now be on another CPU
                     if now and sample and now.wait_state is WaitState.RUNNABLE:
                         reading.samples[tid] = sample
         except OSError as error:  # the CPU went offline, or the kernel is older than 6.1
@@ -247,13 +247,13 @@ class ThreadReader:
         self._close()
 
     def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
-        """Runs the program for the targets' threads, or before 6.1 for all processes' threads."""
+        """Runs the program for the targets' threads, or before Linux 6.1 for all threads."""
         program_fd = self._program.program_fd(name)
         pids = (os.getpid(),) if only_own else self.config.target_pids
         try:
             if len(pids) <= _MOST_LINKS:
                 for pid in pids:
-                    yield from _read(link_iterator(program_fd, pid))  # empty if it has exited
+                    yield from _read(link_iterator(program_fd, pid))  # empty if pid has exited
                 return
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.E2BIG):
@@ -315,7 +315,7 @@ class ThreadReader:
             ) from error
 
     def _find_memory(self) -> None:
-        """Find the kernel's map of all memory, by a random word of this process."""
+        """Find the kernel's mapping of all memory, by searching for a random word."""
         proof = ctypes.c_uint64.from_buffer_copy(os.urandom(8))
         packed = pack_memory_layout(
             read_physical_mask(self._files), ctypes.addressof(proof), proof.value
@@ -344,7 +344,7 @@ def _read(link: int) -> Iterator[bytes]:
         while True:
             try:
                 piece = os.read(reader, _ROWS_AT_ONCE * DUMP_ROW_BYTES)
-            except BlockingIOError:  # a million threads of other processes
+            except BlockingIOError:  # the kernel skipped a million other threads
                 continue
             if not piece:
                 return
@@ -356,7 +356,7 @@ def _read(link: int) -> Iterator[bytes]:
 def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
     """Returns the paths of this process's mapped files, and of the programs of other processes.
 
-    Files in the same directories can be opened by their inodes, if a memory map cannot be read.
+    Files in the directories of these paths can be opened by inode if a memory map cannot be read.
     """
     paths = [mapping.path for mapping in parse_mappings(read_maps(files, os.getpid()))]
     for pid in pids:
@@ -380,5 +380,5 @@ def read_memory_gib(files: ReferableFiles) -> int:
     """Returns the memory of this host in GiB, rounded up."""
     match = re.search(rb"^MemTotal:\s*(\d+) kB", files.read_bytes("/proc/meminfo"), re.MULTILINE)
     if not match:
-        raise HostError("/proc/meminfo has no MemTotal")
+        raise HostError("cannot read the size of the memory: /proc/meminfo has no MemTotal")
     return -(-int(match[1]) * 1024 // _GIB)

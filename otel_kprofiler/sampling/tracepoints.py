@@ -1,4 +1,4 @@
-"""Plans sampling at raw tracepoints, and attaches the programs."""
+"""Plans sampling at raw tracepoints, and attaches the programs to them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _MOST_SUGGESTIONS: Final = 5
 
 
 class TracepointPlan(NamedTuple):
-    """A tracepoint to sample.
+    """A plan for sampling a tracepoint.
 
     Attributes:
         spec: the tracepoint.
-        number: number of the event, from 1.
-        value: location of the value in an event's data.
+        number: the number of the event, from 1.
+        value: the location of the value in the tracepoint's arguments.
     """
 
     spec: TracepointSpec
@@ -58,7 +58,8 @@ class TracepointPlan(NamedTuple):
         """Packs the program's constants.
 
         Args:
-            program: the program for samples on a CPU, which determines how stacks are collected.
+            program: the name of the program for on-CPU samples, which determines how stacks are
+                collected.
         """
         collects = program.removesuffix(PYTHON_SUFFIX)
         return TracepointConstants(
@@ -77,7 +78,7 @@ def plan_tracepoints(
     """Plans the configured tracepoints.
 
     Raises:
-        HostError: the kernel lacks a tracepoint, or its events lack the value.
+        HostError: the kernel lacks a tracepoint, or the tracepoint lacks the value.
         OSError: the kernel has no BTF.
     """
     return [
@@ -96,7 +97,7 @@ def _find_value(spec: TracepointSpec, types: KernelTypes, files: HostFiles) -> T
     value = _locate(spec.value, arguments or (), types)
     if value is None:
         raise KernelFeatureError(
-            f"the events of {spec.name} have no value that is known on this kernel",
+            f"the value of {spec.name} events cannot be located on this kernel",
             hint="report it with the output of uname -a",
         )
     return value
@@ -128,7 +129,7 @@ def _list_modules_tracepoints(files: HostFiles) -> set[str]:
 
 
 def _unknown(name: str, files: HostFiles) -> HostError:
-    """Returns the error for a name that neither the kernel nor its modules have."""
+    """Returns the error for an event name that neither the kernel nor its modules define."""
     names = list_tracepoints(files.read_bytes(VMLINUX_BTF)) | _list_modules_tracepoints(files)
     ends = [other for other in names if name.endswith(f"_{other}")]
     near = [*suggest_events(name), *sorted(ends, key=len, reverse=True)]
@@ -140,13 +141,13 @@ def _unknown(name: str, files: HostFiles) -> HostError:
 
 
 class TracedPrograms:
-    """Programs at raw tracepoints; not thread-safe.
+    """The programs at raw tracepoints; not thread-safe.
 
     Args:
         files: reads files of the host.
         traced: the CPUs on which the programs sample.
-        possible: exclusive upper bound of CPU numbers.
-        cpus: restrict to these CPUs; empty means all.
+        possible: the exclusive upper bound of CPU numbers.
+        cpus: the CPUs to sample; empty means all.
     """
 
     def __init__(
@@ -165,19 +166,19 @@ class TracedPrograms:
         return tuple(sorted(self._chosen & read_online_cpus(self._files)))
 
     def _start(self) -> None:
-        """Let programs run on the chosen CPUs."""
+        """Enable the programs on the chosen CPUs."""
         self.check(self._wanted)
         self._traced.change(self._chosen)
 
     def _attach(self, tracepoint: str, program_fd: int, name: str) -> None:
-        """Attach a program; ``name`` is that of the event, for errors."""
+        """Attach a program; ``name`` is the event's name, for errors."""
         try:
             self._links.append(attach_tracepoint(tracepoint, program_fd))
         except OSError as error:
             raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Read counters of the kernel."""
+        """Update counts from the kernel; does nothing by default."""
 
     def disable(self) -> None:
         """Detach the programs."""
@@ -205,7 +206,7 @@ class TracedPrograms:
             self._traced.change(self._chosen)
 
     def close(self) -> None:
-        """Close only the descriptors, so that a forked child may call this."""
+        """Close the descriptors and do nothing else, so that a forked child may call this."""
         while self._links:
             os.close(self._links.pop())
 
@@ -223,14 +224,14 @@ class TracedPrograms:
 
 
 class Tracepoints(TracedPrograms):
-    """The attached programs of all tracepoints; not thread-safe.
+    """The programs at all configured tracepoints; not thread-safe.
 
     Args:
         files: reads files of the host.
         programs: the loaded program of each tracepoint.
         traced: the CPUs on which the programs sample.
-        possible: exclusive upper bound of CPU numbers.
-        cpus: restrict to these CPUs; empty means all.
+        possible: the exclusive upper bound of CPU numbers.
+        cpus: the CPUs to sample; empty means all.
     """
 
     def __init__(
@@ -274,15 +275,15 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Loads all programs but the first; closes them with the context. None if there are no plans.
+    """Loads all programs but the first for the duration of a context; None if there are no plans.
 
     Args:
-        plans: the tracepoints.
-        first: the object with the program of the first tracepoint.
+        plans: the plans for the tracepoints.
+        first: the loaded object that contains the program of the first tracepoint.
         load: loads the program of a further tracepoint, which shares the maps of ``first``.
         files: reads files of the host.
-        possible: exclusive upper bound of CPU numbers.
-        cpus: restrict to these CPUs; empty means all.
+        possible: the exclusive upper bound of CPU numbers.
+        cpus: the CPUs to sample; empty means all.
     """
     if not plans:
         yield None

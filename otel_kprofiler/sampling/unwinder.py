@@ -1,4 +1,4 @@
-"""Selects the program that collects user stacks, and opens its unwind tables."""
+"""Selects the BPF program that collects user stacks, and opens its unwind tables."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 FRAME_POINTERS: Final = "kprofiler_sample"
-"""Name of the program that collects user stacks by frame pointers, or none at all."""
+"""Name of the program that collects user stacks by frame pointers, or no user stacks at all."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Programs that unwind user stacks. Those that require newer kernels come first."""
+"""Names of the programs that unwind user stacks. Those that require newer kernels come first."""
 LIST_FILES: Final = "kprofiler_list_files"
 """Name of the program that lists files mapped as code."""
 
@@ -50,9 +50,9 @@ _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
-"""Share of ``max_preload_s`` reserved for loading, regardless of how long listing took."""
+"""Share of ``max_preload_s`` reserved for loading, regardless of how long listing took before."""
 _PATIENCE: Final = 0.5
-"""Share of ``max_preload_s`` between two checks. A listing that waits at both checks is
+"""Share of ``max_preload_s`` between two checks. If the listing is waiting at both checks, it is
 abandoned.
 """
 _FIRST: Final = bytes(4)
@@ -74,7 +74,7 @@ class UnwindPlan(NamedTuple):
 def plan_unwinding(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> UnwindPlan | None:
-    """Plan unwinding with tables; None if user stacks are off or this host lacks support."""
+    """Plan unwinding with tables; returns None if it is off or not supported on this host."""
     if config.stacks == "kernel" or config.user_unwinding == "frame_pointers":
         return None
     processor = PROCESSORS.get(platform.machine())
@@ -98,14 +98,14 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """Returns a plan and less demanding alternatives, in case the kernel rejects its programs."""
+    """Returns a plan, and less demanding plans to try if the kernel rejects its programs."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
 
 
 def say_frame_pointers(reason: str) -> None:
-    """Warn that user stacks will be truncated."""
+    """Log a warning that user stacks will be truncated."""
     _log.warning(
         "user stacks are unwound by frame pointers, up to the first return address not preceded by "
         "a call: %s; most stacks of code without frame pointers are cut off",
@@ -127,9 +127,9 @@ def map_entries(plan: UnwindPlan | None, possible_cpus: int) -> dict[str, int]:
 
 
 def find_address_bits(files: HostFiles) -> int:
-    """Returns the number of bits of a process's addresses, as the kernel was built; 64 if unknown.
+    """Returns the width of user addresses on this kernel, in bits; 64 if unknown.
 
-    The kernel places the stack in the uppermost part.
+    The width is derived from this process's stack, which is near the highest user address.
     """
     try:
         mappings = parse_mappings(read_maps(files, "self"))
@@ -148,7 +148,7 @@ def open_tables(
     """Configure the loaded unwinder, and start serving its requests.
 
     Raises:
-        OSError: a map cannot be written or mapped.
+        OSError: a map cannot be written, or cannot be mapped into memory.
     """
     # This import is needed only for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
@@ -165,7 +165,7 @@ def open_tables(
         )
         update_map(program.map_fd("unwind_config"), _FIRST, packed)
 
-    # The program that lists files uses the memory in which the unwinder keeps mappings.
+    # While it runs, the program that lists files uses the unwinder's memory for mappings.
     configure(plan.kernel._replace(flags=plan.kernel.flags & ~KEEP_MAPPINGS))
     maps = TableMaps(program.map_fd, MapSizes(_FILES, _SLOTS, _REQUEST_RING_BYTES))
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)
@@ -181,7 +181,7 @@ def _load_running(
 ) -> bool:
     """Load the tables of running programs to be sampled, and of further files.
 
-    Returns whether the BPF program that lists their files has ended.
+    Returns whether the BPF program that lists the running programs' files has finished.
     """
     from otel_kprofiler.unwinding import list_running, map_files  # noqa: PLC0415
 
@@ -210,12 +210,12 @@ def _load_running(
                 describe_error(error),
             )
 
-    # The iterator waits for each process's mmap_lock. A process that waits for a file server in
-    # mmap(2) may hold its lock forever.
+    # The iterator takes each process's mmap_lock. A process that waits for a file server in mmap(2)
+    # may hold its lock forever.
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):
-            # On a busy host, waiting for these locks may have taken the whole limit.
+            # On a busy host, waiting for these locks may have taken all of the time.
             least_s = config.max_preload_s * _LEAST_LOADING
             store.load_early(running, max(until_s, time.monotonic() + least_s))
         else:

@@ -1,4 +1,4 @@
-"""Attaches the programs that follow off-CPU threads, and reads the threads' totals."""
+"""Attaches the BPF programs that follow off-CPU threads, and reads the threads' totals."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""Maximum number of reported wait starts per sample, on average. Most waits turn out to be
-short.
+"""Maximum number of wait starts that are reported per sample, on average. Most waits turn out to be
+too short to be sampled.
 """
 _LASTING_SHARE: Final = 0.5
 """Number of samples of ongoing waits, as a fraction of the samples of ended waits."""
@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 def plan_waits(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> WaitOffsets | None:
-    """Returns the kernel's offsets for the programs; None if waits are not configured.
+    """Returns the kernel offsets that the programs require; None if waits are not configured.
 
     Raises:
         HostError: waits cannot be followed on this host.
@@ -85,9 +85,9 @@ def plan_waits(
 def wait_map_entries(
     offsets: WaitOffsets | None, files: HostFiles, possible_cpus: int
 ) -> dict[str, int]:
-    """Returns sizes of the maps: room for four times the current number of threads.
+    """Returns the sizes of the maps, for at least four times the current number of threads.
 
-    When half of the entries are in use, some buckets are full.
+    The spare room is necessary because some buckets are full when half of the entries are in use.
     """
     if offsets is None:
         return {"buckets": 1, "threads": 1, "wait_lines": 1}
@@ -110,7 +110,8 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
 
     Args:
         config: what to sample.
-        on_cpu: the program for on-CPU samples, which determines how stacks are collected.
+        on_cpu: the name of the program for on-CPU samples, which determines how stacks are
+            collected.
     """
     if config.off_cpu is None:
         return ()
@@ -120,17 +121,17 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
 
 
 class WaitFollower:
-    """The attached programs; not thread-safe.
+    """The attached programs that follow waits; not thread-safe.
 
     Args:
         program: the loaded object.
-        names: names of the object's programs for waits.
-        offsets: struct offsets of the running kernel, in bytes.
-        config: settings for waits.
-        entries: maximum number of entries of each map.
+        names: the names of the object's programs for waits.
+        offsets: the struct offsets of the running kernel, in bytes.
+        config: the settings for waits.
+        entries: the maximum number of entries in each map.
 
     Raises:
-        OSError: the kernel refused to attach a program or to map memory; nothing stays attached.
+        OSError: the kernel refused to attach a program or to map memory. Nothing stays attached.
     """
 
     def __init__(
@@ -175,16 +176,16 @@ class WaitFollower:
 
     @property
     def threshold_ns(self) -> int:
-        """Returns the minimum duration at which all waits were sampled in the last two readings.
+        """Returns the duration from which all waits were sampled in the last two intervals.
 
-        Returns 0 if no wait is sampled.
+        The intervals are those between calls of :meth:`read`. Returns 0 if no waits are sampled.
         """
         if not self._wanted.samples_per_second:
             return 0
         return max(self._control.threshold_ns, self._longest_ns, self._longest_before_ns)
 
     def copy(self) -> bytes:
-        """Copy the programs' counters."""
+        """Returns a copy of the programs' counters."""
         return self._lines.copy_counters()
 
     def counts(self) -> WaitCounts:
@@ -193,15 +194,15 @@ class WaitFollower:
 
     @property
     def added(self) -> int:
-        """Returns the number of samples beyond those counted by the program."""
+        """Returns the number of samples besides those that the program counted."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
-        """Returns samples completed by these records, and the samples from :meth:`read`.
+        """Returns the samples that these records complete, and the samples taken by :meth:`read`.
 
         Args:
-            records: wait records that have been read since the last call.
-            now_ns: time of ``CLOCK_MONOTONIC``.
+            records: the wait records that have been read since the last call.
+            now_ns: the time of ``CLOCK_MONOTONIC``.
         """
         self._own.update()
         samples = self._joiner.join(records.waits)
@@ -220,11 +221,11 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the growth of the totals since the last call, and samples ongoing waits.
+        """Returns the increase in the totals since the last call, and samples ongoing waits.
 
         Args:
-            now_ns: time of ``CLOCK_MONOTONIC``.
-            boot_ns: time of ``CLOCK_BOOTTIME``.
+            now_ns: the time of ``CLOCK_MONOTONIC``.
+            boot_ns: the time of ``CLOCK_BOOTTIME``.
         """
         self._look_at_waiting(now_ns)
         passed_s, self._read_ns = (now_ns - self._read_ns) / _NS_PER_S, now_ns
@@ -240,7 +241,7 @@ class WaitFollower:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
-        """Change the settings for waits, except whether any is sampled."""
+        """Change the settings for waits, except for whether waits are sampled at all."""
         self._wanted = config
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
@@ -260,7 +261,7 @@ class WaitFollower:
         self._configure()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
-        """Follow wake-ups if the settings, or a kernel without times in run queues, need it.
+        """Follow wake-ups if wakers are wanted, or if the kernel lacks run-queue delays.
 
         Raises ``OSError`` (before 5.19 without CAP_BPF).
         """
@@ -272,7 +273,7 @@ class WaitFollower:
 
     @property
     def _rate(self) -> int:
-        """Returns the intended samples per second on all CPUs."""
+        """Returns the intended number of samples per second on all CPUs."""
         return self._wanted.samples_per_second * self._cpus
 
     def _link(self, name: str) -> None:
@@ -283,16 +284,16 @@ class WaitFollower:
         )
 
     def _look_at_waiting(self, now_ns: int) -> None:
-        """Let runnable threads report when they became runnable, and long waits their start."""
+        """Run a program that reports when threads became runnable, and when long waits began."""
         if _WAITING not in self._links:
             return
         self._next_look_ns = now_ns + _NS_PER_S
         self._settings.allow_late_begins(_BEGINS_PER_SAMPLE * self._rate)
         try:
-            # union bpf_attr of BPF_ITER_CREATE: link, flags
+            # union bpf_attr for BPF_ITER_CREATE: link, flags
             fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
-            # Before 5.19, this needs CAP_BPF; without it, waits are reported only when they end.
+            # Before 5.19, this requires CAP_BPF. Without it, waits are reported only when they end.
             _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
@@ -300,7 +301,7 @@ class WaitFollower:
             tasks.read(1)  # runs the program for all threads, without output
 
     def detach(self) -> None:
-        """Detach the programs; their counts remain."""
+        """Detach the programs; their counts remain readable."""
         try:
             self._look_at_waiting(time.monotonic_ns())
         finally:
@@ -343,7 +344,7 @@ def open_waits(
 
     Raises:
         HostError: this process may not attach the programs.
-        OSError: the kernel rejected the call.
+        OSError: the kernel refused to attach a program or to map memory.
     """
     if offsets is None or config.off_cpu is None:
         yield None

@@ -1,4 +1,4 @@
-"""Joins records of wait starts and ends into samples of waits."""
+"""Joins the records of wait starts and wait ends into samples of waits."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual rate. The threshold is inversely proportional to the rate."""
+"""First threshold at the usual rate; at higher rates, it is proportionally lower."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An ongoing wait, and the part of it sampled so far."""
+    """An ongoing wait, and the part of its time that has been sampled so far."""
 
     begin: RawSample
     asleep_ns: int = 0
     runnable_ns: int = 0
 
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
-        """Count all time so far as sampled; returns the time added, in its state and runnable.
+        """Count all time so far as sampled; returns the added times: asleep and runnable.
 
-        The time is limited to the ``CLOCK_BOOTTIME`` passed since the start, because the threads'
-        clock may be unstable.
+        The time is limited to the ``CLOCK_BOOTTIME`` that has passed since the wait began, because
+        the threads' clock may be unstable.
         """
         limit = max(boot_ns - self.begin.time_ns, 0)
         asleep, runnable = thread.passed(now_ns)
@@ -63,13 +63,13 @@ class WaitJoiner:
     a CPU becomes two samples, which share the value.
 
     Args:
-        rng: source of randomness.
+        rng: the source of random numbers.
         is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: number of samples minus number of records of sampled waits, which is negative if many
-            records are excluded.
-        lasting_threshold_ns: threshold of the last :meth:`sample_lasting`.
+        added: the number of samples minus the number of records of sampled waits. It is negative if
+            many records are excluded.
+        lasting_threshold_ns: the threshold of the last call of :meth:`sample_lasting`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WaitJoiner:
         self._pending: dict[tuple[int, int], _Pending] = {}
 
     def join(self, records: Iterable[WaitRecord]) -> list[RawSample]:
-        """Returns samples of ended waits."""
+        """Returns the samples of waits that have ended."""
         samples: list[RawSample] = []
         for sample, end in records:
             key = sample.tgid, sample.tid
@@ -108,7 +108,7 @@ class WaitJoiner:
         return samples
 
     def forget(self, threads: Iterable[WaitThread]) -> None:
-        """Drop the state of exited threads, but not that of later threads with the same ids."""
+        """Drop the state of exited threads, but keep that of later threads with the same ids."""
         for thread in threads:
             key = thread.tgid, thread.tid
             pending = self._pending.get(key)
@@ -127,18 +127,18 @@ class WaitJoiner:
         epoch: int,
         most: float = math.inf,
     ) -> list[RawSample]:
-        """Sample the time of ongoing waits since the last call.
+        """Sample the time that ongoing waits have taken since the last call.
 
-        Includes only waits beyond the threshold whose start was received. If that gives too many
-        samples, each part is sampled with a probability proportional to its duration, like waits:
-        :attr:`lasting_threshold_ns` is the minimum duration at which a part is always sampled.
+        Includes only waits beyond the threshold whose start was received. If there are too many of
+        these, each wait's new part is sampled with a probability proportional to its duration.
+        :attr:`lasting_threshold_ns` is the duration from which a part is always sampled.
 
         Args:
             threads: the current states of threads.
-            now_ns: time of the threads' clock before the states were read.
-            boot_ns: time of ``CLOCK_BOOTTIME``, used for the samples.
-            epoch: current epoch; waits of a different epoch may have ended.
-            most: average number of sampled parts; above 0.
+            now_ns: the time of the threads' clock before the states were read.
+            boot_ns: the time of ``CLOCK_BOOTTIME``, used for the samples.
+            epoch: the current epoch. Waits from a different epoch may have ended.
+            most: the maximum number of sampled parts, on average; above 0.
         """
         parts = [
             (thread, pending, passed)
@@ -175,7 +175,7 @@ class WaitJoiner:
 def _share(
     begin: RawSample, thread: WaitThread, passed: tuple[int, int], weight_ns: int, boot_ns: int
 ) -> list[RawSample]:
-    """Divide the weight between the samples for sleep and runnable time."""
+    """Returns samples for sleep and for runnable time, which share the weight."""
     is_throttled = bool(thread.flags & WAIT_IS_THROTTLED)
     samples, rest = [], weight_ns
     for state, part in zip((WaitState(thread.state), WaitState.RUNNABLE), passed, strict=True):
@@ -190,7 +190,7 @@ def _share(
 
 
 def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[RawSample]:
-    """Returns the samples of a sampled wait: for its sleep, and for its runnable time."""
+    """Returns a sampled wait's samples: one for its sleep, and one for its runnable time."""
     duration = end.asleep_ns + end.runnable_ns
     asleep, runnable = end.asleep_ns, end.runnable_ns
     source, start_ns = sample, sample.time_ns - duration
@@ -198,7 +198,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
         source, start_ns = pending.begin, pending.begin.time_ns
         sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
-        # The final state may differ from the state read before; the sum does not change.
+        # The final state may differ from the state read earlier, but the sum does not change.
         runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
     weight = rest * max(duration, end.threshold_ns) // duration if duration else 0
@@ -222,7 +222,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
                 kind=OFF_CPU, value=value, time_ns=sample.time_ns, cpu=sample.cpu, wait=wait
             )
         )
-    if len(parts) > 1:  # remainder of the division
+    if len(parts) > 1:  # add the remainder of the division
         parts[1] = parts[1]._replace(value=weight - parts[0].value)
     return parts
 
@@ -230,13 +230,13 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
 class ThresholdControl:
     """Chooses the threshold for a target sample rate. Not thread-safe.
 
-    Within a second, the program itself raises the threshold where a CPU exceeds the rate
-    (``fits_budget`` in ``wait.bpf.h``); the samples show by how much.
+    Within a second, the BPF program itself raises the threshold on a CPU that exceeds the rate
+    (``fits_budget`` in ``wait.bpf.h``). The samples contain the raised threshold.
 
     Args:
         least_ns: the minimum threshold.
         now_ns: the current time.
-        per_second: the rate on each CPU, from which the first threshold follows.
+        per_second: the rate on each CPU, which determines the first threshold.
 
     Attributes:
         threshold_ns: the threshold, a multiple of :data:`WAIT_UNIT_NS`.
@@ -261,7 +261,7 @@ class ThresholdControl:
 
         Args:
             now_ns: the current time.
-            taken: waits sampled since the start.
+            taken: the number of waits sampled since the start.
             per_second: the rate on all CPUs, at least 1.
         """
         passed = now_ns - self._since_ns

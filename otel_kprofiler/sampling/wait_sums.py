@@ -1,4 +1,4 @@
-"""Computes each process's off-CPU time between two readings of its threads' sums."""
+"""Computes how much off-CPU time each process gained between two readings of its threads' sums."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""The state of a thread: round, sums by state, number of waits, and time in short waits."""
+"""A thread's last report: round, sums by state, number of waits, and time in short waits."""
 
 
 class WaitSums:
-    """Converts threads' cumulative sums to processes' increments."""
+    """Converts the cumulative sums of threads to increments of processes."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -27,13 +27,13 @@ class WaitSums:
     def read(
         self, threads: Iterable[WaitThread], now_ns: int, epoch: int
     ) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the totals of each process since the last call.
+        """Returns each process's totals since the last call.
 
         Args:
-            threads: live threads; a thread that just exited may be missing, or follow in
-                :meth:`add_ended`.
-            now_ns: time of the threads' clock before the threads were read.
-            epoch: current epoch; waits of a different epoch may have ended.
+            threads: the live threads. A thread that has just exited may be missing, or may also be
+                passed to :meth:`add_ended` later.
+            now_ns: the time of the threads' clock before the threads were read.
+            epoch: the current epoch. Waits from a different epoch may have ended.
         """
         self._round += 1
         living = set[ProcessKey]()
@@ -48,7 +48,7 @@ class WaitSums:
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
             self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # # A thread that exited after the last records were read is in the next records.
+        # A thread that exited after the last records were read follows in the next records.
         old = [
             thread_id
             for thread_id, reported in self._reported.items()
@@ -80,9 +80,9 @@ class WaitSums:
 
 
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns sums, none of them below the reported sum.
+    """Returns the sums by state, none of which is below the sum reported last.
 
-    Reported sleep may turn out to be runnable time, which reduces the sum of sleep.
+    A sum of sleep can decrease, because reported sleep may turn out to be runnable time.
     """
     kept = list(map(max, by_state, reported))
     excess = sum(kept) - sum(by_state)

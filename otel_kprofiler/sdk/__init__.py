@@ -1,6 +1,6 @@
-"""Embeds the profiler in a service: kernel profiles next to its other telemetry.
+"""Embeds the profiler in a service, which then exports kernel profiles like its other telemetry.
 
-Names load on first use, because the OpenTelemetry SDK is slow to import.
+Names are imported on first use, because importing the OpenTelemetry SDK is slow.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _LATE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name on first use."""
+    """Import a name on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATE[name]), name)

@@ -10,14 +10,14 @@ from otel_kprofiler.model import Attributes
 from otel_kprofiler.processes import TARGET, read_process_context
 
 SAMPLES_DESCENDANTS: Final[Attributes] = {TARGET: "children"}
-"""Extra attributes in the process context of a process that samples its descendants."""
+"""Extra attributes in the process context of any process that samples its descendants."""
 
 
 _log = logging.getLogger(__name__)
 
 
 def describe_sampling_ancestor() -> str:
-    """Returns which ancestor samples this process, and logs it; empty if there is none."""
+    """Describes and logs which ancestor samples this process; empty if none does."""
     pid = find_sampling_ancestor()
     if pid is None:
         return ""
@@ -27,9 +27,9 @@ def describe_sampling_ancestor() -> str:
 
 
 def find_sampling_ancestor() -> int | None:
-    """Returns the pid of the nearest ancestor that samples its descendants; None if there is none.
+    """Returns the pid of the nearest ancestor that samples its descendants; None if none does.
 
-    Such an ancestor announces the sampling in its process context. This process must be allowed to
+    Such an ancestor publishes this fact in its process context. This process must be allowed to
     read that context, and must share the ancestor's pid namespace.
     """
     pid = os.getppid()

@@ -18,10 +18,10 @@ _SIGNAL_PATHS: Final = ("/v1/traces", "/v1/metrics", "/v1/logs")
 
 
 def find_applied_configuration() -> Any:
-    """Returns the configuration that the SDK is applying; None if it is not applying any.
+    """Returns the configuration that the SDK is currently applying; None if there is none.
 
-    The SDK passes an instrumentor only the instrumentor's options; the rest is in a local variable
-    of the calling SDK function.
+    The SDK passes an instrumentor only the instrumentor's own options. The other settings are in a
+    local variable of the calling SDK function.
     """
     models = sys.modules.get(_MODELS)
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no public equivalent
@@ -37,7 +37,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None
     """Returns the OTLP settings in the ``OTEL_CONFIG_FILE`` file; None if unset or not supported.
 
     Raises:
-        ConfigError: the file is unusable.
+        ConfigError: the file is not a valid configuration.
     """
     path = environ.get(_VARIABLE)
     if not path:
@@ -55,7 +55,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None
 
 
 def find_otlp_settings(configuration: Any) -> ClientSettings | None:
-    """Returns settings of the first OTLP exporter of any other signal, adapted for profiles."""
+    """Returns the settings of the first OTLP exporter for other signals, adapted to profiles."""
     for exporter in _exporters(configuration):
         if (http := getattr(exporter, "otlp_http", None)) is not None:
             encoding = getattr(getattr(http, "encoding", None), "value", "protobuf")

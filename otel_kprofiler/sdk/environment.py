@@ -19,7 +19,7 @@ from otel_kprofiler.sdk.plan import Plan
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
-"""The profiling plan, None for the defaults, and the exporters."""
+"""The profiling plan (None for the defaults), and the exporters."""
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
@@ -28,7 +28,8 @@ def read_environment(environ: Mapping[str, str]) -> Wanted:
     Unknown variables are logged as a warning.
 
     Raises:
-        ConfigError: invalid values; its message lists all problems, including unknown variables.
+        ConfigError: values are invalid. The message lists all problems, including unknown
+            variables.
     """
 
     def find() -> list[ExporterFactory]:
@@ -54,12 +55,12 @@ def read_options(
     """Reads the profiling plan from options, and the exporters from the environment.
 
     Args:
-        options: options in declarative configuration, by key.
-        otlp: settings of the ``otlp`` exporter; by default, the environment's settings.
-        environ: environment variables by name.
+        options: the options in declarative configuration, by key.
+        otlp: the settings of the ``otlp`` exporter; by default, those in the environment.
+        environ: the environment variables, by name.
 
     Raises:
-        ConfigError: unknown options or invalid values; lists all problems.
+        ConfigError: options are unknown, or values are invalid. The message lists all problems.
     """
     from otel_kprofiler.sdk.schema import make_plan, make_settings  # noqa: PLC0415 - pydantic
 

@@ -1,5 +1,5 @@
-"""Names and descriptions of the environment variables that ``environment.py`` reads. Each is also
-an option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
+"""Names and describes the environment variables that ``environment.py`` reads. Each is also an
+option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 
 ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and
 ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the same meaning as for other signals.
@@ -14,7 +14,7 @@ OTEL_PROFILES_EXPORTER = "OTEL_PROFILES_EXPORTER"
 ``otlp_json_file``, ``console``, entry points of other packages, or ``none``."""
 
 OTEL_KPROFILER_FILE = "OTEL_KPROFILER_FILE"
-"""File that ``otlp_json_file`` appends to; standard output by default."""
+"""File to which ``otlp_json_file`` appends; standard output by default."""
 
 OTEL_KPROFILER_TARGET = "OTEL_KPROFILER_TARGET"
 """The target to profile: ``self`` (default), ``children`` or ``host``."""
@@ -30,11 +30,11 @@ OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
 """Detail of user frames beyond file and address: ``names`` (default), ``lines`` or ``off``."""
 
 OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
-"""Maximum frames per side of a stack, 1 to 127."""
+"""Maximum number of frames per side of a stack, 1 to 127."""
 
 OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
-"""Maximum Python frames per stack, 1 to 127 (default 64), each with function and line; ``off`` for
-none."""
+"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Each frame
+has function and line."""
 
 OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
 """``true`` to also sample off-CPU waits: where threads wait, and for what."""

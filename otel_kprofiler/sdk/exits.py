@@ -1,7 +1,7 @@
-"""Hooks for process exit, including processes that never run ``atexit`` handlers.
+"""Calls methods at process exit, even in processes that never run ``atexit`` handlers.
 
-A forked child of multiprocessing or billiard runs the finalizers registered since the fork, then
-exits with ``os._exit``. A worker of billiard's pools (Celery) does not even run the finalizers.
+A child forked by multiprocessing or billiard runs the finalizers registered since the fork, and
+then exits with ``os._exit``. A worker in a billiard pool (Celery) does not even run the finalizers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, Final, cast
 
 _LAST: Final = -1000
-"""Priority with which our finalizer runs last, after the service's children were joined."""
+"""Priority with which a finalizer runs last, after the service's children have been joined."""
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
@@ -43,10 +43,11 @@ def call_at_exit_of_child(method: Callable[[], None]) -> None:
 
 
 def _register_finalizer(method: Callable[[], None]) -> None:
-    """Register a finalizer with multiprocessing, whose registry billiard shares.
+    """Register a finalizer with multiprocessing, which shares its registry with billiard.
 
-    Registers twice: a starting multiprocessing process clears all finalizers, after the fork or,
-    in a child of the fork server, after importing the main module.
+    The finalizer is also registered again in children, because a starting multiprocessing process
+    clears all finalizers: after the fork, or, if it was forked by the fork server, after importing
+    the main module.
     """
     if not sys.modules.keys() & {"multiprocessing", "billiard"}:
         return

@@ -69,7 +69,7 @@ class InMemoryProfileExporter(ProfileExporter):
             self._batches.clear()
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Reject further batches; keep the existing ones."""
+        """Reject further batches, but keep the existing ones."""
         self._stopped = True
 
 
@@ -78,7 +78,7 @@ class ConsoleProfileExporter(ProfileExporter):
 
     Args:
         out: where to print; standard output by default.
-        formatter: converts a batch in JSON form to the printed text.
+        formatter: converts a batch in JSON form to the text that is printed.
     """
 
     form = Form.JSON
@@ -112,12 +112,12 @@ class ConsoleProfileExporter(ProfileExporter):
 
 
 def open_grpc() -> ProfileExporter:
-    """Opens an OTLP/gRPC exporter set by the environment; entry point ``otlp_proto_grpc``."""
+    """Opens an OTLP/gRPC exporter from the environment; entry point ``otlp_proto_grpc``."""
     return open_client(dataclasses.replace(read_settings(), protocol="grpc"))
 
 
 def open_http() -> ProfileExporter:
-    """Opens an OTLP/HTTP exporter set by the environment; entry point ``otlp_proto_http``."""
+    """Opens an OTLP/HTTP exporter from the environment; entry point ``otlp_proto_http``."""
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
@@ -140,11 +140,12 @@ def find_exporters(
     returns a :class:`ProfileExporter`.
 
     Args:
-        environ: environment variables by name.
-        otlp: settings of the ``otlp`` exporter, instead of ``OTEL_EXPORTER_OTLP_*``.
+        environ: the environment variables, by name.
+        otlp: the settings of the ``otlp`` exporter, instead of ``OTEL_EXPORTER_OTLP_*``.
 
     Raises:
-        ConfigError: unknown exporters or invalid variables; lists all problems.
+        ConfigError: exporters are unknown, or variables are invalid. The message lists all
+            problems.
     """
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
     if names == ["none"]:

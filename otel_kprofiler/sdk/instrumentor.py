@@ -1,8 +1,8 @@
 """Implements the ``opentelemetry_instrumentor`` entry point ``kprofiler``.
 
-Starts the profiler under ``opentelemetry-instrument`` and under declarative configuration
-(``instrumentation/development: {python: {kprofiler: {…}}}``), which accepts the keys of the
-agent's ``receivers: kprofiler:`` and of :class:`otel_kprofiler.sdk.schema.Settings`.
+The entry point starts the profiler under ``opentelemetry-instrument`` and under declarative
+configuration (``instrumentation/development: {python: {kprofiler: {…}}}``). The latter accepts the
+keys of the agent's ``receivers: kprofiler:`` and of :class:`otel_kprofiler.sdk.schema.Settings`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
 class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the base is untyped
     """Starts and stops the profiler of this process.
 
-    The profiler's schema checks declarative-configuration options and reports all mistakes at once,
-    so there is no ``configuration`` dataclass for the SDK.
+    The profiler's schema checks the options in declarative configuration, and reports all mistakes
+    at once. Therefore, there is no ``configuration`` dataclass for the SDK.
     """
 
     _profiler: KernelProfiler | None = None

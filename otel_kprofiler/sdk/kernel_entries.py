@@ -1,4 +1,4 @@
-"""Adds the kernel entry (system call, interrupt, …) to a service's samples as an attribute."""
+"""Adds the kernel entry (system call, interrupt, …) to a service's samples, as an attribute."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from otel_kprofiler.sdk.pacing import Pacer
 
 
 def name_entries(window: Window) -> Window:
-    """Returns the window with the kernel entry (system call, interrupt, …) on each kernel sample.
+    """Returns the window with the kernel entry (system call, …) added to kernel samples.
 
-    Derives the entry from function names, as ``report --by syscall`` does, so that receivers do not
-    have to. User-mode samples, and kernel samples without function names, get no attribute.
+    The entry is derived from function names, as by ``report --by syscall``, so that receivers need
+    not derive it. User-mode samples, and kernel samples without function names, get no attribute.
     """
     labels_of_stacks: dict[
         int, LabelSet
-    ] = {}  # by stack identity; the window keeps the stacks alive
+    ] = {}  # by stack id; the window keeps the stacks alive
 
     def describe(sample: WindowSample) -> WindowSample:
         labels = labels_of_stacks.get(id(sample.stack))

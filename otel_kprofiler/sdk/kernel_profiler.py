@@ -60,31 +60,32 @@ class KernelProfiler(ForkAware):
 
         KernelProfiler.from_env().start()
 
-    By default :meth:`start` never raises: if privileges are missing, it logs one warning naming
-    them, and the service continues. At interpreter exit, pending samples are exported within two
-    seconds.
+    By default, :meth:`start` never raises: if privileges are missing, it logs a single warning that
+    names them, and the service continues. At interpreter exit, pending samples are exported within
+    two seconds.
 
     Args:
         provider: receives the profiles; by default, the global provider.
-        samples_per_second: rate on each CPU, 1 to 10000.
-        stacks: stack sides to collect; ``kernel`` also leaves out all time in user mode.
+        samples_per_second: the rate on each CPU, 1 to 10000.
+        stacks: the stack sides to collect; ``kernel`` also leaves out all time in user mode.
         target: what to profile: this process, this process and its descendants, or the host.
-        max_frames: maximum frames per side of a stack, 1 to 127.
-        python_frames: maximum Python frames per stack, 0 to 127; 0 disables them.
-        off_cpu: also sample off-CPU waits of the target's threads: where they wait, and for what.
-        reporter_interval_s: length of a window in seconds.
-        attributes: resource attributes of the profiles; they override the service's.
-        span_links: link samples to the span that was active in their thread.
-        link_unsampled_spans: also link to spans that are not sampled.
-        local_root_names: name linked samples after this process's topmost span in their trace,
-            using a span processor in the global TracerProvider.
-        baggage_keys: baggage entries that become labels of the samples, as set when the local root
-            span starts.
-        publish_context: publish the Resource for profilers outside this process (OTEP 4719).
-        publish_thread_contexts: also publish each thread's current span (OTEP 4947).
-        restart_in_children: start a profiler in each forked child; otherwise children are not
-            profiled.
-        export_on_sigterm: call :meth:`export_on_sigterm` in :meth:`start`.
+        max_frames: the maximum number of frames per side of a stack, 1 to 127.
+        python_frames: the maximum number of Python frames per stack, 0 to 127; 0 disables them.
+        off_cpu: whether to also sample off-CPU waits of the target's threads: where they wait, and
+            for what.
+        reporter_interval_s: the length of a window, in seconds.
+        attributes: the profiles' resource attributes, which override the service's attributes.
+        span_links: whether to link samples to the span that was active in their thread.
+        link_unsampled_spans: whether to also link samples to spans that are not sampled.
+        local_root_names: whether to name linked samples after this process's topmost span in their
+            trace, using a span processor in the global TracerProvider.
+        baggage_keys: the baggage entries that become labels of the samples, as set when the local
+            root span starts.
+        publish_context: whether to publish the Resource for profilers outside this process (OTEP
+            4719).
+        publish_thread_contexts: whether to also publish each thread's current span (OTEP 4947).
+        restart_in_children: whether to start a profiler in each forked child.
+        export_on_sigterm: whether :meth:`start` calls :meth:`export_on_sigterm`.
 
     Raises:
         ValueError: a value is out of range.
@@ -174,9 +175,9 @@ class KernelProfiler(ForkAware):
         """Create a profiler from options instead of ``OTEL_KPROFILER_*``.
 
         Args:
-            options: values by key; :meth:`start` reports all invalid values at once.
-            otlp: settings of the ``otlp`` exporter; by default as for :meth:`from_env`.
-            environ: environment variables that select the exporters, as for :meth:`from_env`.
+            options: the values by key; :meth:`start` reports all invalid values at once.
+            otlp: the settings of the ``otlp`` exporter; by default, those of :meth:`from_env`.
+            environ: the environment variables that select the exporters, as for :meth:`from_env`.
         """
         return cls._read(functools.partial(read_options, options, otlp, environ))
 
@@ -198,13 +199,13 @@ class KernelProfiler(ForkAware):
         """Start profiling; does nothing if this profiler is already running or disabled.
 
         Args:
-            on_error: ``warn`` to log why profiling is not possible, with the fix, and return;
-                ``raise`` to raise instead.
+            on_error: what to do if profiling is not possible: ``warn`` logs the reason and the fix,
+                and ``raise`` raises an exception.
 
         Raises:
-            ConfigError: the environment has invalid values; lists all problems.
+            ConfigError: the environment has invalid values. The message lists all problems.
             HostError: this host cannot be profiled, or this user may not profile it.
-            SamplerError: the kernel program cannot be loaded.
+            SamplerError: the BPF program cannot be loaded.
             ExportError: an exporter cannot be opened.
         """
         forks.catch_up()
@@ -296,18 +297,18 @@ class KernelProfiler(ForkAware):
     def stats(self) -> dict[str, Any]:
         """Returns the state and counters of this profiler as plain values.
 
-        ``state`` is ``running``, ``paused``, ``stopped`` or ``disabled``; ``problem`` says why the
-        profiler is not running, or why it ended. ``samples`` counts the samples in closed windows,
-        and ``linked`` those with a link. ``account`` covers all samples until the stop.
-        ``thread_contexts`` has ``published``, ``problem`` (why not) and ``failures``. The other
-        keys exist only while the profiler runs. ``python_frames`` has ``problem`` (why there are
-        none) and ``stacks`` (counts by outcome). ``labels`` has ``possible``, ``samples`` (with
-        labels) and ``left_out`` (samples without labels, by reason). ``span_links`` has ``source``
-        (``interpreter`` or ``thread_contexts``), ``possible``, ``problem`` (why there are no
-        links) and ``unlinked_share`` (share of samples without a link, 0 to 1). Its ``local_roots``
-        counts samples with a name, samples without a name by reason, and tracked, forgotten and
-        failed spans. Its ``other_classes`` has ``possible`` and ``problem`` for spans of classes
-        other than the SDK's, if there are any.
+        ``state`` is ``running``, ``paused``, ``stopped`` or ``disabled``; ``problem`` is the reason
+        why the profiler is not running. ``samples`` counts the samples in closed windows, and
+        ``linked`` those with a link. ``account`` covers all samples until the stop.
+        ``thread_contexts`` has ``published``, ``problem`` and ``failures``. The other keys exist
+        only while the profiler runs. ``python_frames`` has ``problem`` and ``stacks`` (counts by
+        outcome). ``labels`` has ``possible``, ``samples`` (the number with labels) and ``left_out``
+        (the number without labels, by reason). ``span_links`` has ``source`` (``interpreter`` or
+        ``thread_contexts``), ``possible``, ``problem`` and ``unlinked_share`` (the share of samples
+        without a link, 0 to 1). ``span_links.local_roots`` counts samples with a name, samples
+        without a name by reason, and tracked, forgotten and failed spans. If there are spans of
+        classes other than the SDK's, ``span_links.other_classes`` has ``possible`` and ``problem``.
+        Each ``problem`` is the reason why something is missing; empty if there is none.
         """
         forks.catch_up()
         session = self._session
@@ -373,7 +374,7 @@ class KernelProfiler(ForkAware):
             if self._exporters:
                 provider.shutdown(0)
             raise
-        self._publish(sampling=True)  # published again: readers check that sampling is active
+        self._publish(sampling=True)  # again, because readers check that sampling is active
         provider.attach(self)
         self._problem = ""
         _running = self

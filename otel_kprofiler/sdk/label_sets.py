@@ -1,8 +1,8 @@
-"""Labels that a service sets on its samples in a context: ``with labels(tenant="acme"): …``.
+"""Lets a service set labels on its samples in a context: ``with labels(tenant="acme"): …``.
 
-OpenTelemetry's context holds the number of the current label set beside the current span. The
-sampler reads the number in the same way as the span. The set is looked up when the sample enters a
-window.
+OpenTelemetry's context holds the number of the current label set next to the current span. The
+sampler reads the number in the same way as the span. The label set is looked up when the sample
+enters a window.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
-"""Maximum number of distinct label sets in a window. The sets with the fewest samples are left
-out.
+"""Maximum number of distinct label sets in a window. The label sets with the fewest samples are
+left out.
 """
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
-"""Key of the label set's number in OpenTelemetry's context; compared by identity."""
+"""Key of the label set's number in OpenTelemetry's context. Keys are compared by identity."""
 
 
 class LabelSets:
-    """Label sets by number. Thread-safe, without locks.
+    """Keeps label sets by number. Thread-safe, without locks.
 
     Args:
-        limit: maximum number of label sets; beyond it, the least recently entered set is forgotten.
+        limit: the maximum number of label sets. Beyond it, the least recently entered set is
+            forgotten.
 
     Attributes:
-        forgotten: number of sets that were forgotten.
+        forgotten: the number of sets that have been forgotten.
     """
 
     def __init__(self, limit: int = MAX_SETS) -> None:
@@ -56,11 +57,12 @@ class LabelSets:
         self._encoded: dict[int, bytes] = {}
 
     def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
-        """Keep the encoded form of each set from now on, by the set's number.
+        """From now on, keep the encoded form of each set, by the set's number.
 
         Args:
             encode: returns the encoded form of a label set.
-            encoded: receives each result by the set's number; the result is removed with the set.
+            encoded: receives each encoded form, by the set's number. An encoded form is removed
+                together with its set.
         """
         self._encode, self._encoded = encode, encoded
         for number, labels in tuple(self._sets.items()):
@@ -70,12 +72,12 @@ class LabelSets:
         return len(self._sets)
 
     def number(self, labels: LabelSet) -> int:
-        """Returns the number of a label set."""
+        """Returns the number of a label set; assigns a new number if the set is not kept."""
         number = self._numbers.get(labels)
         if number is not None:
             try:
                 self._sets.move_to_end(number)
-            except KeyError:  # another thread has just made room
+            except KeyError:  # another thread has just evicted the set
                 pass
             else:
                 return number
@@ -93,12 +95,12 @@ class LabelSets:
         return number
 
     def find(self, number: int) -> LabelSet:
-        """Returns the set with this number; empty if it was forgotten."""
+        """Returns the label set with a number; empty if the set was forgotten."""
         return self._sets.get(number, ())
 
 
 process_labels: Final = LabelSets()
-"""Label sets of this process."""
+"""The label sets of this process."""
 
 
 @contextlib.contextmanager
@@ -106,9 +108,9 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
     """Label the samples taken inside the ``with`` block, in this context.
 
     The labels are added to the labels of enclosing blocks, and override labels of the same name.
-    Asyncio tasks started inside inherit them, as do threads that run in a copy of this context.
-    Also works as a function decorator. Has no effect where spans are not read from the interpreter;
-    see ``labels`` in ``profiler.stats()``.
+    Asyncio tasks that are started inside the block inherit the labels, as do threads that run in a
+    copy of this context. Also works as a function decorator. Has no effect where spans are not read
+    from the interpreter; see ``labels`` in ``profiler.stats()``.
 
     ::
 
@@ -118,12 +120,13 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
             ...
 
     Args:
-        given: labels by name (1 to 100 characters). Values become strings of up to 200 characters.
-        more: labels whose names are identifiers; they override ``given``.
+        given: the labels, by name (1 to 100 characters). Values become strings of up to 200
+            characters.
+        more: labels whose names are identifiers, which override those in ``given``.
 
     Raises:
-        ValueError: a name is not a string, is empty, too long or reserved, or there are more than
-            16 labels. Nested labels beyond 16 in total are left out.
+        ValueError: a name is not a string, empty, too long, or reserved; or there are more than 16
+            labels. If nested blocks have more than 16 labels in total, outer ones are left out.
     """
     forks.catch_up()
     inside = _check({**(given or {}), **more})
@@ -163,7 +166,7 @@ class LabelCounts:
 
     Args:
         sets: finds label sets by number.
-        max_sets: maximum distinct sets in a window.
+        max_sets: the maximum number of distinct sets in a window.
     """
 
     def __init__(
@@ -174,7 +177,7 @@ class LabelCounts:
         self._labelled = self._forgotten = self._too_many = 0
 
     def find(self, number: int) -> LabelSet:
-        """Returns the labels of a sample with this number."""
+        """Returns the labels of a sample, given the number of its label set."""
         label_set = self._sets.find(number)
         if not label_set:
             self._forgotten += 1

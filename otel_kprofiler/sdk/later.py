@@ -14,7 +14,7 @@ from otel_kprofiler.forks import ProcessLock
 from otel_kprofiler.workers import THREADS_HINT, call_in_workers, lacks_threads
 
 _DELAY_S: Final = 0.2
-"""Start delay, in seconds, which skips children that soon execute another program."""
+"""Start delay, in seconds, so that children that soon execute another program are skipped."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ class LaterStart:
 
     Args:
         start: starts the profiler.
-        lock: guards the profiler's start and stop.
+        lock: the lock that guards the profiler's start and stop.
 
     Attributes:
-        due: whether the start is still pending; reset it with the lock held.
+        due: whether the start is still pending; to be reset with the lock held.
     """
 
     def __init__(self, start: Callable[[], object], lock: ProcessLock) -> None:
@@ -36,7 +36,7 @@ class LaterStart:
         self.due = False
 
     def in_workers(self) -> str:
-        """Start in each forked uWSGI worker; returns why the profiler does not start now."""
+        """Start in each forked uWSGI worker. Returns why the profiler does not start now."""
         if not self.due:
             self.due = True
             call_in_workers(self._run)
@@ -63,7 +63,7 @@ class LaterStart:
 
 
 def warn_without_threads() -> None:
-    """Warn if uWSGI runs no threads beside its requests."""
+    """Log a warning if uWSGI runs threads only while it serves requests."""
     if lacks_threads():
         _log.warning(
             "uWSGI runs threads only while it serves a request, so profiles are delayed (fix: %s)",

@@ -2,8 +2,8 @@
 
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. Nothing runs when the current span changes. The profiler looks up the spans of samples
-when it drains them, and the roots' names when it closes a window, so that a route set late is
-included.
+when it drains them, and the roots' names when it closes a window, so that a route that is set late
+is included.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
-"""Maximum distinct names in a window; names with the fewest samples are left out."""
+"""Maximum number of distinct names in a window; those with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
 """Minimum time for which ended spans are kept, because their samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
-"""Indices into a span context, which is a tuple; its properties would cost calls."""
+"""Indices into a span context, which is a tuple. Its properties would be slower."""
 
 
 class LocalRoot(weakref.ref[Any]):
     """A weak reference to a span without a parent in this process.
 
     The reference does not keep the span alive: a span that never ends loses its name when the
-    service drops it. When a span ends, its name is kept.
+    service drops the span. When a span ends, its name is kept.
 
     Attributes:
         context: the span's context.
         name: the span's name when it ended; None until then.
-        labels: labels from the baggage when the span started.
-        encoded: the last published name, as a string and as bytes; see :meth:`LocalRoots.follow`.
+        labels: the labels from the baggage at the time when the span started.
+        encoded: the name that was last published, as a string and as bytes; see
+            :meth:`LocalRoots.follow`.
     """
 
     __slots__ = ("context", "encoded", "labels", "name")
@@ -73,7 +74,7 @@ class LocalRoot(weakref.ref[Any]):
 
 
 def describe(span: Any) -> str:
-    """Returns a request's method and ``http.route``, else the span's name; truncated."""
+    """Returns a request's method and ``http.route``, or else the span's name, truncated."""
     try:
         get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
@@ -86,18 +87,18 @@ class LocalRoots(ForkAware):
     """The local roots of active and recently ended spans. Thread-safe.
 
     The class has no lock: each operation on a dictionary with integer keys is atomic, and values
-    that another thread may change between two operations are checked again. Encoding a name may
-    take a lock of the encoder.
+    that another thread may change between two operations are checked again. However, encoding a
+    name may take the encoder's lock.
 
     Args:
-        limit: maximum number of active spans, and of ended spans; beyond it, the oldest are
-            forgotten.
+        limit: the maximum number of active spans, and also of ended spans. Beyond it, the oldest
+            spans are forgotten.
 
     Attributes:
         keep_ended: whether to keep ended spans for lookups.
-        baggage_keys: baggage entries to record for local roots.
-        forgotten: number of spans forgotten because there were too many.
-        failures: number of spans that raised exceptions.
+        baggage_keys: the baggage entries to record for local roots.
+        forgotten: the number of spans that were forgotten because there were too many.
+        failures: the number of spans that raised exceptions.
     """
 
     def __init__(self, limit: int = MAX_SPANS) -> None:
@@ -114,13 +115,14 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """Keep the encoded name of each active span's root from now on, by the span's id.
+        """From now on, keep the encoded name of each active span's root, by the span's id.
 
-        The name is the root's name when one of its spans last started.
+        The name is the one that the root had when one of its spans last started.
 
         Args:
             encode: encodes a name; exceptions are counted as failures.
-            encoded: receives each result by the span's id; the result is removed with the span.
+            encoded: receives each encoded name, by the span's id. A name is removed when its span
+                ends.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -147,9 +149,9 @@ class LocalRoots(ForkAware):
         return len(self._active)
 
     def start(self, span: Any, parent_context: Context | None = None) -> None:
-        """Record a starting span; never raises."""
+        """Record that a span starts; never raises."""
         try:
-            forks.catch_up()  # a forked child may call no other function of this package
+            forks.catch_up()  # this may be a forked child's only call into the package
             context, parent, active = span.get_span_context(), span.parent, self._active
             if parent is None or parent[_IS_REMOTE]:
                 root = _make_root(span, context)
@@ -171,7 +173,7 @@ class LocalRoots(ForkAware):
             self.failures += 1
 
     def end(self, span: Any) -> None:
-        """Record the end of a span; never raises."""
+        """Record that a span ends; never raises."""
         try:
             span_id = span.get_span_context()[_SPAN_ID]
             root = self._active.pop(span_id, None)
@@ -211,7 +213,7 @@ class LocalRoots(ForkAware):
         self._ended_before, self._ended = {}, {}
 
     def _forget_oldest(self, spans: dict[int, LocalRoot]) -> None:
-        """Forget many spans at a time, because finding a dictionary's first key is slow."""
+        """Forget the oldest spans, many at a time, because finding the first key is slow."""
         for span_id in list(islice(spans, max(1, self._limit // 16))):
             if spans.pop(span_id, None) is not None:
                 self.forgotten += 1
@@ -229,7 +231,7 @@ class LocalRoots(ForkAware):
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
-        """Returns the root of a parent that ended, or started before spans were recorded."""
+        """Returns the root of a parent that has ended, or that started before the recording."""
         root = self.find(parent.trace_id, parent.span_id)
         if root is not None:
             return root
@@ -247,7 +249,7 @@ class LocalRoots(ForkAware):
         return root
 
     def after_fork_in_child(self) -> None:
-        """Keep the forking thread's spans. Spans of other threads never end in the child."""
+        """Keep only the forking thread's spans, because those of other threads never end."""
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}
@@ -264,16 +266,16 @@ def _make_root(span: Any, context: SpanContext) -> LocalRoot:
 
 
 process_roots: Final = LocalRoots()
-"""Local roots of this process's spans, for all tracer providers."""
+"""The local roots of this process's spans, for all tracer providers."""
 
 
 class LocalRootSpanProcessor(SpanProcessor):
     """Lets a :class:`KernelProfiler` name samples after the local root of their span.
 
-    The profiler adds a processor to the global TracerProvider when it starts. Add one yourself to
-    other providers, or earlier, to name spans that are already active when the profiler starts.
-    Costs two to three microseconds per span, never raises into the service, and does nothing when
-    the current span changes.
+    When the profiler starts, it adds a processor to the global TracerProvider. Add a processor
+    yourself to other providers, or add one earlier to name spans that are already active when the
+    profiler starts. A processor costs two to three microseconds per span, never raises into the
+    service, and does nothing when the current span changes.
     """
 
     on_start = process_roots.start  # saves a call per span
@@ -281,7 +283,7 @@ class LocalRootSpanProcessor(SpanProcessor):
 
 
 def watch_provider() -> None:
-    """Record the global TracerProvider's spans from now on, if one is set."""
+    """From now on, record the spans of the global TracerProvider, if one is set."""
     provider = trace.get_tracer_provider()
     if not isinstance(provider, TracerProvider):
         return
@@ -292,17 +294,17 @@ def watch_provider() -> None:
 
 
 class RootNames:
-    """Names samples after local roots, in one run. Belongs to the profiler's thread.
+    """Names samples after local roots during one run. Belongs to the profiler's thread.
 
     Args:
         roots: resolves spans to their local roots.
-        max_names: maximum distinct names in a window; 0 disables names.
-        baggage_keys: baggage entries of local roots that samples carry as labels.
+        max_names: the maximum number of distinct names in a window; 0 disables names.
+        baggage_keys: the baggage entries of local roots that samples carry as labels.
 
     Attributes:
-        named: samples with a name.
-        unnamed: samples with a link but without a name, by reason: ``unknown_span`` (the span
-            started before this processor was added, was forgotten, or is not recording),
+        named: the number of samples with a name.
+        unnamed: the number of samples with a link but without a name, by reason: ``unknown_span``
+            (the span started before the processor was added, was forgotten, or is not recording) or
             ``too_many_names``.
     """
 
@@ -322,13 +324,13 @@ class RootNames:
         self.unnamed = {"unknown_span": 0, "too_many_names": 0}
 
     def start(self) -> None:
-        """Record the global TracerProvider's spans from now on; the provider may be set later."""
+        """From now on, record the spans of the global TracerProvider, which may be set later."""
         self._roots.keep_ended = True
         self._roots.baggage_keys = self._baggage_keys
         watch_provider()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Look up the spans of the samples just drained."""
+        """Look up the spans of samples that have just been drained."""
         seen = self._seen
         for sample in samples:
             link = sample.link
@@ -341,7 +343,7 @@ class RootNames:
         self._roots.forget_ended()
 
     def name(self, window: Window) -> Window:
-        """Returns the window with the names of local roots in its samples' links."""
+        """Returns the window with the names of local roots added to its samples' links."""
         watch_provider()
         counts: Counter[SpanLink] = Counter()
         for _, sample in paced(window.samples):
@@ -367,7 +369,7 @@ class RootNames:
         }
 
     def stop(self) -> None:
-        """Stop keeping ended spans for this run."""
+        """Stop keeping ended spans."""
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
@@ -406,7 +408,7 @@ class RootNames:
             return ""
 
     def _forget(self) -> None:
-        """Forget spans seen a while ago; drained samples may belong to the next window."""
+        """Forget spans not seen for a while. Recent spans may have samples in the next window."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now

@@ -1,6 +1,7 @@
 """Finds offsets of the object fields that the sampler and the record writer read.
 
-Offsets differ between versions of CPython, so they are searched for in objects with known content.
+Offsets differ between versions of CPython, so they are found by searching objects with known
+content.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def get_thread_state() -> int:
 def find_context_offset() -> int | None:
     """Returns the offset of the current context in ``PyThreadState``; None if not found.
 
-    The offset differs between versions, so it is searched for: at this offset, and at no other, the
-    word holds the current context's address in two different contexts.
+    The offset differs between versions, so it is found by a search: only at this offset does the
+    word hold the current context's address in two different contexts.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
@@ -45,7 +46,7 @@ def find_context_offset() -> int | None:
 
 
 def find_entered_offset() -> int | None:
-    """Returns the offset of the ``int`` that is 1 in entered contexts; None if there is none."""
+    """Returns the offset of the ``int`` that is 1 in entered contexts; None if not found."""
     context = contextvars.Context()
     flags = (ctypes.c_int32 * (context.__sizeof__() // 4)).from_address(id(context))
     left = list(flags)
@@ -54,7 +55,7 @@ def find_entered_offset() -> int | None:
 
 
 def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
-    """Returns the memory layout of this interpreter's span contexts; None if it is unexpected.
+    """Returns the layout of this interpreter's span contexts; None if it is not supported.
 
     Args:
         unsampled: whether to include spans that are not sampled.
@@ -81,9 +82,9 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Returns the offset in bytes of consecutive references in an object.
+    """Returns the offset, in bytes, of consecutive references in an object.
 
-    Returns None if the object does not contain them, or contains them more than once.
+    Returns None unless the object contains these references exactly once.
     """
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
@@ -99,6 +100,6 @@ def _find_size_bits(number: int) -> tuple[int, int] | None:
     digits = (ctypes.c_uint32 * len(_DIGITS)).from_address(id(number) + 24)
     if type_ != id(int) or tuple(digits) != _DIGITS:
         return None
-    # Up to 3.11 the word is the number of digits with the integer's sign; later versions have
-    # flags in the low 3 bits.
+    # Up to CPython 3.11, the word is the number of digits with the integer's sign. In later
+    # versions, the low 3 bits are flags.
     return {len(_DIGITS): (0, 0), len(_DIGITS) << 3: (3, 2)}.get(size)

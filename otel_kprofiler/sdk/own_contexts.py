@@ -1,7 +1,8 @@
 """Reads this process's thread contexts, for spans that the sampler cannot read otherwise.
 
-These are spans of classes other than the SDK's, and all spans of interpreters whose objects the
-sampler cannot follow (:mod:`.span_path`). Needs neither a process context nor privileges.
+These are spans of classes other than the SDK's, and all spans in interpreters whose objects the
+sampler cannot follow (:mod:`.span_path`). Reading them requires neither a process context nor
+privileges.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 class OwnContexts:
-    """Makes the sampler read this process's thread contexts once spans need them. Not thread-safe.
+    """Makes the sampler read this process's thread contexts if spans require it. Not thread-safe.
 
     Args:
         files: reads files of the host.
-        reader: the sampler's reader of thread contexts; None if it cannot read them on this host.
-        follows_spans: whether the sampler reads spans of the SDK from the interpreter.
+        reader: the sampler's reader of thread contexts; None if the sampler cannot read them on
+            this host.
+        follows_spans: whether the sampler reads the SDK's spans from the interpreter.
 
     Attributes:
         is_needed: whether there are spans that appear only in thread contexts.
@@ -45,7 +47,7 @@ class OwnContexts:
         self.problem = ""
 
     def prepare(self) -> None:
-        """Write records once spans need them; call repeatedly, as imports may add span classes."""
+        """Write records if spans require them; call repeatedly, as imports may add span classes."""
         if self.is_needed:
             return
         others = find_other_classes() if self._follows_spans else frozenset()
@@ -66,7 +68,7 @@ class OwnContexts:
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Keep this process's first sample for its start time; register the process if needed."""
+        """Keep this process's first sample, for the start time; register the process if due."""
         if self._sample is None:
             self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
             self._register()
@@ -95,5 +97,5 @@ class OwnContexts:
             _log.warning("no span links through thread contexts: %s", self.problem)
 
     def as_dict(self) -> dict[str, object]:
-        """Returns ``possible`` and ``problem``."""
+        """Returns whether thread contexts can be read (``possible``), and ``problem``."""
         return {"possible": not self.problem, "problem": self.problem}

@@ -11,15 +11,15 @@ T = TypeVar("T")
 SLICE_S: Final = 0.0003
 _CALLS_PER_LOOK: Final = 6
 PAUSE_S: Final = 0.00005
-"""Pause in seconds, long enough for a waiting thread to wake up and take the GIL."""
+"""Length of a pause, in seconds; enough for a waiting thread to wake up and take the GIL."""
 
 
 class Pacer:
     """Sleeps briefly after every 0.3 ms of CPU time. Call it repeatedly during long work.
 
-    A busy thread keeps the GIL for 5 ms before others can run (``sys.getswitchinterval()``),
-    which would be noticeable in a service. Belongs to one thread. Measures CPU time, since time
-    spent waiting needs no pause.
+    A busy thread keeps the GIL for 5 ms before others can run (``sys.getswitchinterval()``), which
+    would be noticeable in a service. CPU time is measured, because no pause is due after waiting.
+    Belongs to one thread.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Pacer:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Pause if due. Call about every 10 µs: not every call reads the clock."""
+        """Pause if due. Call about every 10 µs; only some calls read the clock."""
         self._calls += 1
         if self._calls % _CALLS_PER_LOOK:
             return

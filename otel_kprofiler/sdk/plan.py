@@ -1,4 +1,4 @@
-"""The settings of an embedded profiler, adapted to its process."""
+"""Defines the settings of an embedded profiler, and adapts them to its process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
 _MAX_PRELOAD_S: Final = 1.0
-"""Time limit for preloading unwind tables; short, because the service waits."""
+"""Time limit, in seconds, for preloading unwind tables; short, because the service waits."""
 _OF_ONE_PROCESS: Final = ("process.", "service.instance.id", "thread.")
 
 _log = logging.getLogger(__name__)
@@ -49,21 +49,21 @@ class Plan:
 
     Attributes:
         target: what to profile.
-        sampler: sampling rate, stacks and so on; target and drain interval are set when sampling
-            starts.
+        sampler: the sampling rate, stacks and so on. The target and the drain interval are set when
+            sampling starts.
         schedule: the window length.
-        user_symbols: detail of user frames beyond their addresses.
-        loader: library that loads the BPF program.
+        user_symbols: the detail of user frames beyond their addresses.
+        loader: the library that loads the BPF program.
         attributes: resource attributes that override the service's.
-        service_sources: where to find names for other services that publish none.
-        span_links: link samples to spans.
-        link_unsampled_spans: also link to spans that are not sampled.
-        local_root_names: name linked samples after the local root of their span.
-        baggage_keys: entries of a local root's baggage that its samples carry as labels.
-        publish_context: publish the Resource for profilers outside the process.
-        publish_thread_contexts: also publish each thread's current span.
-        restart_in_children: start a profiler in each forked child.
-        export_on_sigterm: export pending samples before SIGTERM terminates the process.
+        service_sources: where to find the names of other services that do not publish one.
+        span_links: whether to link samples to spans.
+        link_unsampled_spans: whether to also link samples to spans that are not sampled.
+        local_root_names: whether to name linked samples after the local root of their span.
+        baggage_keys: the entries in a local root's baggage that its samples carry as labels.
+        publish_context: whether to publish the Resource for profilers outside the process.
+        publish_thread_contexts: whether to also publish each thread's current span.
+        restart_in_children: whether to start a profiler in each forked child.
+        export_on_sigterm: whether to export pending samples before SIGTERM terminates the process.
     """
 
     target: Target = "self"
@@ -94,11 +94,12 @@ class Plan:
 def complete_sampler_config(plan: Plan) -> SamplerConfig:
     """Returns the sampler's settings with target, drain interval and span layout.
 
-    The kernel program filters by pid in this process's pid namespace, and samples carry that
-    namespace's ids.
+    The BPF program filters by pid in this process's pid namespace, and samples have the ids in that
+    namespace.
 
     Raises:
-        HostError: the target is the host, but this process is in a pid namespace.
+        HostError: the target is the host, but this process is in a pid namespace; or the process
+            would sample its own lock waits.
     """
     config = plan.sampler
     if plan.target == "self" and any(isinstance(event, LockSpec) for event in config.events):
@@ -107,7 +108,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
             hint="use the agent or `otel-kprofiler record -p PID`; the profiler's process is left "
             "out, because its waits may be for locks of its own buffers",
         )
-    # Python uses one CPU at a time; if there is more to drain, the filling ring wakes the thread.
+    # Python mostly uses one CPU at a time. With more samples, the filling ring wakes the thread.
     cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
@@ -146,10 +147,10 @@ def _find_span_path() -> SpanPath | None:
 
 
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
-    """Returns the Resources of profiled processes, without attributes until :func:`set_service`.
+    """Returns the Resources of profiled processes, which :func:`set_service` later completes.
 
-    Resources of descendants include the process contexts that they publish; samples of descendants
-    are linked to the spans that they publish.
+    Descendants' Resources include the process contexts that the descendants publish, and their
+    samples are linked to the spans that they publish.
     """
     contexts = None if plan.target == "self" else ProcessContexts(access)
     return ProcessResources(
@@ -163,7 +164,7 @@ def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
-    """Apply the service's Resource to its process, and the shared attributes to descendants."""
+    """Apply the service's Resource to its process, and the shared attributes to all processes."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}

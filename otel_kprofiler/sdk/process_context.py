@@ -1,8 +1,8 @@
 """Publishes the Resource of this process for profilers outside it (OTEP 4719).
 
-Readers find a page of memory by the mapping's name; the page points to the payload. Publishing
-needs no privileges, and costs nothing afterwards. See :mod:`otel_kprofiler.processes` for the
-layout.
+Readers find a page of memory by the name of its mapping. The page points to the payload. Publishing
+requires no privileges, and costs nothing afterwards. See
+:mod:`otel_kprofiler.processes.published_context` for the layout.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Mapping:
-    """The mapping with the header; one per process.
+    """The mapping that contains the header; one per process.
 
-    It is not mapped in forked children, which must not use it.
+    The page is not mapped in forked children, which must not use this object.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,14 @@ class _Mapping:
         self._words = memoryview(self._memory).cast("Q")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._payloads: list[ctypes.Array[ctypes.c_char]] = []
-        # The memory is never unmapped: in a child, the address may belong to another mapping.
+        # The memory is never unmapped, because the address may belong to another mapping in a
+        # child.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._named = named
         self._fence = threading.Lock()
 
     def publish(self, payload: bytes) -> None:
-        """Write or update the header, with the time last, then name the mapping."""
+        """Write or update the header, with the time last, and then name the mapping."""
         words = self._words
         last = words[_PUBLISHED_AT]
         kept = ctypes.create_string_buffer(payload, len(payload))
@@ -84,7 +85,7 @@ class _Mapping:
         self._words[_PUBLISHED_AT] = 0
 
     def _order(self) -> None:
-        """Issue a full memory barrier; in Python, only a lock provides one."""
+        """Issue a full memory barrier, which only a lock provides in Python."""
         with self._fence:
             pass
 
@@ -106,7 +107,7 @@ def _map() -> tuple[mmap.mmap, bool]:
 
 
 def _name_mapping(address: int) -> bool:
-    """Name the mapping; False if the kernel does not support it (CONFIG_ANON_VMA_NAME, 5.17)."""
+    """Name the mapping; returns False if unsupported (CONFIG_ANON_VMA_NAME, Linux 5.17)."""
     libc = ctypes.CDLL(None)
     word = ctypes.c_ulong
     status: int = libc.prctl(
@@ -170,19 +171,19 @@ def publish_process_context(
 ) -> None:
     """Publish the Resource of this process, or replace the published one. Thread-safe.
 
-    Forked children do not inherit the published memory; they publish again. A child of C's
-    ``fork()`` does so at its next call into this package.
+    Forked children do not inherit the published memory, so they publish again. A child forked by C
+    code publishes again at its next call into this package.
 
     Args:
-        resource: attributes, such as ``tracer_provider.resource.attributes``; values of
-            unsupported types are skipped.
+        resource: the Resource's attributes, such as ``tracer_provider.resource.attributes``. Values
+            of unsupported types are skipped.
         extra: attributes that are not part of the Resource.
-        in_children: called in a forked child; returns the child's Resource, which is then published
-            without ``extra``. By default, the child publishes the same attributes, with a new
-            ``service.instance.id`` if the parent has that attribute.
+        in_children: called in each forked child; returns the child's Resource, which is then
+            published without ``extra``. By default, a child publishes the same attributes, with a
+            new ``service.instance.id`` if the parent has this attribute.
 
     Raises:
-        HostError: the kernel denies the mapping, or readers could not find it.
+        HostError: the kernel denies the mapping, or does not let readers find it.
     """
     forks.catch_up()
     context = ProcessContext(_publishable(resource), _publishable(extra or {}))
@@ -199,7 +200,7 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 
     Args:
         resource: returns the Resource; also called in forked children.
-        target: the target that is sampled; empty if sampling is off.
+        target: the target being sampled; empty if sampling is off.
     """
     try:
         publish_process_context(
@@ -213,12 +214,12 @@ def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = N
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
     Args:
-        keys: the announcing attributes; None withdraws them.
-        resource: attributes of the process context to publish if there is none yet; None publishes
-            none.
+        keys: the attributes that announce thread contexts; None withdraws the announcement.
+        resource: the attributes of the process context that is published if there is none yet; None
+            to publish no process context.
 
     Raises:
-        HostError: as for :func:`publish_process_context`.
+        HostError: see :func:`publish_process_context`.
     """
     forks.catch_up()
     with _publisher.lock:

@@ -1,4 +1,4 @@
-"""The profiler provider and its processors, named and managed like those of other signals."""
+"""Defines the profiler provider and its processors, which are used like those of other signals."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from otel_kprofiler.sdk.resource import ServiceResource
 from otel_kprofiler.sdk.signals import put_off_sigterm
 
 EXIT_TIMEOUT_MILLIS: Final = 2_000
-"""How long exporting pending samples may delay interpreter exit."""
+"""How long exporting pending samples may delay interpreter exit, in milliseconds."""
 
 _log = logging.getLogger(__name__)
 
 _abandoned: list[object] = []
-"""Objects kept in a forked child, because their collection would close the parent's connections."""
+"""Objects kept in forked children, because collecting them would close the parent's connections."""
 
 
 class ProfileProcessor(abc.ABC):
@@ -52,7 +52,7 @@ class ProfileProcessor(abc.ABC):
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
-        """Reset the processor in a forked child, where inherited locks may never be released."""
+        """Reset the processor in a forked child, in which inherited locks may never be released."""
 
 
 class BatchProfileProcessor(ProfileProcessor):
@@ -61,8 +61,8 @@ class BatchProfileProcessor(ProfileProcessor):
     Args:
         exporter: an exporter, or a factory that each forked child calls to open its own exporter.
             Without a factory, forked children export nothing.
-        max_queue_size: maximum number of queued batches; beyond it, the oldest is dropped and
-            counted.
+        max_queue_size: the maximum number of queued batches. Beyond it, the oldest batch is
+            dropped, and its samples are counted as lost.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class BatchProfileProcessor(ProfileProcessor):
 
 
 class SimpleProfileProcessor(ProfileProcessor):
-    """Exports each window immediately, in the profiler's thread; for tests and consoles.
+    """Exports each window immediately, in the profiler's thread. Meant for tests and consoles.
 
     Nothing drains the ring during an export, so an exporter that blocks for long loses samples.
 
     Args:
-        exporter: the exporter.
+        exporter: the exporter to which each window is passed.
     """
 
     def __init__(self, exporter: ProfileExporter) -> None:
@@ -154,15 +154,15 @@ class SimpleProfileProcessor(ProfileProcessor):
         return (self._account,)
 
     def after_fork_in_child(self) -> None:
-        """Start with a new account."""
+        """Start a new account."""
         self._begin()
 
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
-    pacer.rest()  # closing the window took time, too
+    pacer.rest()  # closing the window took a while, too
     encoded = encode_window(window, **encoding._asdict(), pause=pacer)
-    pacer.rest()  # freeing the window will take time, too
+    pacer.rest()  # freeing the window will take a while, too
     return encoded
 
 
@@ -180,9 +180,9 @@ class ProfilerProvider(ForkAware):
     """Passes profilers' windows to processors, under one Resource. Thread-safe.
 
     Args:
-        resource: the service's Resource; by default taken from the global TracerProvider or
-            MeterProvider, even if it is set afterwards, otherwise ``Resource.create()``.
-        shutdown_on_exit: shut down at process exit, within two seconds.
+        resource: the service's Resource. By default, it is taken from the global TracerProvider or
+            MeterProvider, even if that is set later, or else from ``Resource.create()``.
+        shutdown_on_exit: whether to shut down at process exit, within two seconds.
     """
 
     def __init__(self, resource: Resource | None = None, *, shutdown_on_exit: bool = True) -> None:
@@ -213,7 +213,7 @@ class ProfilerProvider(ForkAware):
             self._not_offered[profile_processor] = self._handed_over.copy()
 
     def on_window(self, window: Window) -> None:
-        """Pass a window to all processors. An exception in one does not affect the others."""
+        """Pass a window to all processors, even if one of them raises an exception."""
         forks.catch_up()
         with self._lock:
             self._handed_over.update(window.sample_counts)
@@ -301,7 +301,7 @@ _global: ProfilerProvider | None = None
 
 
 def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
-    """Set the global provider; works only once, as for other signals."""
+    """Set the global provider. As for other signals, this works only once."""
     global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is not None:
@@ -311,7 +311,7 @@ def set_profiler_provider(profiler_provider: ProfilerProvider) -> None:
 
 
 def get_profiler_provider() -> ProfilerProvider:
-    """Returns the global provider; by default a provider without processors."""
+    """Returns the global provider; by default, a provider without processors."""
     global _global  # noqa: PLW0603 - the global provider
     with _global_lock:
         if _global is None:

@@ -14,12 +14,12 @@ from otel_kprofiler.sdk.thread_contexts import publish_threads
 
 
 def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
-    """Publish the Resource and the threads' spans, if the plan enables them; log failures.
+    """Publish the Resource and the threads' spans, if the plan enables this; log failures.
 
     Args:
-        plan: the settings of publishing and sampling.
+        plan: the settings for publishing and sampling.
         find_resource: returns the service's Resource; also called in forked children.
-        sampling: whether this process samples the plan's target; if False, it samples nothing.
+        sampling: whether this process samples the plan's target, or else nothing.
     """
     publish_context(plan, find_resource, sampling=sampling)
     if plan.publish_context and plan.publish_thread_contexts:
@@ -27,7 +27,7 @@ def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampli
 
 
 def publish_context(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
-    """Publish the Resource, like :func:`publish_service`; leave the threads' spans unchanged."""
+    """Publish the Resource like :func:`publish_service`, but not the threads' spans."""
 
     def describe() -> dict[str, AttributeValue]:
         return {**plain_attributes(find_resource().attributes), **plan.attributes}

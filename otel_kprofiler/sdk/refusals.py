@@ -32,7 +32,7 @@ def refuse_subinterpreters() -> None:
 
 
 def refuse_green_threads() -> None:
-    """Raise an error if threads are green: the profiler would block all of them.
+    """Raise an error if threads are green, because the profiler would block all of them.
 
     Raises:
         HostError: gevent or eventlet has replaced ``threading`` or ``select``.
@@ -45,7 +45,7 @@ def refuse_green_threads() -> None:
     else:
         return
     raise HostError(
-        f"{who} has replaced this process's threads, but the profiler needs a real one",
+        f"{who} has replaced this process's threads, but the profiler needs a real thread",
         hint="run the agent on this host (otel-kprofiler run), which profiles the process under "
         "the Resource it publishes, or use threaded workers (gunicorn --worker-class gthread)",
     )

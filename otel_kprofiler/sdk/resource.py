@@ -1,4 +1,4 @@
-"""The service's Resource, shared with its other signals."""
+"""Finds the service's Resource, which profiles share with the service's other signals."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def find_resource() -> Resource | None:
 
 
 class ServiceResource:
-    """The current Resource of the service's other signals.
+    """Follows the current Resource of the service's other signals.
 
-    Providers of other signals may be set late. In a forked child, the SDK changes the
-    ``service.instance.id`` of their Resource; profiles adopt the new id.
+    The providers of other signals may be set late. In a forked child, the SDK changes the
+    ``service.instance.id`` in their Resource, and profiles adopt the new id.
 
     Args:
-        given: an explicit Resource; by default taken from the other signals, or
+        given: an explicit Resource. By default, it is taken from the other signals, and from
             ``Resource.create()`` while they have none.
     """
 
@@ -58,7 +58,7 @@ class ServiceResource:
         self._parents_id = resource and resource.attributes.get(SERVICE_INSTANCE_ID)
 
     def after_fork_in_child(self) -> None:
-        """Discard the Resource looked up in the parent."""
+        """Discard the Resource that was looked up in the parent."""
         self._created = None
         self._forked = self._parents_id is not None
 

@@ -1,4 +1,4 @@
-"""Schema of the embedded profiler's settings: the receiver's keys, and keys for services only."""
+"""Defines the embedded profiler's settings: the receiver's keys, and keys only for services."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WORDS: Final = {"true": True, "false": False}
 
 
 class Settings(Receiver):
-    """The keys of the agent's ``receivers: kprofiler:``, and keys for services only."""
+    """The keys of the agent's ``receivers: kprofiler:``, and keys that only services have."""
 
     target: Literal["self", "children", "host"] = Field(
         default="self",
@@ -76,11 +76,11 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
     """Check options and convert them to settings.
 
     Args:
-        options: values by key.
-        source: origin of the options, for messages.
+        options: the values, by key.
+        source: the origin of the options, for messages.
 
     Raises:
-        ConfigError: invalid options; lists all problems.
+        ConfigError: options are invalid. The message lists all problems.
     """
     try:
         return Settings.model_validate(dict(options))
@@ -96,7 +96,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """Returns the settings from ``OTEL_KPROFILER_*``; an empty value counts as unset.
 
     Raises:
-        ConfigError: invalid values; lists all problems.
+        ConfigError: values are invalid. The message lists all problems.
     """
     options = {
         key: _typed(key, text)
@@ -126,7 +126,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Convert a string to the key's type; invalid strings are left to validation."""
+    """Convert a string to the key's type; leave invalid strings to the validation."""
     field = Settings.model_fields.get(key)
     kind = field.annotation if field else None
     if kind is bool:
@@ -149,8 +149,8 @@ def make_plan(settings: Settings) -> Plan:
     """Convert settings to a plan.
 
     Raises:
-        ConfigError: ``target_pids`` does not fit the target, or a baggage key is no valid label
-            name.
+        ConfigError: a key is only for the agent, ``target_pids`` does not fit the target, or a
+            baggage key is not a valid label name.
     """
     for key in _OF_AGENTS:
         if getattr(settings, key) != Receiver.model_fields[key].default:

@@ -1,4 +1,4 @@
-"""A run of the embedded profiler: its pipeline, and the thread that drains it."""
+"""Runs the embedded profiler: its pipeline, and the thread that drains it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Room for about 600 records per CPU; small, because each process of a service has rings."""
+"""Room for about 600 records per CPU. Small, because each process of a service has such rings."""
 
 _log = logging.getLogger(__name__)
 
 
 class Session:
-    """Samples from construction until :meth:`stop`.
+    """Takes samples from its construction until :meth:`stop`.
 
     The pipeline belongs to a daemon thread; methods may be called from any other thread.
 
@@ -49,18 +49,18 @@ class Session:
         plan: what to profile.
         service: the service's Resource.
         sink: receives each window, in the daemon thread.
-        exporters: returns each exporter's account; the exporters receive windows from the sink.
-        earlier: number of samples that the sink received from earlier sessions, by kind.
+        exporters: returns the account of each exporter that receives windows from the sink.
+        earlier: the number of samples that the sink received from earlier sessions, by kind.
         inherited: in a forked child, the parent's symbols.
 
     Attributes:
         symbolizer: resolves kernel addresses.
         root_names: names samples after local roots; None if links or names are disabled.
-        failure: why the daemon thread ended unexpectedly; empty if it did not.
+        failure: why the daemon thread exited unexpectedly; empty if it has not.
 
     Raises:
         HostError: this host cannot be profiled, or this user may not profile it.
-        SamplerError: the kernel program cannot be loaded.
+        SamplerError: the BPF program cannot be loaded.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Session:
             self._thread.join(timeout_s)
 
     def _call(self, command: Callable[[], None], timeout_s: float) -> bool:
-        """Run a command in the daemon thread; returns False on timeout or if the thread ended."""
+        """Run a command in the daemon thread; returns False on timeout, or if the thread exited."""
         done = threading.Event()
 
         def do() -> None:
@@ -248,7 +248,7 @@ class Session:
 
 
 def _describe_start(plan: Plan, config: SamplerConfig) -> str:
-    """Describes what starts: the target, and the parts that settings leave out."""
+    """Describes what is profiled: the target, and the parts that settings leave out."""
     target = {"self": "this process", "children": "this process and its descendants"}
     left_out = describe_left_out(config, plan.user_symbols.detail)
     return f"profiling {target.get(plan.target, 'the host')}: {describe_sampling(config)}{left_out}"

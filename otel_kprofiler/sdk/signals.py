@@ -13,15 +13,15 @@ from types import FrameType
 from typing import Any, Final
 
 _JOIN_S: Final = 3.0
-"""Time limit for an export; only a lock held by the interrupted thread makes it exceed 2 s."""
+"""Time limit for an export, which exceeds 2 s only if the interrupted thread holds a lock."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Handler:
-    """Runs before the previous handler or the default action.
+    """A signal handler that runs before the previous handler or the default action.
 
-    Exports in a thread, because the main thread, where handlers run, may hold any lock.
+    It exports in another thread, because the main thread, which runs handlers, may hold any lock.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class _Handler:
         self._before = earlier
         self._flush = flush
         self._end = end
-        self._exiting = 0  # the process whose exit hook exports: children inherit this object
+        self._exiting = 0  # pid whose exit hook exports; children inherit this object
         self._arrived = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -41,7 +41,7 @@ class _Handler:
             _start(self._flush)
             self._before(number, frame)
         elif os.getpid() == 1:
-            _start(self._flush)  # by default, SIGTERM does nothing to pid 1
+            _start(self._flush)  # by default, pid 1 ignores SIGTERM
         else:
             signal.signal(number, signal.SIG_DFL)  # a second SIGTERM terminates the process at once
             ending = _start(self._end)
@@ -64,7 +64,7 @@ _installed: _Handler | None = None
 
 
 def _start(task: Callable[[], object]) -> threading.Thread | None:
-    if sys.is_finalizing():  # all samples are exported, and a thread would never start
+    if sys.is_finalizing():  # all samples have been exported, and a thread would never start
         return None
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
     with contextlib.suppress(RuntimeError):  # at interpreter exit, where atexit exports
@@ -99,8 +99,8 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Let SIGTERM take effect after the export at exit; a second SIGTERM takes effect at once.
+    """Delay the effect of SIGTERM until the export at exit; a second one takes effect at once.
 
-    Does nothing without :func:`come_before_sigterm`.
+    Does nothing unless :func:`come_before_sigterm` has installed the handler.
     """
     return contextlib.nullcontext() if _installed is None else _installed.put_off()

@@ -1,8 +1,8 @@
-"""Finds and verifies the path from a thread to its current span in this interpreter's objects.
+"""Finds and verifies the path from a thread to its current span through this interpreter's objects.
 
-The sampler follows the path at each interrupt, so no hooks are needed. Before that,
-:class:`.span_reader.SpanReader` must have agreed with the interpreter on contexts, dictionaries and
-spans of every expected form.
+The sampler follows the path at each interrupt, so no hooks are necessary. Before the path is used,
+:class:`.span_reader.SpanReader` must find the same objects as the interpreter, for contexts,
+dictionaries and spans of every expected form.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _STYLES: Final = {
     (3, 13): VALUES_INLINE,
     (3, 14): VALUES_INLINE,
 }
-"""Supported minor versions, and where they keep instance attributes."""
+"""The storage of instance attributes in each supported minor version of CPython."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
-"""Span classes of the API and the SDK; tracers create instances of the last."""
+"""The span classes of the API and the SDK. Tracers create instances of the last class."""
 _MAX_ATTRIBUTES: Final = 30
-"""SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: maximum attributes in keys that instances share."""
+"""SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: the maximum number of shared attribute names."""
 _OLDER_AT: Final = 8
 _WORD: Final = (1 << 64) - 1
 _OTHER_VARIABLES: Final = (0, 1, 7, 20, 300)
@@ -66,14 +66,14 @@ _TRIES: Final = 20
 
 
 class UnprovenError(Exception):
-    """The path cannot be followed in this interpreter; the message says why."""
+    """Raised if the path cannot be followed in this interpreter. The message gives the reason."""
 
 
 def find_span_path(read: Read = read_own_memory) -> SpanPath:
-    """Returns the verified path of this process.
+    """Returns the verified path in this process.
 
     Raises:
-        UnprovenError: the interpreter, or OpenTelemetry's part in it, is not as expected.
+        UnprovenError: the objects of the interpreter or of OpenTelemetry are not as expected.
     """
     style = _STYLES.get(sys.version_info[:2])
     if sys.implementation.name != "cpython" or style is None:
@@ -124,9 +124,9 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
 
 
 def find_other_classes() -> frozenset[str]:
-    """Returns names of span classes that the path does not cover, such as wrappers of other spans.
+    """Returns the names of span classes that the path does not cover, such as wrappers of spans.
 
-    Takes microseconds; classes imported later appear in later calls.
+    A call takes microseconds. Classes that are imported later appear in later calls.
     """
     names, waiting = set(), [Span]
     while waiting:
@@ -138,14 +138,14 @@ def find_other_classes() -> frozenset[str]:
 
 
 def _find_oldest(read: Read) -> int:
-    """Returns the last thread state of the list; new states are added at the other end."""
+    """Returns the last thread state in the list, to whose other end new states are added."""
     state = get_thread_state()
     for _ in range(MAX_THREADS):
         older = read_word(read, state + _OLDER_AT)
         if not older:
             return state
         state = older
-    raise UnprovenError("there are too many threads")
+    raise UnprovenError("this process has too many threads")
 
 
 def _hash_in_hamt(key: object) -> int:
@@ -167,7 +167,7 @@ def _make_spans() -> Iterator[list[Any]]:
     nothing = Resource.get_empty()  # by default, resource detectors would run
     for make in (NonRecordingSpan, lambda context: recording("", context, resource=nothing)):
         spans: list[Any] = [make(make_context(number)) for number in (1, 2, 3)]
-        vars(spans[1])  # makes it use a dictionary that shares its keys with the class
+        vars(spans[1])  # creates a dictionary that shares its keys with the class
         spans[2].__dict__ = dict(vars(spans[2]))  # a dictionary with unshared keys
         yield spans
 
@@ -191,10 +191,10 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
 
 
 def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
-    """Compare memory with the interpreter's view, for every form of each object.
+    """Check that memory agrees with the interpreter's view, for every form of each object.
 
-    Starting and ending threads change the list of thread states between two reads, so each
-    comparison is repeated: the path is wrong only if they differ every time.
+    Threads that start or exit between two reads change the list of thread states, so each
+    comparison is repeated. The path is wrong only if the comparison fails every time.
 
     Raises:
         UnprovenError: memory and the interpreter's view differ.
@@ -232,7 +232,7 @@ def _hold(span: Any) -> Context:
 
 
 def _make_contexts(spans: list[Any]) -> Iterator[Context]:
-    """Makes OpenTelemetry contexts of every size and kind of key, with and without a span."""
+    """Yields OpenTelemetry contexts of every size and kind of key, with and without a span."""
     for span in spans:
         yield _hold(span)
     for size in _OTHER_KEYS:

@@ -1,8 +1,8 @@
-"""Follows a thread's state to its current span in memory, step by step as the sampler does.
+"""Follows the path from a thread's state to its current span in memory, as the sampler does.
 
-:mod:`.span_path` uses it to verify the path against the interpreter's view before the sampler
-follows it. Structs of CPython 3.11 to 3.14: pycore_context.h, Python/hamt.c, pycore_dict.h and
-Objects/dictobject.c; ``python_span.bpf.h`` reads the same fields.
+:mod:`.span_path` uses this module to compare the path with the interpreter's view before the
+sampler follows it. The structs are those of CPython 3.11 to 3.14 (pycore_context.h, Python/hamt.c,
+pycore_dict.h and Objects/dictobject.c). ``python_span.bpf.h`` reads the same fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from otel_kprofiler.bpf import VALUES_BY_POINTER, VALUES_TAGGED, SpanPath
 
 Read = Callable[[int, int], bytes]
-"""Returns as many bytes as requested from the memory at an address. Raises ``OSError``."""
+"""A function that returns the requested number of bytes at an address. Raises ``OSError``."""
 
 MAX_THREADS: Final = 1024
 _MAX_LEVELS: Final = 8
@@ -40,7 +40,7 @@ _WORD: Final = Struct("=Q")
 _PAIR: Final = Struct("=2Q")
 _NODE: Final = Struct("=8xQQI4x")  # type, size, bitmap
 _DICT: Final = Struct("=8xQ16xQQ")  # type, keys, values
-_KEYS: Final = Struct("=8xBBB13xQ")  # log2 of size, of the bytes of indices, kind; entries
+_KEYS: Final = Struct("=8xBBB13xQ")  # log2 of the size, log2 of the indices' bytes, kind, entries
 
 
 class _Span(ctypes.Structure):
@@ -50,7 +50,7 @@ class _Span(ctypes.Structure):
 
 
 def read_own_memory(address: int, size: int) -> bytes:
-    """Read memory of this process; unlike a dereference, an invalid address does no harm.
+    """Read this process's memory; unlike a dereference, reading an invalid address is harmless.
 
     Raises:
         OSError: the address is not mapped, or a seccomp filter forbids process_vm_readv(2).
@@ -65,7 +65,7 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-# A PyDLL keeps the GIL, so that no thread starts or ends, changing the list, during a call.
+# A PyDLL keeps the GIL, so no thread can start or exit, and change the list, during a call.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
@@ -77,7 +77,7 @@ class SpanReader:
     """Reads the fields that the sampler reads; methods return 0 where the sampler finds nothing.
 
     Args:
-        path: offsets and types from the thread state to the span.
+        path: the offsets and types on the path from the thread state to the span.
         read: returns bytes of this process's memory at a runtime address.
     """
 
@@ -96,7 +96,7 @@ class SpanReader:
             return 0
 
     def find_labels(self, tid: int) -> int:
-        """Returns the address of the number of a thread's current label set."""
+        """Returns the address of the ``int`` that is the number of a thread's current label set."""
         path = self._path
         try:
             keys = self._find_otel_context(tid)
@@ -114,7 +114,7 @@ class SpanReader:
         return 0
 
     def find_variable(self, node: int) -> int:
-        """Returns the value of OpenTelemetry's variable in the HAMT with this root."""
+        """Returns the value of OpenTelemetry's context variable in a HAMT, given its root node."""
         path, hash_ = self._path, self._path.variable_hash
         for _ in range(_MAX_LEVELS):
             type_, size, bitmap = self._unpack(_NODE, node)
@@ -139,7 +139,7 @@ class SpanReader:
         return 0
 
     def find_in_dict(self, keys: int, key: int, hash_: int) -> int:
-        """Returns the value of a string key in a dictionary's combined table."""
+        """Returns the value for a string key in a dictionary's combined table."""
         log2_size, log2_bytes, kind, entries = self._unpack(_KEYS, keys)
         if log2_size > _MAX_LOG2_SIZE or kind > _UNICODE_KEYS:
             return 0
@@ -181,7 +181,7 @@ class SpanReader:
         return self._word(values + head + 8 * span_class.place)
 
     def _find_otel_context(self, tid: int) -> int:
-        """Returns the table of a thread's current OpenTelemetry context."""
+        """Returns the keys table of a thread's current OpenTelemetry context."""
         path = self._path
         state = self.find_thread_state(tid)
         context = self._word(state + path.context_at) if state else 0
@@ -201,7 +201,7 @@ class SpanReader:
         return 0
 
     def _typed(self, address: int, type_: int, at: int) -> int:
-        """Returns the reference at an offset in an object of this type."""
+        """Returns the reference at an offset in an object; 0 if the type differs."""
         if not address or self._word(address + _TYPE_AT) != type_:
             return 0
         return self._word(address + at)
@@ -226,7 +226,7 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Finds an instance's attributes: values (0 if in a dictionary), their head, dictionary.
+    """Returns an instance's values (0 if in a dictionary), their header's size, and dictionary.
 
     Raises:
         OSError: the memory cannot be read.

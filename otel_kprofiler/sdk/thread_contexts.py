@@ -1,12 +1,13 @@
 """Publishes thread contexts (OTEP 4947): a record with the current span of each thread.
 
 A library in C writes the records. It is called where OpenTelemetry's context variable changes
-(``ContextVar.set``, ``ContextVar.reset``) and where a thread enters or leaves a
-``contextvars.Context``: from CPython 3.14 on by the interpreter's watcher, in earlier versions in
-``Context.run``, which event loops and executors call. After a greenlet switch, greenlet's trace
-function calls it. Before 3.14, a context entered directly by C code is noticed if a library imports
-the function that does so (``imports.c``). If that function is linked into the interpreter, the
-entry goes unnoticed, and a span attached there is not published.
+(``ContextVar.set``, ``ContextVar.reset``), where a thread enters or leaves a
+``contextvars.Context``, and after greenlet switches (by greenlet's trace function). From CPython
+3.14 on, the interpreter's context watcher reports that a context is entered or left. In earlier
+versions, ``Context.run`` does, which event loops and executors call. In these versions, a context
+that C code enters directly is noticed only if a library imports the function for this
+(``imports.c``). If the function is linked into the interpreter, a span attached in such a context
+is not published.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum number of endpoints kept encoded. Services with ids in their span names have more."""
+"""Maximum number of endpoint names kept encoded. Services with ids in span names have more."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -49,10 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 class _Attributes:
-    """Encodes label sets and numbers the label names. Calls are serialised by the lock.
+    """Encodes label sets, and numbers the label names. The caller holds a lock.
 
     Args:
-        announce: publishes the label names by their numbers.
+        announce: publishes the label names, in the order of their numbers.
     """
 
     def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
@@ -61,11 +62,11 @@ class _Attributes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the label names by their numbers, which never change."""
+        """Returns the label names in the order of their numbers, which never change."""
         return tuple(self._numbers)
 
     def encode(self, labels: LabelSet) -> bytes:
-        """Returns the attributes of a record; those beyond a limit of the format are left out."""
+        """Returns labels as a record's attributes; leaves out those beyond the limits."""
         encoded = bytearray()
         count = len(self._numbers)
         for name, value in labels:
@@ -223,23 +224,23 @@ _writer: Final = _Writer()
 
 
 def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
-    """Publish the current span of each thread; needs no privileges. Thread-safe.
+    """Publish the current span of each thread; requires no privileges. Thread-safe.
 
-    Also publishes a process context, unless this process already has one. Records have the trace
+    Also publishes a process context, unless this process already has one. A record has the trace
     id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name of the
     local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the global
-    TracerProvider). The attributes of a record take at most 612 bytes. Threads already in a span
-    are published from their next span change on. Forked children publish their own records and
-    process context.
+    TracerProvider). The attributes of a record take at most 612 bytes. Threads that are already in
+    a span are published from their next change of span on. Forked children publish their own
+    records and process context.
 
     Args:
-        resource: attributes of the process context if there is none yet; by default, the tracer
-            provider's.
+        resource: the attributes of the process context if there is none yet; by default, those of
+            the tracer provider.
 
     Raises:
-        HostError: this interpreter or processor is not supported; no context watcher is free
-            (CPython 3.14 has eight); OpenTelemetry's runtime context is replaced; or the process
-            context cannot be published.
+        HostError: this interpreter or processor is not supported, no context watcher is free
+            (CPython 3.14 has eight), OpenTelemetry's runtime context has been replaced, or the
+            process context cannot be published.
     """
     _writer.start(resource, endpoints=True)
 
@@ -259,7 +260,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write records without announcing them; returns why that failed, or "". Thread-safe."""
+    """Write records without announcing them; returns why this failed, or "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:
@@ -273,8 +274,8 @@ def describe_threads() -> dict[str, object]:
 
 
 def stop_thread_contexts() -> None:
-    """Withdraw the announcement, so that readers stop. Thread-safe.
+    """Withdraw the announcement of thread contexts, so that readers stop. Thread-safe.
 
-    The hooks stay, so that records are correct when announced again.
+    The hooks stay, so that records are correct when they are announced again.
     """
     _writer.stop()

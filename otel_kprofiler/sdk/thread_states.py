@@ -1,4 +1,4 @@
-"""Finds and corrects the thread id in the interpreter's thread states."""
+"""Finds and corrects the thread ids in the interpreter's thread states."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from otel_kprofiler.sdk.object_layout import (
 
 @functools.cache
 def find_tid_offset() -> int | None:
-    """Returns the thread id's offset in ``PyThreadState``; None if its layout is unexpected.
+    """Returns the thread id's offset in ``PyThreadState``; None if the layout is unexpected.
 
     The state starts with pointers to the previous state, the next state and the interpreter
-    (Include/cpython/pystate.h). The thread's two identifiers are adjacent, and the search is for
-    their offset.
+    (Include/cpython/pystate.h). The thread's two ids are adjacent, so their offset is found by
+    searching for both.
     """
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
@@ -34,14 +34,15 @@ def find_tid_offset() -> int | None:
 def renew_thread_id() -> None:
     """Correct the thread id in this thread's state, which is stale after C's ``fork()``.
 
-    ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the kernel
-    program, need the correct id.
+    ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the BPF
+    program, require the correct id.
     """
     tid = threading.get_native_id()
-    if tid != os.getpid():  # the only thread of a forked child is its main thread
+    if tid != os.getpid():  # a forked child's only thread is its main thread
         return
     if find_tid_offset() is None:
-        # The search may fail because of the stale id; the states of new threads have correct ids.
+        # The search may fail because of the stale id, but the state of a new thread has a correct
+        # id.
         find_tid_offset.cache_clear()
         thread = threading.Thread(target=find_tid_offset, name="kprofiler-layout")
         thread.start()

@@ -1,4 +1,4 @@
-"""Resolves kernel and user addresses to modules, addresses in files, functions and lines.
+"""Resolves kernel and user addresses to modules, file addresses, functions and lines.
 
 Usable as a library, on this host or on captured files::
 
@@ -10,8 +10,8 @@ Usable as a library, on this host or on captured files::
 
 A :class:`StackResolver` resolves samples, with a :class:`SideResolver` for each side of a stack: a
 :class:`KernelSymbolizer` for the kernel, a :class:`PythonResolver` for Python, and a resolver that
-the caller provides for native user code, for which a :class:`SymbolLoader` finds names. A
-:class:`Symbolizer` resolves single addresses, kernel or user.
+the caller provides for native user code. A :class:`SymbolLoader` finds the names of user functions.
+A :class:`Symbolizer` resolves single addresses, kernel or user.
 """
 
 from __future__ import annotations
@@ -214,6 +214,6 @@ _LATE: Final = {
     "Symbolizer": "symbolizer",
     "find_process": "resolvers.process",
 }
-"""Names not needed for sampling, imported on first use."""
+"""Names that sampling does not require; they are imported on first use."""
 
 __getattr__ = late_names(__name__, _LATE)

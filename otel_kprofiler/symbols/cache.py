@@ -1,4 +1,4 @@
-"""Bounded caches without locks."""
+"""Provides bounded caches without locks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """A cache that computes missing values, and keeps at most ``limit`` values.
 
-    With ``weigh``, ``max_weight`` also bounds the total weight of the keys.
+    If ``weigh`` is given, ``max_weight`` limits the total weight of the keys as well.
 
     There are two generations: when the young generation reaches half of the limit, it replaces the
     old one. A hit in the old generation moves the value to the young one. Thread-safe: at worst,
-    two threads compute the same value, and the cache keeps one of them.
+    two threads compute the same value, and the cache keeps only one of the results.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")
@@ -54,7 +54,7 @@ class KeptValues(Generic[K, V]):
     """A cache shared by many owners, bounded by total weight. Thread-safe.
 
     Args:
-        max_weight: limit on the total weight of the values.
+        max_weight: the limit on the total weight of the values.
     """
 
     def __init__(self, max_weight: int) -> None:
@@ -62,11 +62,11 @@ class KeptValues(Generic[K, V]):
         self._values: dict[K, V] = {}
 
     def get(self, key: K) -> V | None:
-        """Returns a value; None if it was evicted."""
+        """Returns the value for a key; None if it was evicted or never stored."""
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Store a value; evicts all others if the limit is exceeded."""
+        """Store a value; evicts all other values if the limit is exceeded."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

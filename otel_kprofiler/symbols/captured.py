@@ -1,4 +1,4 @@
-"""Serves captured copies of a host's files: single files, directories and tar archives."""
+"""Serves a host's files from captured copies: single files, directories and tar archives."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from otel_kprofiler.symbols.compressed import (
 
 
 class CapturedFiles:
-    """Serves host paths from captured files; satisfies ``HostFiles``.
+    """Serves host paths from captured files; implements ``HostFiles``.
 
     Args:
-        sources: local path by host path. The local path is a file, a directory, or a tar archive
-            (``.tar``, ``.tar.xz`` and so on) of a directory, whose single top directory is
-            stripped. Files compressed with xz, gzip or zstd are decompressed.
+        sources: the local paths, by host path. Each local path is a file, a directory, or a tar
+            archive (``.tar``, ``.tar.xz`` and so on) with a single top-level directory, whose name
+            is stripped. Files compressed with xz, gzip or zstd are decompressed.
 
     Raises:
         OSError: a local file does not exist, or an archive cannot be read.
@@ -52,7 +52,7 @@ class CapturedFiles:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 compressed = is_compressed(local, os.pread(descriptor, 8, 0))
-            except OSError:  # a pipe, or an error that reading will raise
+            except OSError:  # a pipe, or an error that reading will report
                 return descriptor
             if not compressed:
                 return descriptor
@@ -99,7 +99,7 @@ class CapturedFiles:
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Returns the local path of the copy of a host file; None if the copy is in an archive."""
+        """Returns the local path of a host file's copy; None if the copy is in an archive."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:
@@ -109,14 +109,14 @@ class CapturedFiles:
         return None
 
     def _add_archive(self, host_path: str, local: str) -> None:
-        import tarfile  # noqa: PLC0415  # 10 ms of start time that only archives need
+        import tarfile  # noqa: PLC0415  # takes 10 ms, only for archives
 
         data = _read(local)
         size = 0
         try:
             with tarfile.open(fileobj=BytesIO(data)) as archive:
                 for member in archive:
-                    size += member.size  # a sparse file is larger than its data in the archive
+                    size += member.size  # sparse files are larger than their data in the archive
                     check_size(local, size)
                     file = archive.extractfile(member) if member.isfile() else None
                     if file is not None:

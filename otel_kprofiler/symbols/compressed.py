@@ -1,4 +1,4 @@
-"""Decompresses xz, gzip and zstd, recognized by content."""
+"""Decompresses xz, gzip and zstd files, which are recognized by their content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
 
     Raises:
         KProfilerError: the data is damaged, or decompresses to more than 1 GiB.
-        DependencyError: the data needs ``zstandard``, which is not installed.
+        DependencyError: the data requires ``zstandard``, which is not installed.
     """
     for magic, decompress in _UNPACKERS.items():
         if data[: len(magic)] == magic:
@@ -87,7 +87,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_DICTIONARY_BYTES)
         with decompressor.stream_reader(data) as file:
             content = read_up_to(file, MAX_UNPACKED_BYTES + 1)
-        if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not report a truncated file
+        if len(content) <= MAX_UNPACKED_BYTES:  # the reader does not detect truncation
             whole = decompressor.decompressobj()
             whole.decompress(data)
             if not whole.eof:

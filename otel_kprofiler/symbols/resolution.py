@@ -92,8 +92,8 @@ class Resolution:
 class Resolver(Protocol):
     """Resolves addresses to functions, and names to addresses.
 
-    Thread-safe. Unknown addresses and processes are not errors. The result states the reason, and a
-    later resolver in a chain may have a name.
+    Thread-safe. Unknown addresses and processes are not errors: the result states why there is no
+    name, and a later resolver in a chain may have a name.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
@@ -110,7 +110,7 @@ class Resolver(Protocol):
         """
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all functions with this linker name or display name."""
+        """Finds all functions with this linker name or displayed name."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""

@@ -26,15 +26,15 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the size of cached raw stacks. Their resolved stacks take about three times as much
-memory in addition.
+"""Limit on the size of cached raw stacks, in bytes. The resolved stacks take about three times as
+much memory in addition.
 """
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges the sides of a stack, from leaf to root."""
-_SideKey = tuple[bytes, StackStatus, Any]  # with the state of its resolver
-_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of resolvers
+_SideKey = tuple[bytes, StackStatus, Any]  # words, status, and state of the resolver
+_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of all resolvers
 
 
 class VariableSide(Protocol):
@@ -77,8 +77,8 @@ class SideResolver(Protocol[StateT]):
         """Apply new information since the last call.
 
         Returns:
-            The boottime up to which information is complete. Samples wait at most half a second
-            until this time passes their own.
+            The boottime up to which information is complete. A sample waits until this boottime is
+            later than its own, but at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:
@@ -209,11 +209,11 @@ class StackResolver:
 def _cache_sides(
     kind: SideKind, resolver: SideResolver[Any]
 ) -> BoundedCache[_SideKey, Side | VariableSide]:
-    """Caches the resolved sides of one kind, because many different stacks share a side."""
+    """Makes a cache for the resolved sides of a kind, which many different stacks share."""
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
-        # Takes a third of the time of RawSide(…).
+        # Takes a third of the time that RawSide(…) takes.
         lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,
@@ -221,7 +221,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that returns all resolvers' states. It is faster for a single resolver."""
+    """Makes a function that returns all resolvers' states, or just the only resolver's state."""
     return (
         states[0]
         if len(states) == 1
@@ -240,7 +240,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack. Until a side changes, it is the same object."""
+        """Returns a sample's stack, which is the same object until a side changes."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -58,7 +58,7 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 		uintptr_t start = object->dlpi_addr + header->p_vaddr;
 		uintptr_t end = start + header->p_memsz;
 
-		/* The loader rounds both down: a page that extends past RELRO stays writable. */
+		/* The loader rounds start and end down: a page that RELRO ends in is writable. */
 		if (header->p_type == PT_GNU_RELRO)
 			is_readonly = page >= (start & ~(size - 1)) && page < (end & ~(size - 1));
 	}
@@ -69,7 +69,7 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 		mprotect((void *)page, size, PROT_READ);
 }
 
-/* In the dynamic section of a loaded library, glibc has addresses, musl offsets. */
+/* In the dynamic section of a loaded library, glibc stores addresses, musl keeps offsets. */
 static const void *locate(const struct dl_phdr_info *object, uintptr_t address)
 {
 	return (const void *)(address < object->dlpi_addr ? object->dlpi_addr + address : address);

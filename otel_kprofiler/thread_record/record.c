@@ -18,8 +18,8 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define HIDDEN_WEAK __attribute__((weak))
-#define MAX_NESTED 8 /* per thread; spans outside deeper ones are not published again */
-#define MAX_ATTRIBUTES 612 /* of a record of 640 bytes, as the specification recommends */
+#define MAX_NESTED 8 /* contexts per thread; beyond it, outer spans are not published again */
+#define MAX_ATTRIBUTES 612 /* bytes in a record of 640 bytes, as the specification recommends */
 
 struct record {
 	uint8_t trace_id[16];
@@ -63,7 +63,7 @@ static PyObject *encoded;    /* attributes by label set number, as bytes */
 static PyObject *endpoints;  /* attributes with the name of a span's local root, by span id */
 static PyObject *classes;    /* types of spans whose _context is their span context */
 static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: unused */
-static Py_ssize_t entered_at; /* of ctx_entered in a context, an int: false in a thread's first */
+static Py_ssize_t entered_at; /* offset of ctx_entered in a context: false in a thread's first */
 static PyObject *modules;    /* sys.modules */
 static PyInterpreterState *interpreter; /* the main interpreter */
 static PyObject *plain_set, *plain_reset, *plain_run;
@@ -126,8 +126,8 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 /* Calls get_span_context() of a span whose class is not the SDK's; null: an exception.
  *
  * This runs Python code, and thus signal handlers, whose exceptions belong to the service (time
- * limits, KeyboardInterrupt): they are raised later. The span's own exceptions are not, because a
- * second call would raise them again. */
+ * limits, KeyboardInterrupt): they are raised later. Exceptions that a second call raises again are
+ * the span's own, and are not. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -296,8 +296,8 @@ static void publish(PyObject *context)
 	}
 }
 
-/* Returns whether the thread is in the main interpreter. Others may share its types (3.11) and the
- * libraries' imports; the span around their code is still the thread's. */
+/* Returns whether the thread is in the main interpreter. Other interpreters may share its types
+ * (3.11) and the libraries' imports; the span around their code is still the thread's. */
 static int is_main(void)
 {
 	return PyInterpreterState_Get() == interpreter;

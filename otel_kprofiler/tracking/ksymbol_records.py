@@ -45,7 +45,7 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``). Its functions' records come first."""
+    """A BPF program was loaded or unloaded (``event``). The records of its functions precede it."""
 
     time_ns: int
     event: int
@@ -73,10 +73,10 @@ class PerfRecords(NamedTuple):
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
     """Parse records of the types in ``PerfRecord``; skips other records and never raises.
 
-    The time follows a record's fields, but need not be at its end: for each further event on
-    the same CPU, the kernel makes the record eight bytes longer than what it writes
-    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c
-    increase the size in a shared header).
+    The time follows a record's fields, but need not be at the record's end: for each further event
+    on the same CPU, the kernel makes the record eight bytes longer than what it writes
+    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c increase
+    the size in a shared header).
 
     Args:
         data: content of the ring.

@@ -38,7 +38,7 @@ READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two reads of kallsyms."""
 ALL_REST: Final = 50
-"""Minimum pause, as a multiple of the last read's duration, which may be several seconds."""
+"""Minimum pause between reads, as a multiple of the last read's duration (up to seconds)."""
 QUIET_S: Final = 0.5
 """Time without losses before kallsyms is read."""
 
@@ -70,15 +70,15 @@ class KsymbolWatch(ForkAware):
     """Reports ksymbol changes on this host until closed.
 
     To miss nothing, open it before kallsyms is read; the first ``poll`` starts its thread.
-    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` are thread-safe. A
-    forked child releases everything.
+    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` are thread-safe. In a
+    forked child, the watch is closed.
 
     Args:
         files: reads files of the host.
         missed_since_ns: boottime since which changes were missed, as in a forked child; all
             symbols are then read again.
-        ring_bytes: ring size per CPU, a power of two of pages; None for 512 KiB, which any user
-            may lock, and less with more than 16 CPUs.
+        ring_bytes: ring size per CPU in bytes; the number of pages is a power of two. None: 512
+            KiB, or less with more than 16 CPUs, which any user may lock.
         queue_bytes: limit on data queued for ``poll``.
 
     Raises:
@@ -166,7 +166,7 @@ class KsymbolWatch(ForkAware):
         )  # fmt: skip
 
     def count_lost(self) -> Mapping[str, int]:
-        """Returns lost records on all CPUs, by cause; a loss of unknown size counts as one."""
+        """Returns the number of lost records by cause; a loss of unknown size counts as one."""
         lost = Counter[str]()
         for (cause, _), count in self.counts().lost.items():
             lost[cause.value] += count

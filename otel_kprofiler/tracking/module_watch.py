@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 class ModuleWatch(ForkAware):
     """Tracks the modules of this host until closed.
 
-    ``begin``, ``poll`` and ``close`` belong to one thread, in that order.
+    One thread must call ``begin``, ``poll`` and ``close``, in that order.
 
     Args:
         files: reads files of the host.
@@ -162,7 +162,7 @@ class ModuleWatch(ForkAware):
             return readings, self._complete_ns
 
     def take_datagrams(self) -> list[tuple[int, bytes]]:
-        """Returns datagrams since the last call, with their boottimes of receipt."""
+        """Returns the datagrams received since the last call, with the boottime of each."""
         with self._lock:
             taken, self._datagrams = self._datagrams, []
         return taken
@@ -217,7 +217,7 @@ class ModuleWatch(ForkAware):
         """Returns the loaded modules, oldest first. Raises ``OSError``."""
         try:
             lines, _ = parse_modules(self._files.read_bytes(PROC_MODULES))
-        except FileNotFoundError:  # a kernel without modules
+        except FileNotFoundError:  # a kernel without module support
             return []
         return [
             line for line in reversed(lines) if line.state != _UNLOADING or line.name in self._known
@@ -375,7 +375,7 @@ class ModuleWatch(ForkAware):
         self._retry_ns = min(self._retry_ns, self._now() + pause_ns)
 
     def _read_names(self) -> None:
-        """Read missing names, unless the CPU share for it is used up."""
+        """Read missing names, unless the CPU share for reading names is used up."""
         began_ns = self._now()
         attempts = {name: module.attempts for name, module in self._known.items()}
         failed = {name for name, count in attempts.items() if count and count >= MAX_ATTEMPTS}

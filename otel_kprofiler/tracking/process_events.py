@@ -77,14 +77,14 @@ class ProcessEvents(ForkAware):
     events of all CPUs can be sorted. If the kernel's buffers fill up between calls of :meth:`poll`,
     or a CPU comes online, ``Lost`` is reported, and all processes are read again.
 
-    A forked child releases everything.
+    In a forked child, the stream is closed.
 
     Args:
         pids: ids of the processes to report; empty for all.
-        children: also report all descendants of ``pids``.
+        children: whether to report all descendants of ``pids``, too.
         files: reads files of the host.
-        ring_bytes: size of the kernel's buffer per CPU, a power of two of pages; None for 512 KiB,
-            which any user may lock, and less with more than 16 CPUs.
+        ring_bytes: size of the kernel's buffer per CPU in bytes; the number of pages is a power of
+            two. None: 512 KiB, or less with more than 16 CPUs, which any user may lock.
 
     Raises:
         HostError: the kernel refuses the events, which need CAP_PERFMON. Reading other users'
@@ -119,7 +119,7 @@ class ProcessEvents(ForkAware):
         """
         if self._closed:
             return []
-        self._events.epoll.poll(0)  # a wakeup has been seen
+        self._events.epoll.poll(0)  # consumes a pending wakeup
         now_ns = _now_ns()
         self._drain(now_ns)
         if self._lost_since_ns:
@@ -168,7 +168,7 @@ class ProcessEvents(ForkAware):
             self._read_until_quiet([pid])
 
     def count_lost(self) -> Mapping[str, int]:
-        """Returns lost records by cause; a loss of unknown size counts as one."""
+        """Returns the number of lost records by cause; a loss of unknown size counts as one."""
         return Counter({cause.value: count for cause, count in self._lost.items()})
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Reads a process; also returns the time when reading ended. None if it does not exist."""
+        """Reads a process; returns it and the end time of reading, or None if it is gone."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

@@ -74,7 +74,7 @@ class ProcessRecords(NamedTuple):
 
 
 def parse_process_records(data: bytes) -> ProcessRecords:
-    """Parse records of these types; skips other records and never raises."""
+    """Parse the records of process events; skips other records and never raises."""
     records: list[ProcessRecord] = []
     at, end = 0, len(data)
     while at < end:
@@ -138,7 +138,7 @@ def _parse_mmap(body: bytes, misc: int) -> MapRecord | None:
 
 
 def is_file_or_vdso(shown: bytes) -> bool:
-    """Returns whether a mapping has the same name in records and maps; anonymous memory has not."""
+    """Returns whether a mapping has the same name in records and maps, unlike anonymous memory."""
     return shown == VDSO_NAME.encode() or (shown.startswith(b"/") and not shown.startswith(b"//"))
 
 

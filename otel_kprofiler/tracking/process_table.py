@@ -153,8 +153,8 @@ class ProcessTable:
     Args:
         pids: the selected processes; empty for all.
         children: whether to include the selected processes' children.
-        same_start_ns: maximum difference by which a start time in records is later than in
-            ``/proc``.
+        same_start_ns: maximum time, in nanoseconds, by which a process's start in the records is
+            later than in ``/proc``.
     """
 
     def __init__(

@@ -32,13 +32,13 @@ _BTF_KEPT: Final = 64
 
 
 class _IdAttributes(ctypes.Structure):
-    """``union bpf_attr`` of BPF_*_GET_*_ID."""
+    """``union bpf_attr`` for BPF_*_GET_*_ID."""
 
     _fields_ = (("id", ctypes.c_uint32), ("next_id", ctypes.c_uint32), ("flags", ctypes.c_uint32))
 
 
 class _InfoAttributes(ctypes.Structure):
-    """``union bpf_attr`` of BPF_OBJ_GET_INFO_BY_FD."""
+    """``union bpf_attr`` for BPF_OBJ_GET_INFO_BY_FD."""
 
     _fields_ = (("fd", ctypes.c_uint32), ("size", ctypes.c_uint32), ("info", ctypes.c_uint64))
 
@@ -294,7 +294,7 @@ def _read_btf(fd: int, data: ctypes.Array[ctypes.c_char] | None) -> int:
 def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, str, int], ...]:
     """Returns a function's source lines: (offset in bytes, file, line), ascending.
 
-    Empty if the program was unloaded, or was compiled without line information.
+    The result is empty if the program was unloaded, or was compiled without line information.
 
     Args:
         number: id of the program.

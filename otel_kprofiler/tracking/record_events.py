@@ -1,4 +1,4 @@
-"""Per-CPU perf events for the records that the kernel writes on events such as loads.
+"""Per-CPU perf events, which receive the kernel's records of loaded code and of processes.
 
 The kernel writes a record only to the current CPU's events, so every CPU needs an event.
 """
@@ -58,7 +58,7 @@ class WantedRecords(NamedTuple):
     """The kinds of records to request.
 
     Attributes:
-        name: what is tracked, as errors name it: "… cannot be tracked".
+        name: what is tracked, for error messages ("… cannot be tracked").
         flags: bits of ``struct perf_event_attr``.
         largest_bytes: maximum size of a record in bytes.
         extra_flags: bits to omit on older kernels that reject them.
@@ -74,7 +74,7 @@ KSYMBOLS: Final = WantedRecords("BPF symbols", 1 << 29 | 1 << 30, 1024)  # ksymb
 
 
 LossSink = Callable[[RecordLoss, int, int], None]
-"""Receives the cause, the CPU, and the number of records (0 if unknown)."""
+"""Function that receives the cause, the CPU, and the number of records (0 if unknown)."""
 
 
 class _CpuEvent:
@@ -90,7 +90,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self) -> tuple[int, int, int]:
-        """Returns the count, the nanoseconds enabled, and the lost records (0 if not reported)."""
+        """Returns the count, the time enabled in ns, and the lost records (0 if not reported)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost

@@ -147,7 +147,7 @@ class Flow:
         return instruction
 
     def references(self) -> Iterator[int]:
-        """Yields addresses that reached code takes."""
+        """Yields the addresses that are taken by reached code."""
         for at in self.states:
             length, effect, value = self.instruction(at)
             if effect == Effect.REFERENCE:
@@ -169,7 +169,7 @@ class Flow:
     def add_candidates(self, starts: Iterable[int]) -> None:
         """Follow code from addresses that may be functions.
 
-        Drop functions that contradict other code.
+        Functions that contradict other code are dropped.
         """
         for start in starts:
             if self.contains(start) and start not in self.states and start not in self._functions:
@@ -275,8 +275,9 @@ class Flow:
 
         Args:
             states: states of all instructions.
-            ends: instructions that end a function in a state that proves the preceding states.
-            starts: instructions whose states are proved.
+            ends: instructions, such as returns, that prove the states of the code that leads to
+                them.
+            starts: instructions that prove the states of the code that follows them.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}
@@ -343,7 +344,7 @@ class Flow:
                 self._solve(_connected(at, linked, seen), rest, forward)
 
     def _is_padding(self, at: int) -> bool:
-        """Returns whether there is padding, which compilers put between functions."""
+        """Returns whether an address is in padding, which compilers put between functions."""
         for start, end, code in self._texts:
             if start <= at < end:
                 instruction = code[at - start : at - start + MAX_BYTES]

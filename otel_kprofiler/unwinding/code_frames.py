@@ -145,7 +145,7 @@ def follow(
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields the targets of calls and jumps outside gaps, and of bytes that look like these."""
+    """Yields the targets of calls and jumps outside gaps, and of bytes that look like them."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
@@ -220,7 +220,7 @@ def _rule(state: State) -> bytes:
 def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
     """Yields ranges of code, except signal trampolines, which the BPF program recognizes.
 
-    The program also looks up the byte before a trampoline.
+    The byte before a trampoline is excluded, too, because the BPF program looks it up.
     """
     at = 0
     while (trampoline := code.find(SIGRETURN, at)) >= 0:

@@ -18,8 +18,8 @@ class TableCounts(NamedTuple):
         pending: number of requests not yet completed.
         evicted: number of tables removed to free space.
         tables: number of tables currently loaded in the kernel.
-        bytes: memory that the loaded tables occupy in the kernel.
-        cpu_ns: CPU time that this process's threads spent on requests.
+        bytes: memory that the loaded tables occupy in the kernel, in bytes.
+        cpu_ns: CPU time that this process's threads spent on requests, in nanoseconds.
     """
 
     requested: int

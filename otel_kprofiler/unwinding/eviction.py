@@ -29,7 +29,7 @@ class Table(NamedTuple):
     """A loaded table.
 
     Attributes:
-        key: file of the table.
+        key: key of the table's file.
         slot: slot of the table in the program's map.
         size: size of the table's map in bytes.
         loaded_ns: boottime of loading; 0 if no sample has requested the table.
@@ -46,7 +46,7 @@ class Claim(NamedTuple):
 
     Attributes:
         slot: slot for the table; may be a victim's slot.
-        size: size in bytes.
+        size: number of bytes reserved.
         victims: tables to remove first.
     """
 
@@ -79,7 +79,7 @@ class TableSpace:
             size: size of the new table in bytes.
             last_uses_ns: boottime of the last sample for each slot.
             now_ns: current boottime.
-            evicts: whether to evict other tables.
+            evicts: whether other tables may be evicted.
 
         Raises:
             TableRefused: there is no space; nothing is claimed.

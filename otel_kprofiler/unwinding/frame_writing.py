@@ -1,6 +1,6 @@
 """Writes ``.eh_frame`` with a search table for x86-64, in child processes that make tables.
 
-Imports nothing of this package, since these processes run without its other modules.
+Imports nothing from this package, since these processes run without its other modules.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def make_program(rows: Rows) -> bytes:
 
 
 def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -> bytes:
-    """Packs an entry.
+    """Packs an entry (FDE) of ``.eh_frame``.
 
     Args:
         back: distance in bytes from the CIE to the entry's second word.
@@ -99,7 +99,7 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
         rows.sort()
         search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
     except struct.error as error:
-        raise ValueError("a function far from its entry") from error
+        raise ValueError("a function is too far from its entry") from error
     return COUNT.pack(len(rows)) + search + frames
 
 

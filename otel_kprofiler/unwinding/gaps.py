@@ -18,11 +18,13 @@ _FAR_BYTES: Final = 4096
 searched for. Reading the size of every function would take too long.
 """
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps that justifies a process. Linkers leave about 200 bytes per file."""
+"""Minimum total size of gaps for which a child process is started, in bytes. Linkers leave gaps of
+about 200 bytes in a file.
+"""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Number of entries whose sizes are read, in files that have entries for more than ``main``."""
+"""Maximum entries of a table whose functions' sizes are all read if ``main`` has no rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
@@ -35,7 +37,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds ranges of code without rules, ascending; none if they do not justify a process.
+    """Finds ranges of code without rules, ascending; empty if filling them is not worthwhile.
 
     Args:
         source: content of the file.
@@ -94,7 +96,7 @@ def _size_of(gaps: list[Gap]) -> int:
 def _find(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> list[Gap]:
-    """Finds gaps beyond alignment that contain a start, or are longer than a given distance."""
+    """Finds gaps larger than padding that contain a start, or exceed a given distance."""
     gaps: list[Gap] = []
     covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:
@@ -110,7 +112,7 @@ def _find(
 def _covered(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> Iterator[Gap]:
-    """Yields ranges of functions that are close to each other."""
+    """Yields the ranges covered by functions that are close to each other."""
     origin = tables.origin
     near = [at - origin for at in starts]
     first: int | None = None
@@ -127,7 +129,7 @@ def _covered(
 
 
 def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
-    """Yields the search table: the distances of a function and of its entry from the origin."""
+    """Yields the search table's pairs: distances of a function and its entry from the origin."""
     if tables.search_offset is None:
         yield from _PAIR.iter_unpack(tables.made)
         return

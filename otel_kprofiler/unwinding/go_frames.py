@@ -72,8 +72,8 @@ _LOADS: Final = tuple(
     for base in (0, 1, 2, 3, 5, 6, 7)
 )
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
-"""Functions whose caller appears at an instruction that is not a call: one interrupted by a signal,
-or, for Go functions that C calls, the one at which the goroutine called C.
+"""Functions whose caller is at an instruction that is not a call: the instruction that a signal
+interrupted, or, for Go functions called by C, the instruction at which the goroutine called C.
 """
 _CALL_OF_C: Final = re.compile(
     rb"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
@@ -83,7 +83,7 @@ _CALL_OF_C: Final = re.compile(
     rb"\x48\x8b\x7f\x08\x48\x29\xd7"  # mov 8(%rdi), %rdi: end of its stack; sub %rdx, %rdi
     rb"\x48\x89(?P<store>\x3c\x24|\x7c\x24.))(?P<kept>)"  # mov %rdi, DEPTH(%rsp)
     rb"(?>.*?\x48\x89\xf4)(?P<back>)"  # mov %rsi, %rsp
-    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: if it was called on another stack
+    rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: path for calls from another stack
     rb"(?>.*?\x48\x89\xf4)(?P<left_back>)",
     re.DOTALL,
 )
@@ -94,7 +94,7 @@ plus_uconst 16."""
 _PARTS: Final = ("switched", "kept", "back", "left", "left_back")
 _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 _SPARE_BYTES: Final = 4096
-"""Number of bytes by which the result may exceed the table. Usually, it has a fifth of its size."""
+"""Bytes by which the result may exceed the table; it usually has a fifth of the table's size."""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions to check for an initial push of rbp, and the required fraction."""
 
@@ -118,7 +118,7 @@ class Function(NamedTuple):
 
 
 class Table:
-    """Parses ``.gopclntab``. Raises ``ValueError`` if it is damaged or its version unsupported."""
+    """Parses ``.gopclntab``. Raises ``ValueError`` if the table is damaged or unsupported."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < _HEADER.size:
@@ -146,7 +146,7 @@ class Table:
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` if damaged."""
+        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` for damage."""
         data = self._data
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
@@ -170,7 +170,7 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < _LONG:
             return value, at
-    raise ValueError("a number of more than 32 bits")
+    raise ValueError("a number has more than 32 bits")
 
 
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
@@ -199,7 +199,7 @@ def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
     Args:
         code: the function's code.
         rows: unwind rows from the frame sizes alone, ascending by code offset.
-        behind: rule after the switch.
+        behind: unwind rule after the switch.
     """
     at = _find_load(code, 0)
     if at < 0:
@@ -287,7 +287,7 @@ class Code:
         return b""
 
     def find_texts(self, table: int) -> Iterator[int]:
-        """Yields the word ``text`` of each possible ``moduledata``, which points to the table."""
+        """Yields the word ``text`` of each possible ``moduledata`` that points to the table."""
         wanted = _TEXT.pack(table)
         for segment in self._segments:
             at, end = segment.offset, segment.offset + segment.size
@@ -305,12 +305,12 @@ class FrameMaker:
         table: the file's ``.gopclntab``.
         code: reads the file's machine code by SVMA.
         text: SVMA to which function offsets are relative, from :func:`find_text`.
-        address: SVMA of the first byte of the made ``.eh_frame``.
+        address: SVMA of the first byte of the new ``.eh_frame``.
     """
 
     def __init__(self, table: Table, code: Code, text: int, address: int) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
-        self._shapes: dict[int, _Shape] = {}  # by location of the sizes, often shared
+        self._shapes: dict[int, _Shape] = {}  # by location of the frame sizes, often shared
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._handler = table.number(b"runtime.sigtramp")  # the stack continues above this function
         self._switches = {
@@ -318,7 +318,7 @@ class FrameMaker:
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self._call_of_c = table.number(b"runtime.asmcgocall")
-        self._called_by_c = table.number(b"runtime.cgocallback")  # frames equal on both stacks
+        self._called_by_c = table.number(b"runtime.cgocallback")  # same frames on both stacks
         self.frames = bytearray(_CIE + _SIGNAL_CIE)
         self.pairs: list[tuple[int, int]] = []
 
@@ -371,8 +371,9 @@ class FrameMaker:
 def find_text(table: Table, address: int, code: Code, start: int) -> int:
     """Finds the address that the table's function offsets are relative to (``runtime.text``).
 
-    Go stores the base in ``moduledata`` and, before 1.26, in the table. A file relocated on load
-    may have neither, and C code may precede it, so candidates are checked against the code.
+    Go stores this address in ``moduledata`` and, before 1.26, in the table. A file that is
+    relocated on load may have neither, and C code may precede the Go code, so candidates are
+    checked against the code.
 
     Args:
         table: the file's ``.gopclntab``.
@@ -388,7 +389,7 @@ def find_text(table: Table, address: int, code: Code, start: int) -> int:
     for text in itertools.chain((table.text, start), code.find_texts(address)):
         if sum(code.read(text + at, 1) == _PUSH for at in pushes) > _FIT * len(pushes):
             return text
-    raise ValueError("code that does not match the table")
+    raise ValueError("the code does not match the table")
 
 
 def _find_pushes(table: Table, step: int) -> list[int]:
@@ -411,7 +412,7 @@ def make_tables(
         table_at: location of ``.gopclntab`` in file and memory.
         start: SVMA of ``.text``.
         segments: the segments that the file loads.
-        address: SVMA of the first byte of the made ``.eh_frame``.
+        address: SVMA of the first byte of the new ``.eh_frame``.
 
     Raises:
         ValueError: the table is damaged or of an unknown version.
@@ -423,7 +424,7 @@ def make_tables(
         for function in table.functions():
             maker.add(function)
             if len(maker.frames) > table_at.size + _SPARE_BYTES:
-                raise ValueError("functions whose frames exceed the table")
+                raise ValueError("the unwind entries are larger than the table")
     except (IndexError, struct.error) as error:
         raise ValueError(f"a function: {error}") from error
     return maker

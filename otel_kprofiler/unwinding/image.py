@@ -52,7 +52,7 @@ def write_image(
     """Fill an inner map, which must contain only zeros.
 
     Args:
-        target: the map's memory, :func:`image_pages` pages.
+        target: the map's memory, which has :func:`image_pages` pages.
         source: content of the file.
         tables: locations of the file's tables.
         elf: the file's ELF headers.

@@ -30,12 +30,12 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Limit on elapsed time in seconds, for busy machines, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""CPU time limit for ``.eh_frame``, ten times the need of tables that compilers write."""
+"""CPU time limit for ``.eh_frame``: ten times the time for tables that compilers write."""
 GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``, six times the need of tables that Go's linker writes."""
+"""CPU time limit for ``.gopclntab``: six times the time for tables that Go's linker writes."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
-"""CPU time limit for code without tables, five times the need of musl's code."""
+"""CPU time limit for code without tables: five times the time for musl's code."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
 """The sections that identify functions and their addresses. A file may lack some of these."""
@@ -50,7 +50,7 @@ for name, path in {packages}:
 from {module} import main
 main()
 """
-"""Imports a module without its parent packages, which would take time and memory."""
+"""Script that imports a module without its parent packages, which would take time and memory."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -74,7 +74,7 @@ class Children(LimitedChildren):
         Args:
             script: path of the script.
             fd: the file, passed as standard input.
-            arguments: command-line arguments that the script gets.
+            arguments: command-line arguments of the script.
             limits: resource limits of the process.
 
         Raises:
@@ -85,7 +85,7 @@ class Children(LimitedChildren):
     def run_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run ``main`` of a module that imports at most other modules of its package, as a script.
+        """Run ``main`` of a module as a script; the module may import only modules of its package.
 
         ``module`` is the name of the module. For the other arguments and the errors, see
         :meth:`run_script`.
@@ -106,7 +106,7 @@ class Children(LimitedChildren):
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
-        """Reject input at once if it was rejected in the last hour and the file has not changed.
+        """Reject a section at once if it was rejected in the last hour and the file is unchanged.
 
         Temporary failures are not remembered.
 

@@ -190,13 +190,13 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for code without rules, and adds the file's own; None if all code has rules."""
+    """Makes tables for code without rules, combined with ``others``; None if all code has rules."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:
         return index(functools.partial(index_code, opened.fd, source, elf, gaps, others))
     except TableRefused as error:
-        _log.debug("no unwind tables of code in %s: %s", opened.path, error)
+        _log.debug("cannot make unwind tables for code in %s: %s", opened.path, error)
     return None
 
 
@@ -214,5 +214,5 @@ def _find_go(
         try:
             return index(functools.partial(index_go, opened.fd, elf, table, text, others))
         except TableRefused as error:
-            _log.debug("no unwind tables of Go in %s: %s", opened.path, error)
+            _log.debug("cannot make unwind tables for Go in %s: %s", opened.path, error)
     return None

@@ -34,14 +34,14 @@ class FileState(enum.IntEnum):
     NO_TABLE = 2
     """The file has no unwind tables; the program tries verified frame pointers."""
     UNAVAILABLE = 3
-    """The file's tables are unusable. The program does not guess by frame pointers."""
+    """The file's tables are unusable. The program does not fall back to frame pointers."""
 
 
 class MapSizes(NamedTuple):
     """Sizes of the maps.
 
     Attributes:
-        files: maximum files in the map.
+        files: maximum number of files in the map.
         slots: maximum number of loaded tables.
         ring_bytes: size of the request ring in bytes.
     """

@@ -101,7 +101,7 @@ def _iterate(program_fd: int, pid: int, until_s: float) -> Iterator[FileRequest]
         while time.monotonic() < until_s:
             try:
                 rows = os.read(reader, _READ_BYTES)
-            except BlockingIOError:  # a million mappings without code
+            except BlockingIOError:  # after a million mappings without code
                 continue
             if not rows:
                 return

@@ -142,7 +142,7 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load as many tables as fit, before samples request them; blocks.
 
-        Elapsed time is limited, not CPU time: a host's Go programs may take half a second each.
+        Elapsed time is limited, not CPU time, because each Go program may take half a second.
 
         Args:
             requests: requests for files that are not pending, most important first.
@@ -171,7 +171,7 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Wait until at most ``most`` early requests are pending; returns False on timeout.
 
-        Tables that must be made take turns. Unless all requests are awaited, files with such tables
+        Files that wait for their turn to have tables made count only if ``most`` is 0, so that they
         do not delay other files.
         """
         left_s = until_s - time.monotonic()
@@ -258,7 +258,7 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Open a file or load its tables; returns the CPU time, 0 if its device does not respond.
+        """Open a file or load its tables; returns the CPU time, 0 if the device does not respond.
 
         If the device does not respond, the request stays pending until it does.
         """

@@ -24,7 +24,7 @@ MAX_ENTRIES: Final = 1 << 22
 600,000 entries.
 """
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Maximum size of ``.eh_frame`` in bytes, since the program has 28 bits for positions."""
+"""Maximum size of ``.eh_frame`` in bytes; the program uses 28 bits for a position in it."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])

@@ -67,7 +67,7 @@ def make_directory() -> str:
 
 
 def _remove_abandoned(place: str) -> None:
-    """Remove this user's directories whose process was killed, which their released locks show."""
+    """Remove this user's directories that killed processes left behind, with free locks."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
@@ -75,7 +75,7 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Returns whether no process uses one of our directories, and none may be about to use it."""
+    """Returns whether a directory is this user's, and no process uses it or is about to."""
     try:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):

@@ -152,7 +152,7 @@ class _Content:
     Args:
         database: the store, in a transaction.
         span: the time range.
-        resource: id of a resource whose samples to select; empty for all.
+        resource: id of the resource whose samples are selected; empty for all.
 
     Raises:
         QueryError: the resource does not exist.
@@ -192,7 +192,7 @@ class _Content:
         self._columns = self._read_columns()
 
     def about(self) -> About:
-        """Returns counts and names of all samples."""
+        """Returns the counts, host names and other facts that apply to all selected samples."""
         names: dict[str, list[str]] = {"host.name": [], "os.version": []}
         for name, value in sorted(self._of_chosen):
             names.get(name, []).append(value)

@@ -61,7 +61,7 @@ class Counts:
         refused: number of requests not accepted.
         kept: number of samples that were added.
         outdated: number of samples too old to be added.
-        repeated: number of samples already received before.
+        repeated: number of samples that had been received before.
     """
 
     requests: int = 0
@@ -170,7 +170,8 @@ def cannot_listen(endpoint: str, option: str) -> HostError:
     """Returns the error for an endpoint that is in use, or not on this host."""
     return HostError(
         f"cannot listen on {endpoint} for profiles",
-        hint=f"stop what listens there, such as a Collector, or choose another with {option}",
+        hint="stop the program that listens there, such as a Collector, or choose another endpoint "
+        f"with {option}",
     )
 
 

@@ -60,7 +60,7 @@ class Query(NamedTuple):
         start_ms: start of the range as Unix time in milliseconds; None for the first sample.
         end_ms: end of the range, exclusive, as Unix time in milliseconds; None to include the last
             sample.
-        last_s: length in seconds of a range that ends now; excludes ``start_ms`` and ``end_ms``.
+        last_s: length of a range that ends now, in seconds; replaces ``start_ms`` and ``end_ms``.
         resource: id of a resource, as in the data; empty for all.
     """
 

@@ -1,8 +1,8 @@
 """Reads source files named by frames of the profile that is shown.
 
-Profiles come from anywhere, so a name proves nothing. Only regular files with the suffix of a
-programming language, and scripts that begin with ``#!``, are read, and only with the rights of the
-user who reads the page. The text contains no control characters except tabs.
+Profiles may come from anywhere, so the names in them are not trusted. Only regular files with the
+suffix of a programming language, and scripts that begin with ``#!``, are read, and only with the
+rights of the user who reads the page. The text contains no control characters except tabs.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def read_source(path: str, user: int) -> SourceFile:
 def _become(user: int) -> None:
     """Give this thread a user's rights to files, so that the kernel drops root's rights.
 
-    The functions of libc change groups and users of all threads, but the system calls change only
-    this thread.
+    libc's functions change the groups and users of all threads, but the system calls change only
+    those of this thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -104,7 +104,9 @@ def _become(user: int) -> None:
         array = (ctypes.c_uint32 * len(groups))(*groups)
         is_set = libc.syscall(_SETGROUPS[platform.machine()], len(groups), array) == 0
     except KeyError as error:
-        raise SourceError(f"cannot read files as user {user}: there is no {error}") from error
+        raise SourceError(
+            f"cannot read files as user {user}: user or processor unknown: {error}"
+        ) from error
     libc.setfsgid(ctypes.c_uint32(account.pw_gid))
     libc.setfsuid(ctypes.c_uint32(user))
     if not is_set or libc.setfsuid(ctypes.c_uint32(-1)) != user:

@@ -188,7 +188,7 @@ class SampleStore:
                             outdated += 1
                 lost = sum(profile.lost.values())
                 if lost and oldest <= window.end_unix_ns < latest:
-                    # All parts of a split window have the same account.
+                    # All parts of a split window have the same counts of losses.
                     self._database.execute(
                         "INSERT OR REPLACE INTO losses VALUES (?, ?, ?, ?)",
                         (window.end_unix_ns, window.start_unix_ns, kind, _bounded(lost)),

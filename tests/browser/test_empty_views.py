@@ -64,7 +64,7 @@ def test_a_comparison_of_two_empty_intervals_offers_the_whole_time(page):
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_two_intervals_outside_of_the_recording_are_one_reason(page):
+def test_two_intervals_outside_of_the_recording_are_stated_as_one_reason(page):
     go(page, "baseline=0-500&range=600-900")
     reason = "No samples of on_cpu pass: time outside of the recording."
     assert page.evaluate(REASON) == reason

@@ -80,12 +80,12 @@ BOXES = """viewer.panes[0].graph.boxes().map(({ box, ...shown }) => ({
 
 
 def boxes(page, name=None):
-    """The drawn boxes, from the root; only those with a name, if one is given."""
+    """Returns the drawn boxes, from the root; with ``name``, only those of that name."""
     return [box for box in page.evaluate(BOXES) if name in (None, box["name"])]
 
 
 def names(page):
-    """Names of the drawn boxes and their widths in percent of the graph."""
+    """Returns the widths of the drawn boxes, in percent of the graph's, by name."""
     return {box["name"]: box["share"] for box in boxes(page)}
 
 
@@ -98,7 +98,7 @@ def fill(page, name):
 
 
 def place(page, name):
-    """The middle of a box in the window."""
+    """Returns the window coordinates of a box's centre."""
     box = boxes(page, name)[0]
     left, top = page.evaluate(
         "(b => [b.x, b.y])(viewer.panes[0].graph.element.getBoundingClientRect())"
@@ -107,7 +107,7 @@ def place(page, name):
 
 
 def hover(page, name):
-    """Moves the mouse over a box, until the browser has noticed."""
+    """Moves the mouse over a box until the page shows the box's details."""
     for _ in range(40):
         x, y = place(page, name)
         for by in (1, 0):
@@ -151,7 +151,7 @@ def user(name, module):
 
 
 def open_binaries(browser, names, **view):
-    """A page with a function in each binary; the first binary's have the most samples."""
+    """Opens a page with one function per binary; the first binary has the most samples."""
     stacks = [
         sample([user(f"in_{name}", binary(name)), USER], 10 * (len(names) - at))
         for at, name in enumerate(names)
@@ -354,7 +354,7 @@ def test_samples_are_filtered_by_process_thread_and_cpu(page):
 
 
 def rows(page, table="functions"):
-    """Cells of a table, the first without the module."""
+    """Returns the cells of a table; the first column is without the module."""
     return page.evaluate(
         f"[...viewer.panes[0].{table}.body.rows].map(row => [...row.cells].map(cell =>"
         "(cell.querySelector('button, span') ?? cell).textContent))"
@@ -429,7 +429,7 @@ def test_a_profile_without_samples_is_reported(browser):
 
 
 def strip_place(page, part):
-    """A position in the strip, at a fraction of its time."""
+    """Returns the window coordinates of the point at a fraction of the strip's time."""
     left, top, width = page.evaluate(
         "(b => [b.x, b.y, b.width])"
         "(document.querySelector('#strip canvas').getBoundingClientRect())"
@@ -446,7 +446,7 @@ def brushed(page):
 
 @pytest.fixture
 def timeline(browser):
-    """Ten seconds: ``early`` runs in the first two, ``late`` in the last three."""
+    """Opens ten seconds in which ``early`` runs in the first two and ``late`` in the last three."""
     second = 10**9
     groups = [
         ("x", 1, [
@@ -628,7 +628,7 @@ FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(
 
 
 def timed(browser, expression):
-    """Milliseconds until an expression is evaluated and its result is on the screen."""
+    """Returns the milliseconds until an expression is evaluated and its result is drawn."""
     return browser.evaluate(
         f"(async () => {{ const start = performance.now(); {expression}; await {FRAMES};"
         "return performance.now() - start; })()"

@@ -26,7 +26,7 @@ NARROW = 2000
 
 @pytest.fixture
 def narrow(browser):
-    """A leaf with one wide caller, and very many whose width is less than a pixel."""
+    """Opens a leaf with one wide caller, and many callers that are narrower than a pixel."""
     callers = [sample([READ, frame(f"caller_{at}")], 1) for at in range(NARROW)]
     browser.show(
         [window(("x", 1, [sample([READ, SYSCALL], 2 * NARROW), *callers]))], "#tab=callers"

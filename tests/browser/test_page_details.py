@@ -32,7 +32,7 @@ TOOLTIP = """(tip => tip.hidden ? null : {
 
 
 def tooltip(browser):
-    """Title, rows and position of the tooltip; None while there is none."""
+    """Returns title, rows and position of the tooltip; None while no tooltip is shown."""
     return browser.evaluate(TOOLTIP)
 
 
@@ -47,7 +47,7 @@ def test_the_tooltip_appears_at_the_pointer_with_self_total_and_shares(page):
     }  # fmt: skip
     x, y = place(page, "vfs_read")
     box = shown["box"]
-    # on the other side of the pointer where the window ends
+    # The tooltip flips to the other side of the pointer at the window's edge.
     assert min(abs(box["left"] - x), abs(box["right"] - x)) < 40, (x, y, box)
     assert min(abs(box["top"] - y), abs(box["bottom"] - y)) < 40, (x, y, box)
     hover(page, "sh")
@@ -156,7 +156,7 @@ def test_bars_of_shares_can_be_seen_in_windows_of_all_widths(browser, tab, width
     assert min(widths) > 25
 
 
-def test_names_are_whole_where_paths_of_files_are_cut(browser):
+def test_function_names_are_whole_where_file_paths_are_truncated(browser):
     line = Line("look_up_all_orders", "", "/srv/shop/deeply/nested/orders.py", 1234)
     frame = Frame(None, 0, (line,), 0, PYTHON_SIDE)
     browser.show([window(("shop", 1, [sample([frame], 5)]))], "#tab=table", width=790)

@@ -24,7 +24,7 @@ from tests.browser.test_flamegraph import (
 
 
 class Host:
-    """A server's responses, and the requests it received."""
+    """A stand-in for ``view``: serves windows or errors, and records the queries it receives."""
 
     def __init__(self):
         self.windows = [PROFILE]
@@ -115,7 +115,7 @@ def test_a_brushed_interval_stays_when_the_range_advances(served, host):
     assert text(served, "brushed") == shown
 
 
-def test_errors_are_shown_and_the_last_data_are_kept(served, host):
+def test_errors_are_shown_and_the_last_data_is_kept(served, host):
     host.problem = "<b>no such resource</b>"
     refresh(served)
     assert text(served, "status") == "<b>no such resource</b>"

@@ -1,4 +1,4 @@
-"""Ranges of time in shared links: exact to the bin, and empty outside of the recording."""
+"""Time ranges in shared links: exact to the bin, and empty outside of the recording."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ OUTSIDE = "outside of the recording"
     ("after_ms_ns", "brushed_ms", "key"),
     [(400_000, "[10, 20]", "ArrowLeft"), (600_000, "[80, 90]", "ArrowRight")],
 )
-def test_a_range_of_a_link_reaches_both_ends_if_the_recording_starts_within_a_millisecond(
+def test_a_range_in_a_link_reaches_both_ends_if_the_recording_starts_within_a_millisecond(
     browser, after_ms_ns, brushed_ms, key
 ):
     start_ns = 10**18 + after_ms_ns
@@ -55,7 +55,7 @@ def test_a_comparison_with_a_range_outside_of_the_recording_is_empty_on_that_sid
     assert brushed(page).endswith(f"against {OUTSIDE} · 0 samples")
 
 
-def test_keys_choose_a_range_again_after_one_outside_of_the_recording(page):
+def test_keys_select_a_new_range_after_a_range_outside_of_the_recording(page):
     go(page, "range=1-2000")
     page.evaluate("viewer.strip.element.focus()")
     page.press("ArrowRight")

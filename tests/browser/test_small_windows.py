@@ -12,7 +12,7 @@ from tests.browser.test_flamegraph import PROFILE
 SMALL = [(600, 800), (390, 844), (844, 390), (1500, 420), (390, 420)]
 LINE = 36  # pixels
 HEIGHT_OF = "document.querySelector('{}').getBoundingClientRect().height"
-# Of each control: its name where the window does not have all of it once it has the focus.
+# Names of the controls that, once focused, are not completely inside the window.
 OUTSIDE = """(async () => {
   const outside = [];
   for (const one of document.querySelectorAll('header :is(select, input, button)')) {

@@ -1,4 +1,4 @@
-"""Source lines with their counts: from the server of the page, or why there are none."""
+"""Source lines with their counts, from the page's server, or the reason why there are none."""
 
 import json
 import os
@@ -39,7 +39,7 @@ IN_VIEW = """(line => (row => { const [one, all] = [row, document.querySelector(
 
 
 class Files:
-    """Sources on disk, and a profile of them."""
+    """Source files on disk, and a profile whose frames refer to them."""
 
     def __init__(self, folder):
         self.python, self.c = folder / "app.py", folder / "server.c"
@@ -81,7 +81,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def show(browser, files):
-    """Opens the page as ``view`` serves it, at an address."""
+    """Returns a function that opens the page, served as by ``view``, at a URL fragment."""
     servers = []
 
     def open_page(address, **options):
@@ -119,7 +119,7 @@ def choose(browser, name):
 def test_lines_have_self_and_total_and_the_hottest_is_marked(show):
     page = show("tab=source")
     choose(page, "main (app.py:8)")
-    # Line 3 is twice in one stack, which counts once; native and kernel code count for Python.
+    # A stack that has line 3 twice counts once. Python lines include native and kernel leaves.
     assert page.evaluate(COUNTED) == [
         [2, "40", "40.00%", "40", "40.00%", "    for child in tree:"],
         [3, "20", "20.00%", "50", "50.00%", "        walk(child)"],

@@ -27,7 +27,7 @@ def profile(tmp_path):
 
 
 def page_of(profile, *arguments):
-    """The path of a page written by report."""
+    """Writes a page with ``report``; returns its path."""
     path = f"{profile}.html"
     done = CliRunner().invoke(command, ["--force", "-o", path, *arguments, profile])
     assert done.exit_code == 0, done.output

@@ -72,7 +72,7 @@ def test_a_row_selects_its_thread_and_a_second_click_selects_all(page):
 
 
 def test_rows_follow_filters_and_transforms(page):
-    page.press("2", "g", "ArrowDown", "h")  # hides stacks with the widest leaf: wait: disk
+    page.press("2", "g", "ArrowDown", "h")  # hides stacks with the widest leaf, "wait: disk"
     rows = {row["title"]: ms_by_state(row["cells"]) for row in page.evaluate(DRAWN)}
     assert rows["worker 7"] == {"ran": 300, "locks": 100}
 

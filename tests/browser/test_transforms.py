@@ -1,4 +1,4 @@
-"""Transforms of stacks on the page, against the same rules applied to each stack alone."""
+"""Stack transforms on the page, compared with the same rules applied to each single stack."""
 
 import random
 from collections import Counter
@@ -77,7 +77,7 @@ def name_of(frame):
 
 
 def oracle(stack, transform):
-    """One stack, from its process inwards, after a transform; None if it is dropped."""
+    """Returns a stack, which begins with its process, after a transform; None if it is dropped."""
     process, *names = stack
     kind, _, chosen = transform.partition(" ")
     if kind == "application":

@@ -1,8 +1,8 @@
-"""ClickHouse's engine (chDB) behind the part of ClickHouse's HTTP interface that its clients use.
+"""chDB, ClickHouse's engine, behind the part of ClickHouse's HTTP interface that clients use.
 
 ``python -m tests.collector.clickhouse_server DIRECTORY`` prints its port, and serves until it is
-killed. Its clients are clickhouse-go, which the Collector's exporter uses and which requires blocks
-of a newer protocol, and clickhouse-connect.
+killed. There are two clients: clickhouse-connect, and clickhouse-go, which the Collector's exporter
+uses. The latter requires blocks of a newer protocol.
 """
 
 import base64
@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 USER, PASSWORD = "reader", "s3cret-word"
-"""Checked if a client names a user."""
+"""The credentials that are checked if a client sends a user other than ``default``."""
 _INSERT = re.compile(r"insert\s+into\s+(\S+)\s*\((.*?)\)", re.IGNORECASE | re.DOTALL)
 _FORMAT = re.compile(r"\s+format\s+(\w+)\s*;?\s*$", re.IGNORECASE)
 _HELLO = re.compile(r"select\s+displayName", re.IGNORECASE)
@@ -40,7 +40,7 @@ def _text(text):
 
 
 def _block(columns, rows):
-    """A block as sent by servers of revision 54454 and later: strings and 32-bit numbers."""
+    """Encodes a block of strings and 32-bit numbers as servers from revision 54454 on send it."""
     info = b"\x01\x00\x02" + struct.pack("<i", -1) + b"\x00"
     data = info + _varint(len(columns)) + _varint(len(rows))
     for at, (name, kind) in enumerate(columns):
@@ -55,13 +55,13 @@ class Engine:
     """One chDB session, which accepts one query at a time."""
 
     def __init__(self, directory):
-        from chdb import session  # not for those who want the names of this module only
+        from chdb import session  # not at the top: other modules import only names
 
         self._session = session.Session(directory)
         self._lock = threading.Lock()
 
     def run(self, sql, body, *, is_go):
-        """The response to a query; ``body`` holds inserted data."""
+        """Runs a query, with the data to insert in ``body``; returns the response."""
         with self._lock:
             word = sql.split(None, 1)[0].lower()
             if word == "insert" and is_go:

@@ -1,8 +1,8 @@
-"""Real OpenTelemetry Collectors: built once per version with Go, started for each test.
+"""Real OpenTelemetry Collectors, built once per version with Go and started for each test.
 
-The Collector builder builds them from the manifests in this directory, with modules from the Go
-module proxy. They are cached in ``~/.cache/otel-kprofiler``, or in ``$OTEL_KPROFILER_CACHE``. All
-their traffic stays on the loopback interface.
+The OpenTelemetry Collector Builder builds them from the manifests in this directory, with modules
+from the Go module proxy. The binaries are cached in ``~/.cache/otel-kprofiler``, or in
+``$OTEL_KPROFILER_CACHE``. All Collector traffic stays on the loopback interface.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from tests.further import further
 from tests.servers import HttpServer, free_ports
 
 VERSIONS = ("0.161.0", "0.159.0")
-"""With all components that the tests need; the first has the exporter to ClickHouse."""
+"""The versions with all components that the tests need; the first can export to ClickHouse."""
 NEWEST = "0.165.0"
-"""Its file exporter needs a module that the proxy does not have: it sends to files by OTLP/HTTP."""
+"""The newest version. Its file exporter does not build, so it sends to a :class:`FileReceiver`."""
 ALL_VERSIONS = (NEWEST, *VERSIONS)
 GATE = "--feature-gates=service.profilesSupport"
 HERE = Path(__file__).parent
@@ -72,11 +72,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.collector)
             # The first test of each version waits for its build.
             item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
-    items.sort(key=lambda item: HERE in item.path.parents)  # the others run during the build
+    items.sort(key=lambda item: HERE in item.path.parents)  # last, since builds take minutes
 
 
 def pytest_collection_finish(session):
-    """Build missing Collectors while the first tests run."""
+    """Builds missing Collectors while the first tests run."""
     wanted = any(HERE in item.path.parents for item in session.items)
     is_first = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
     if not wanted or not is_first or session.config.option.collectonly:
@@ -114,7 +114,7 @@ def is_built(version):
 
 
 def build(version):
-    """Path of the Collector binary, built if the cache has none for this manifest."""
+    """Returns the path of a Collector binary, which is built if it is not cached."""
     builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
 
     def commands(directory, program):
@@ -132,13 +132,13 @@ class Collector:
     """A running Collector.
 
     Attributes:
-        version: version of the Collector, without ``v``.
-        grpc_endpoint: ``host:port`` of its OTLP/gRPC receiver (plain text).
-        http_endpoint: base address of its OTLP/HTTP receiver.
-        output: file with a line of OTLP JSON for each profiles request.
-        traces: the same for traces.
-        metrics: the same for metrics.
-        log: file with its log.
+        version: the version of the Collector, without ``v``.
+        grpc_endpoint: the ``host:port`` of its OTLP/gRPC receiver, without TLS.
+        http_endpoint: the base URL of its OTLP/HTTP receiver.
+        output: the file with one line of OTLP JSON for each profiles request.
+        traces: the file with one line of OTLP JSON for each traces request.
+        metrics: the file with one line of OTLP JSON for each metrics request.
+        log: the log file.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class Collector:
             time.sleep(0.02)
 
     def requests(self, count):
-        """The first ``count`` requests that arrived, as parsed JSON; waits for them."""
+        """Waits until ``count`` requests have arrived; returns all requests as parsed JSON."""
         self.wait_until(lambda: self.output.read_bytes().count(b"\n") >= count)
         return [json.loads(line) for line in self.output.read_bytes().splitlines()]
 
     def stop(self):
-        """Stop the Collector, which flushes what it received to its file."""
+        """Stops the Collector, which first flushes received data to its files."""
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
@@ -191,10 +191,10 @@ class Collector:
 
 
 class FileReceiver(HttpServer):
-    """An OTLP/HTTP receiver that writes each request, as JSON, as a line of a file.
+    """An OTLP/HTTP receiver that appends each JSON request to a file, as one line.
 
     Args:
-        paths: files by signal.
+        paths: the path of the file to write for each signal.
     """
 
     def __init__(self, paths):
@@ -224,13 +224,13 @@ class FileReceiver(HttpServer):
 
 @pytest.fixture
 def collector_program():
-    """Path of the program of the Collector with all components."""
+    """Returns the path of the Collector binary that has all components."""
     return build(VERSIONS[0])
 
 
 @pytest.fixture
 def open_collector(tmp_path_factory):
-    """Start a Collector; with ``profiles=False``, without a feature gate or pipeline."""
+    """Returns a function that starts a Collector, by default one with a profiles pipeline."""
     started = []
 
     def start(version=VERSIONS[0], **options):
@@ -245,26 +245,26 @@ def open_collector(tmp_path_factory):
 
 @pytest.fixture(params=[NEWEST, *further(*VERSIONS)])
 def collector(request, open_collector):
-    """A Collector with a profiles pipeline; `make test-long` runs each test with every version."""
+    """Starts a Collector with a profiles pipeline; ``make test-long`` tests every version."""
     return open_collector(request.param)
 
 
 @pytest.fixture(params=[VERSIONS[0], *further(*VERSIONS[1:])])
 def processing_collector(request, open_collector):
-    """A Collector that copies ``service.name``, deletes ``process.pid``, and logs the result.
+    """Starts a Collector that copies ``service.name`` and deletes ``process.pid``.
 
-    Its file exporter writes references again, so only its log shows what processors and other
-    exporters see.
+    Its file exporter converts attributes back to references, so only its log shows what processors
+    and other exporters see.
     """
     return open_collector(request.param, pipelines=PROCESSED)
 
 
 def resolve(request):
-    """Every sample of a request in the Collector's JSON, with all references resolved.
+    """Yields every sample of a request in the Collector's JSON, with all references resolved.
 
-    Yields (resource attributes, kind, period, sample attributes, stack, link, timestamp), the
-    stack as (mapping's file name, address, function names) of each frame, leaf first. Independent
-    of the package's decoder, so that the two cannot share a bug.
+    A sample is (resource attributes, kind, period, sample attributes, stack, link, timestamp). Its
+    stack has (mapping's file name, address, function names) for each frame, leaf first. The code is
+    independent of the package's decoder, so that the two cannot share a bug.
     """
     tables = request["dictionary"]
 
@@ -334,6 +334,6 @@ def samples_of():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no directory behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes temporary files
     for each in ALL_VERSIONS:
         build(each)

@@ -1,4 +1,4 @@
-"""Debian packages of this checkout."""
+"""Builds Debian packages of this checkout, and reads their fields."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from tests.collector.units import ROOT
 
 
 def build(directory):
-    """The package, built into a directory, uncompressed."""
+    """Builds the package, uncompressed, in a directory; returns its path."""
     done = subprocess.run(
         [ROOT / "config/debian/build.sh", directory],
         env={**os.environ, "COMPRESSION": "none"},
@@ -25,7 +25,7 @@ def build(directory):
 
 
 def build_twice(directory):
-    """The package, and a later revision of it."""
+    """Builds the package and repacks it as a later revision; returns both paths."""
     first = build(directory)
     tree = directory / "tree"
     subprocess.run(["dpkg-deb", "--raw-extract", first, tree], check=True)
@@ -44,10 +44,10 @@ def build_twice(directory):
 
 
 def read_field(package, name):
-    """A field of a package's control file."""
+    """Returns a field of a package's control file."""
     return subprocess.check_output(["dpkg-deb", "-f", package, name], text=True).strip()
 
 
 def dependencies(package):
-    """Names of the packages that a package depends on."""
+    """Returns the names of the packages that a package depends on."""
     return read_field(package, "Depends").replace(" ", "").split(",")

@@ -16,16 +16,16 @@ import pytest
 from tests.cache import cache_directory
 
 BUILD_SECONDS = 1500
-"""Limit of a test that may have to build a program first."""
+"""The timeout of a test that may have to build a program first, in seconds."""
 
 
 def build_tool(name, version, package, tags=""):
-    """Path of a tool at a version.
+    """Builds a tool at a version, unless it is cached; returns its path.
 
     Args:
-        name: name of the program in the cache, without the version.
-        version: version of its module, with ``v``.
-        package: package of its ``main``.
+        name: the name of the program in the cache, without the version.
+        version: the version of the tool's module, with ``v``.
+        package: the import path of the tool's ``main`` package.
         tags: build tags, separated by commas.
     """
 
@@ -38,7 +38,7 @@ def build_tool(name, version, package, tags=""):
 
 
 def build_program(sources):
-    """Builds the program in a directory; returns its path."""
+    """Builds the Go program whose sources are in a directory; returns the program's path."""
     texts = b"".join(path.read_bytes() for path in sorted(sources.iterdir()))
     digest = hashlib.sha256(texts).hexdigest()[:12]
 
@@ -49,11 +49,11 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Path of a program in the cache; builds it if it is missing.
+    """Returns the path of a program in the cache; builds the program if it is missing.
 
     Args:
-        name: name of the program in the cache.
-        build: yields the commands that build it, for an empty directory and the program in it.
+        name: the name of the program in the cache.
+        build: yields the build commands, given an empty directory and the path for the program.
     """
     program = cache_directory() / name
     if program.exists():
@@ -61,7 +61,7 @@ def build_once(name, build):
     if not shutil.which("go"):
         pytest.skip(f"needs the go command to build it, or {program}")
     program.parent.mkdir(parents=True, exist_ok=True)
-    # One build at a time, also between test runs: each takes all CPUs for minutes.
+    # One build at a time, also across test runs, since a build uses all CPUs for minutes.
     with open(program.parent / "otelcol.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if program.exists():

@@ -1,4 +1,4 @@
-"""Debian roots, built once from this system's mirror, in a new network namespace or the host's."""
+"""Debian roots, built once from this system's mirror; run in a new network namespace or not."""
 
 import fcntl
 import hashlib
@@ -14,7 +14,7 @@ ENVIRON = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 UBUNTU = "deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe"
-"""Debian has no package of the keys of Ubuntu's archive."""
+"""The source of Ubuntu's packages, trusted since Debian does not package Ubuntu's keys."""
 
 
 def make_archive(variant, *packages, release=""):
@@ -49,7 +49,7 @@ def make_archive(variant, *packages, release=""):
 
 
 def find_certificates():
-    """The file of certificates that pip trusts here, such as a mirror's, or None."""
+    """Returns the CA file that pip is configured to trust, such as a mirror's, or None."""
     asked = subprocess.run(
         ["/usr/bin/python3", "-m", "pip", "config", "get", "global.cert"],
         env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
@@ -60,7 +60,7 @@ def find_certificates():
 
 
 class Root:
-    """A root directory with the kernel's file systems and, if requested, a network namespace."""
+    """A root directory with /dev, /proc and /sys and, unless disabled, a network namespace."""
 
     def __init__(self, path, read_only=False, own_network=True):
         self.path = path
@@ -77,11 +77,11 @@ class Root:
         assert self._holder.stdout.readline() == "ready\n"
 
     def beside(self, *words):
-        """Returns a command's words to run it in this network, with the host's files."""
+        """Returns the command line that runs a command in this network, with the host's files."""
         return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
 
     def command(self, *words):
-        """Returns a command's words to run it in this root."""
+        """Returns the command line that runs a command in this root."""
         enter = ["nsenter", "-t", str(self._holder.pid), *self._shares, "--", "chroot", self.path]
         return [*map(str, enter), *map(str, words)]
 

@@ -31,7 +31,7 @@ service:
 
 
 def run_agent(directory, endpoint, seconds):
-    """Run the agent under load; returns the account that it prints."""
+    """Runs the agent under load; returns the account that it prints."""
     config = directory / "agent.yaml"
     config.write_text(CONFIG.format(endpoint=endpoint, own=directory / "own.jsonl"))
     agent = subprocess.Popen(
@@ -40,7 +40,7 @@ def run_agent(directory, endpoint, seconds):
     )
     own = directory / "own.jsonl"
     deadline = time.monotonic() + 60
-    while not own.exists() or not own.stat().st_size:  # it samples, and its exporters work
+    while not own.exists() or not own.stat().st_size:  # until it samples and exports
         assert agent.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -54,7 +54,7 @@ def run_agent(directory, endpoint, seconds):
 
 
 def timestamps_in(requests):
-    """Counts timestamps, and duplicates on one CPU, without using the package."""
+    """Counts timestamps, and duplicates on the same CPU, without the package's decoder."""
     seen = Counter()
     for request in requests:
         tables = request["dictionary"]
@@ -89,5 +89,5 @@ def test_every_sample_taken_arrives_exactly_once(collector, tmp_path, samples_of
     assert arrived == account["exporters"]["otlp_grpc"]["exported"]
     assert arrived + lost == account["taken"]
     assert twice == 0
-    # Sample by sample: the agent's own file holds what was sampled.
+    # Sample by sample, compared with the file that the agent wrote itself.
     assert Counter(samples_of(requests)) == Counter(samples_of(lines(tmp_path / "own.jsonl")))

@@ -15,7 +15,7 @@ KINDS = ["grpc", "http/protobuf", "http/json"]
 
 
 def window():
-    """One sample of each of two services."""
+    """Returns a window with one sample from each of two services."""
     samples = [WindowSample(Stack(()), 1, "main", 0, None, [START])]
     groups = (
         ({"service.name": f"service-{pid}", "process.pid": pid, "host.tags": ("a", "b")}, samples)
@@ -38,7 +38,7 @@ def send(collector, kind, **options):
 
 
 def shown(collector):
-    """Attributes that the debug exporter printed under each heading, by heading."""
+    """Returns the attributes in the debug exporter's output, by heading."""
     text = collector.log.read_text()
     results = {}
     for heading in ("Resource attributes", "InstrumentationScope attributes"):
@@ -49,7 +49,7 @@ def shown(collector):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_and_exporters_see_keys_and_values(processing_collector, kind):
-    """The processor copies service.name and deletes process.pid, which fails on empty keys."""
+    """The processor copies service.name and deletes process.pid, which needs resolved keys."""
     send(processing_collector, kind)
     result = shown(processing_collector)
     tags = 'host.tags: Slice(["a","b"])'
@@ -64,9 +64,7 @@ def test_processors_and_exporters_see_keys_and_values(processing_collector, kind
 
 
 def test_these_collectors_do_not_resolve_references_over_grpc(processing_collector):
-    """Attributes are inline by default because these versions resolve references only in the file
-    exporter.
-    """
+    """Attributes are inline by default because only these versions' file exporter resolves them."""
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
     result = shown(processing_collector)["Resource attributes"]
     assert all(item.startswith(": ") for block in result for item in block)

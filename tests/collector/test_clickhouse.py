@@ -172,7 +172,7 @@ WAITS = [
 
 
 def window(number):
-    """Two kinds of samples, four processes; one process has no service name."""
+    """Returns a window with two kinds of samples from four processes, one without service name."""
     start = START + number * SECOND
     groups, waits = [], []
     for at in range(4):
@@ -208,10 +208,10 @@ OFF_CPU_SAMPLES = WINDOWS * 4 * 2
 
 
 class Engine:
-    """A server of ClickHouse's engine.
+    """A server process that runs ClickHouse's engine.
 
     Attributes:
-        port: port of its HTTP interface.
+        port: the port of its HTTP interface.
     """
 
     def __init__(self, directory):
@@ -225,13 +225,13 @@ class Engine:
         return f"clickhouse://{user}127.0.0.1:{self.port}/{database}"
 
     def ask(self, query):
-        """The rows of a query."""
+        """Runs a query; returns its rows."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}", query.encode())
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return [line.split("\t") for line in answer.read().decode().splitlines()]
 
     def wait_for(self, samples):
-        """Waits until the table has a number of samples."""
+        """Waits until the table has ``samples`` samples, and fails if it has more."""
         deadline, result = time.monotonic() + PATIENCE_S, 0
         while result < samples and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -253,7 +253,7 @@ def engine(tmp_path_factory):
 
 @contextmanager
 def gateway(program, engine, directory):
-    """Runs the shipped gateway; yields its gRPC and HTTP addresses and its configuration."""
+    """Runs the shipped gateway; yields its gRPC and HTTP addresses and the file that it writes."""
     grpc, http = free_ports(2)
     file, extra, log = (directory / name for name in ("profiles.jsonl", "extra.yaml", "log"))
     extra.write_text(GATEWAY.format(grpc=grpc, http=http, file=file))
@@ -282,7 +282,7 @@ def gateway(program, engine, directory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """Stores windows in the table; yields the Collector's file with the same windows."""
+    """Stores windows in the table; returns the Collector's file with the same windows."""
     from tests.collector.conftest import VERSIONS, build
 
     directory = tmp_path_factory.mktemp("gateway")
@@ -312,7 +312,7 @@ def report(*words):
             report_command, ["--json", *map(str, words)], catch_exceptions=False
         )
     finally:
-        gc.enable()  # which the command turns off
+        gc.enable()  # the command disables it
     return json.loads(done.stdout)["kinds"]
 
 
@@ -326,7 +326,7 @@ def comparable(kinds, words=()):
             groups[key] += group["self"] + group["total"] * 1j
         kind["groups"] = groups
         if words:
-            kind.pop("lost")  # a table counts the selected time, a file its whole recording
+            kind.pop("lost")  # for a file, of the whole recording
     return kinds
 
 
@@ -373,7 +373,7 @@ def test_callers_and_callees_are_equal_for_table_and_file(engine, stored):
 
 
 def sampled(data):
-    """Counts of a page by stack, thread, CPU and bin."""
+    """Returns the counts in a page's data by stack, thread, CPU, kind and time bin."""
     strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
 
     def path(node):
@@ -421,7 +421,7 @@ def test_view_serves_a_table(engine, stored):
 
 
 def newest(engine, seconds, service):
-    """Returns what ``top`` reads from the end of the table."""
+    """Returns the data source with which ``top`` reads the last seconds of the table."""
     chosen = Filter(services=(service,))
     end = START + WINDOWS * SECOND
     return Table(engine.address(), chosen, ON_CPU, seconds, idle=True, now=lambda: end)
@@ -501,7 +501,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
         for source in (engine.address(), stored)
     )
     for kind in (*of_table, *of_file):
-        kind["before"].pop("start_unix_ns")  # of the first sample in a file
+        kind["before"].pop("start_unix_ns")  # in a file, the first sample's time
         kind["groups"] = {one["name"]: one["self"]["change"] for one in kind["groups"]}
     assert [kind["after"]["samples"] for kind in of_table] == [
         kind["after"]["samples"] for kind in of_file
@@ -627,7 +627,7 @@ def own(kinds):
     results = Counter()
     for group in kinds[0]["groups"]:
         nameless = group["name"] in REASONS or group["name"].startswith("fun_")
-        place = (group["place"] or "").partition(" [")[0]  # a module that is built in
+        place = (group["place"] or "").partition(" [")[0]  # without the mark of built-in modules
         results["" if nameless else group["name"], place] += group["self"]
     return results
 

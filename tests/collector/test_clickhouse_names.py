@@ -1,4 +1,4 @@
-"""Names that look like SQL, placeholders, patterns or pages, through the gateway and ClickHouse."""
+"""Names that look like SQL, placeholders, patterns or HTML survive the gateway and ClickHouse."""
 
 import gc
 import json
@@ -39,11 +39,11 @@ HOSTILE = [
 ]  # fmt: skip
 OPTIONS = ["--process", "--thread", "--service", "--endpoint", "--function", "--attribute"]
 PERIOD_NS = 10_000_000
-NOT_UTF8 = "latin\udcff"  # as arguments have it
+NOT_UTF8 = "latin\udcff"  # as Python decodes such an argument
 
 
 def window():
-    """A process for each name, each with a distinct number of samples."""
+    """Returns a window with a process for each name, each with a different number of samples."""
     groups = []
     for at, name in enumerate(NAMES):
         code = Module(name, ModuleKind.USER, None, FileId(""), 0)
@@ -73,7 +73,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """Stores the window in the table; yields the sent file."""
+    """Stores the window in the table; returns the file that was sent."""
     directory = tmp_path_factory.mktemp("gateway")
     source = directory / "sent.otlp"
     parts = [batch.payload for batch in encode_window(window()).batches]
@@ -94,7 +94,7 @@ def counts(source, *words):
             raise
         return {}
     finally:
-        gc.enable()  # which the command turns off
+        gc.enable()  # the command disables it
     groups = [group for kind in json.loads(done.stdout)["kinds"] for group in kind["groups"]]
     return {group["name"]: group["self"] // PERIOD_NS for group in groups}
 
@@ -111,7 +111,7 @@ def test_names_come_back_exactly(engine, stored, by):
 @pytest.mark.long
 @pytest.mark.parametrize("option", OPTIONS)
 def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
-    """Each pattern matches exactly its names, and a name cannot end the SQL statement."""
+    """Each pattern matches exactly its names, and no name can terminate the SQL statement."""
     for pattern in NAMES if option == "--service" else HOSTILE:
         expected = {
             name: at + 1

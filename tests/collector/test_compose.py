@@ -1,7 +1,7 @@
 """The demo of examples/compose: Docker Compose accepts it, and its parts work together.
 
-No images are needed: the page, the Collector, ClickHouse's engine and the agent run here with the
-commands and files that Compose resolves, at different addresses.
+The tests need no images. They run the page, the Collector, ClickHouse's engine and the agent on
+this host, with the commands and files that Compose resolves but at other addresses.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ PATIENCE_S = 120
 
 
 def compose(path=DEMO / "compose.yaml"):
-    """Returns a file as resolved by Compose, with all profiles enabled."""
+    """Resolves a Compose file, with all profiles enabled; returns the finished process."""
     program = build_tool("docker-compose", "v5.5.0", "github.com/docker/compose/v5/cmd")
     words = ["-f", path, "--profile", "*", "config", "--format", "json"]
     return subprocess.run([program, *words], capture_output=True, text=True)
@@ -52,7 +52,7 @@ def services():
 
 
 def sources(service):
-    """Files and directories of this host in a container, by their paths there."""
+    """Returns the host's paths that are mounted into a container, by their paths there."""
     bound = [volume for volume in service.get("volumes", []) if volume["type"] == "bind"]
     return {volume["target"]: Path(volume["source"]) for volume in bound}
 
@@ -163,7 +163,7 @@ def replace_all(text, pairs):
 
 
 def shows_the_service(address):
-    """Returns whether the page has a function of the service."""
+    """Returns whether the page's data includes a function of the demo's service."""
     with urllib.request.urlopen(f"{address}profile.json", timeout=60) as answer:
         return "look_up" in " ".join(page.unpacked(json.load(answer))["strings"])
 

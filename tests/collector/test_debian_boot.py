@@ -1,7 +1,7 @@
 """The Debian package under systemd as PID 1, which systemd-nspawn boots: ``make test-packages``.
 
-Covers what test_debian_package.py cannot without systemd: maintainer scripts that start and stop
-the agent, the unit's full sandbox, its notifications and reload.
+Covers what test_debian_package.py cannot test without systemd: maintainer scripts that start and
+stop the agent, the unit's full sandbox, notifications and reload.
 """
 
 import os
@@ -55,7 +55,7 @@ STEPS = {
 
 @pytest.fixture
 def machine(tmp_path, sampling_host):
-    """A directory with a system that boots, runs the steps and powers off."""
+    """Creates a root directory whose system boots, runs the steps and powers off."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     packages = build_twice(tmp_path)

@@ -1,9 +1,9 @@
 """The Debian package on a clean Debian root: installed, run, upgraded, removed and purged.
 
-The root has only the Essential packages and the package's declared dependencies; it is
-built once by mmdebstrap from this system's mirror and cached. There is no systemd in it, so the
-unit's command runs under the user and capabilities of the installed unit by setpriv. It has
-a separate network namespace, where the agent's and the Collector's default ports are free.
+The root has only the Essential packages and the package's declared dependencies. mmdebstrap builds
+it once from this system's mirror, and it is cached. It has no systemd, so setpriv runs the unit's
+command with the user and capabilities of the installed unit. It has a separate network namespace,
+where the default ports of the agent and the Collector are free.
 
 ``KPROFILER_DEB_TWICE=1`` builds the package twice and compares the bytes.
 """
@@ -55,7 +55,7 @@ NOT_OURS = re.compile(
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """The package, and a later revision of it."""
+    """Builds the package and a later revision of it; yields both paths."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("packages")
@@ -64,10 +64,10 @@ def packages(tmp_path_factory):
 
 
 class CleanRoot(Root):
-    """A Debian root that lists its files and fails on any complaint of dpkg."""
+    """A Debian root that can list its files, and fails the test if dpkg prints a warning."""
 
     def dpkg(self, *words):
-        """Run dpkg; checks that it prints no complaints."""
+        """Runs dpkg; asserts that it prints no warning or error. Returns the output."""
         *options, last = words
         if os.path.exists(last):
             shutil.copy(last, self.path / "tmp/package.deb")
@@ -77,7 +77,7 @@ class CleanRoot(Root):
         return output
 
     def list_files(self):
-        """Every file by path: type, mode, owner, and content or link target."""
+        """Returns type, mode, owner, and content or link target of every file, by path."""
         results = {}
         for directory, names, files in os.walk(self.path):
             for name in [*names, *files]:
@@ -152,7 +152,7 @@ class Unit:
             time.sleep(0.2)
 
     def stop(self):
-        """Stop the agent as systemd does; returns the account."""
+        """Stops the agent as systemd does; returns its account."""
         self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, self.log
@@ -226,7 +226,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     assert 100 <= int(user[2]) < 1000
     assert user[5:] == ["/nonexistent", "/usr/sbin/nologin"]
 
-    # No receiver yet: samples wait on disk.
+    # Without a receiver, samples wait in the spool.
     with started(Unit(root)) as unit:
         unit.wait_until(lambda: len(b"".join(spooled_bytes(root).values())) > SEGMENT_HEAD)
         status = unit.status()
@@ -245,7 +245,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     )
     kept = config.read_text()
     spooled = spooled_bytes(root)
-    wanted.parent.mkdir(exist_ok=True)  # as `systemctl enable` does
+    wanted.parent.mkdir(exist_ok=True)  # as ``systemctl enable`` does
     wanted.symlink_to("/usr/lib/systemd/system/otel-kprofiler.service")
     assert "enable --now" not in root.dpkg("--install", second)
     assert wanted.is_symlink(), "an upgrade keeps it enabled"
@@ -283,7 +283,7 @@ def test_systemd_accepts_the_installed_unit(packages, tmp_path):
     unit = tmp_path / "otel-kprofiler.service"
     text = (tree / UNIT).read_text()
     assert "/opt/" not in text
-    # The unit's command is looked up on this system.
+    # systemd-analyze checks that the unit's command exists on this system.
     unit.write_text(text.replace("/usr/bin/", f"{tree}/usr/bin/"))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -33,7 +33,7 @@ GATE = "--feature-gates=service.profilesSupport"
 NOBODY = "65534"
 TOOLS = ("unshare", "nsenter", "setpriv", "ip")
 PROFILES = '"otelcol.signal": "profiles"'
-"""In the log of the Collector's debug exporter."""
+"""A field in the log lines of the Collector's debug exporter."""
 
 
 class Namespaces:
@@ -57,7 +57,7 @@ class Namespaces:
         assert self._holder.stdout.readline() == "ready\n"
 
     def command(self, *words, online=False):
-        """The words of a command run in the namespaces; with ``online``, in the host's network."""
+        """Returns a command line for the namespaces; with ``online``, in the host's network."""
         spaces = ["-m"] if online else ["-m", "-n"]
         return ["nsenter", "-t", str(self._holder.pid), *spaces, "--", *map(str, words)]
 
@@ -77,7 +77,7 @@ def namespaces(tmp_path_factory, sampling_host):
 
 @pytest.fixture(scope="module")
 def installed(namespaces, tmp_path_factory):
-    """The wheel, built and installed into a fresh virtual environment at the unit's path."""
+    """Builds the wheel and installs it in a new virtual environment at the unit's path."""
     wheels = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", wheels, ROOT], check=True)
@@ -93,7 +93,7 @@ def installed(namespaces, tmp_path_factory):
 
 @pytest.fixture
 def run_collector(namespaces, collector_program, tmp_path):
-    """Start the Collector with one of the shipped configurations."""
+    """Returns a function that starts the Collector with a shipped configuration."""
     started = []
 
     def start(name):
@@ -122,15 +122,15 @@ def run_collector(namespaces, collector_program, tmp_path):
 
 
 def busy(seconds):
-    """Load for the agent to sample."""
+    """Creates load for the agent to sample."""
     loop = f"timeout {seconds} sh -c 'while cat /proc/stat; do :; done' > /dev/null"
     subprocess.run(loop, shell=True)
 
 
 def run_unit(namespaces, seconds, is_sampling):
-    """Run the unit's command as its user, from its first profile for a while.
+    """Runs the unit's command as its user, for ``seconds`` after its first profile.
 
-    Returns account, log and status in /proc.
+    Returns the account, the log, and the fields of /proc/PID/status.
     """
     settings = parse_unit(UNIT.read_text())
     (start,) = settings["ExecStart"]
@@ -177,7 +177,7 @@ def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
     assert account["gaps"] == []
     exported = account["exporters"]["otlp_grpc"]["exported"]
-    left_out = account["lost"].pop("self_profiled", 0)  # samples of services that other tests run
+    left_out = account["lost"].pop("self_profiled", 0)  # services of other tests
     assert account["lost"] == {}
     assert exported + left_out == account["taken"] > SECONDS * 5
     assert count_timestamps(file) == exported

@@ -53,7 +53,7 @@ def get(port):
 
 @contextlib.contextmanager
 def running(command, port, env, log):
-    """Runs a service, and requests its stop at the end; it must exit cleanly."""
+    """Runs a service during the block; asserts that it then exits cleanly on SIGTERM."""
     with open(log, "wb") as output:
         process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -76,7 +76,7 @@ def running(command, port, env, log):
 
 
 def load(port, seconds, clients=4):
-    """Requests from several clients at once; returns their number."""
+    """Sends requests from several clients at once; returns the number of responses."""
     end = time.monotonic() + seconds
     answers = []
 
@@ -94,7 +94,7 @@ def load(port, seconds, clients=4):
 
 
 def spans_of(collector):
-    """Returns start and end of each span received by the Collector, by (trace id, span id)."""
+    """Returns start and end of each span that the Collector received, by (trace id, span id)."""
     results = {}
     for line in collector.traces.read_text().splitlines():
         for resource in json.loads(line)["resourceSpans"]:
@@ -107,7 +107,7 @@ def spans_of(collector):
 
 
 def steps_of(directory):
-    """(times, spans) by thread, from the logs of the service's processes."""
+    """Returns (times, spans) by thread, from the logs of the service's processes."""
     threads = {}
     for path in directory.iterdir():
         for line in path.read_text().splitlines():
@@ -119,14 +119,14 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Check each sample against the service's log; returns (linked, inside, inside and linked)."""
+    """Checks each sample against the service's log; returns (linked, inside, inside and linked)."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]
         span = None if link == ("", "") else link
         if span is not None:
             linked += 1
-            start, end = spans[span]  # the Collector has received it
+            start, end = spans[span]  # a KeyError if the Collector lacks the span
             assert start <= time_ns <= end, (span, time_ns, start, end)
             assert tid in threads, f"thread {tid} has run no span"
         if tid not in threads:
@@ -139,15 +139,15 @@ def check_links(samples, spans, threads):
             assert span in {None, current}, (tid, time_ns, span, current)
             right += span == current
         elif span is not None:
-            # Between two log entries, while the span changes: one of both sides; or a callback
-            # of asyncio's own in the context of a task that this thread began and will resume.
+            # Either the span changes between two log entries, so both spans are right, or asyncio
+            # runs a callback in the context of a task that this thread has begun and will resume.
             near = logged[max(0, at - 2) : at + 1]
             assert span in near or (span in logged[:at] and span in logged[at:]), (tid, time_ns)
     return linked, inside, right
 
 
 def count_linked(collector, samples_of):
-    """Number of linked samples that the Collector has written so far."""
+    """Returns the number of linked samples that the Collector has written so far."""
     lines = collector.output.read_text().splitlines(keepends=True)
     requests = [json.loads(line) for line in lines if line.endswith("\n")]
     return sum(link != ("", "") for *_, link, _ in samples_of(requests))
@@ -164,7 +164,7 @@ def step_log(tmp_path):
 def test_links_agree_with_the_service_log_and_the_collector(
     kind, open_collector, samples_of, step_log, tmp_path
 ):
-    """No link is wrong, and 99 % of the samples inside a span, at least 1000, have its link."""
+    """No link is wrong, 1000 samples are linked, and 99 % of those inside a span link to it."""
     collector = open_collector()
     port = free_port()
     env = environment(collector, STEP_LOG=str(step_log), START_PROFILER="1")
@@ -192,7 +192,7 @@ def test_links_agree_with_the_service_log_and_the_collector(
 
 
 def report_by_span(path):
-    """Numbers of samples by (trace id, span id), as `report` shows them."""
+    """Returns the number of samples that ``report`` shows by (trace id, span id)."""
     command = [BIN / "otel-kprofiler", "report", "--json", "--by", "span", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]

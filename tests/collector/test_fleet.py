@@ -1,4 +1,4 @@
-"""The load generator with a few hosts and a Collector that restarts: every sample is counted."""
+"""The fleet benchmark with a few hosts and a Collector that restarts counts every sample."""
 
 import argparse
 

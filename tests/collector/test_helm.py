@@ -20,7 +20,7 @@ OF_HELM = {
     "helm.sh/chart",
     "checksum/config",
 }
-"""Labels and annotations that exist only in a release."""
+"""Labels and annotations that exist only in a Helm release."""
 COLLECTOR = "config.exporters.otlp_grpc.endpoint=collector.example:4317"
 
 
@@ -59,7 +59,7 @@ def without_release(value):
 
 
 def agent_of(text, tmp_path):
-    """The configuration of a rendered chart, as the agent loads it."""
+    """Loads the configuration in a rendered chart as the agent does."""
     path = tmp_path / "agent.yaml"
     path.write_text(by_kind(text)["ConfigMap"]["data"]["agent.yaml"])
     return load_config(str(path), environ={"NODE_NAME": "worker", "RATE": "97"}).config

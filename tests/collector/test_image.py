@@ -1,7 +1,8 @@
 """The image of config/kubernetes, built by buildah and run with the DaemonSet's privileges.
 
-No registry is needed: the Containerfile starts from a root of this release built by mmdebstrap.
-No container runtime is needed: setpriv and mounts do what it would set, except for seccomp.
+The tests need no registry, since the Containerfile's base image is a root of this release built by
+mmdebstrap. They need no container runtime either: setpriv and mounts replace it, except for
+seccomp.
 """
 
 import json
@@ -30,7 +31,7 @@ IMAGE = "localhost/otel-kprofiler:test"
 
 
 class Storage:
-    """Separate storage for images."""
+    """A buildah storage that is separate from the host's images."""
 
     def __init__(self, path):
         self._place = ["--root", path / "images", "--runroot", path / "run"]
@@ -47,7 +48,7 @@ class Storage:
 
 
 def trust(directory):
-    """Options that make pip trust the same certificates as on this host, such as a mirror's."""
+    """Returns options that make pip trust the same CAs as on this host, such as a mirror's."""
     certificates = find_certificates()
     if not certificates:
         return []
@@ -61,7 +62,7 @@ def trust(directory):
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """Mounts the image; returns the path of its files, and its configuration."""
+    """Builds and mounts the image; yields the path of its files, and its configuration."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("image")

@@ -1,7 +1,7 @@
 """The manifests of config/kubernetes, validated by Kubernetes' own code and run with a Collector.
 
-The API server of the gateway's test is a stand-in that serves the objects of a cluster: the test
-is that agents send the attributes by which the processor identifies pods.
+The gateway's test uses a stand-in for the API server, which serves the objects of a cluster. It
+tests that agents send the attributes by which the processor identifies pods.
 """
 
 import contextlib
@@ -218,7 +218,7 @@ def running(command, log, environ):
 
 @contextlib.contextmanager
 def spinning(path, environ):
-    """Run a CPU-bound program with this name, and thus this comm."""
+    """Runs a CPU-bound program whose comm is the name of the file ``path``."""
     shutil.copy("/bin/bash", path)
     process = subprocess.Popen([path, "-c", "while :; do :; done"], env={**os.environ, **environ})
     try:
@@ -237,7 +237,7 @@ def answers(url):
 
 
 def read_resources(text):
-    """Attributes of every Resource in a Collector's file; their strings are in the dictionary."""
+    """Yields the attributes of every Resource in a Collector's file, resolved by its dictionary."""
     for line in text.splitlines():
         request = json.loads(line)
         strings = request["dictionary"]["stringTable"]
@@ -249,7 +249,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Returns service names in a Collector's file so far; the last line may be incomplete."""
+    """Returns the service names in a Collector's file, except its last, perhaps partial line."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]

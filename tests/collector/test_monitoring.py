@@ -56,7 +56,7 @@ def panels(name):
 
 
 def expressions():
-    """Each Prometheus query of alerts and panels, with its title and legend."""
+    """Yields each Prometheus query of alerts and panels, with its title and legend."""
     for rule in rules():
         yield rule["alert"], rule["expr"], ""
     for panel in panels("agents.json"):
@@ -116,7 +116,7 @@ class Prometheus:
 
 
 def lossy_account():
-    """An account with samples of each outcome."""
+    """Returns an account with samples of each outcome."""
     lost = {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}
     exporter = ExporterAccount("otlp_http", 80, lost, 10)
     exporters = (ExporterAccount.of_kinds("otlp_http", {"on_cpu": exporter}),)
@@ -126,7 +126,7 @@ def lossy_account():
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """Prometheus, with metrics of an agent that has lost samples of each kind."""
+    """Runs Prometheus, with the metrics of an agent that has lost samples for several causes."""
     running = Prometheus(tmp_path_factory.mktemp("prometheus"))
     with contextlib.closing(running):
         running.wait_until(lambda: running.ask("status/buildinfo"))
@@ -148,7 +148,7 @@ def prometheus(tmp_path_factory):
 
 
 def selectors(node):
-    """Selectors in an expression's syntax tree."""
+    """Yields the selectors in an expression's syntax tree."""
     if isinstance(node, list):
         for inner in node:
             yield from selectors(inner)
@@ -160,7 +160,7 @@ def selectors(node):
 
 
 def labels_of(node):
-    """Labels that an expression groups or matches by."""
+    """Returns the labels that an expression groups or matches by."""
     if isinstance(node, list):
         return {label for inner in node for label in labels_of(inner)}
     if not isinstance(node, dict):

@@ -1,5 +1,4 @@
-"""Our requests after the processors and exporters of real Collectors, as the next receiver sees
-them: every sample, with names and values as sent."""
+"""Requests as the next receiver sees them after a real Collector's processors and exporters."""
 
 import pytest
 
@@ -48,7 +47,7 @@ def receiver():
 
 @pytest.fixture
 def send(open_collector, receiver):
-    """Function: send windows through a Collector; returns what arrived at the strict receiver."""
+    """Returns a function that sends windows through a Collector to the strict receiver."""
 
     def run(version, kind, windows, processors, exporter="otlp"):
         collector = open_collector(
@@ -62,7 +61,7 @@ def send(open_collector, receiver):
             for batch in encode_window(window, **client.encoding._asdict()).batches:
                 assert client.export(batch).outcome is ExportOutcome.SUCCESS
         client.shutdown()
-        collector.stop()  # sends what its batch processor holds
+        collector.stop()  # flushes its batch processor
         return collector
 
     return run
@@ -81,7 +80,7 @@ def changed(sample):
 
 
 def later(window, seconds):
-    """The same window at another time."""
+    """Returns the window, moved to a later time."""
     by = seconds * 10**9
     moved = window.change_samples(
         lambda sample: sample._replace(
@@ -108,9 +107,7 @@ def test_processors_and_batching_change_only_what_is_configured(
 
 
 def test_newer_collectors_write_references_over_http(send, receiver, samples_of):
-    """So a Collector in front of Pyroscope should use gRPC; over HTTP, v0.159 writes attributes
-    inline.
-    """
+    """Collector v0.161 writes references over HTTP, so with Pyroscope it should use gRPC."""
     window = window_of()
     send("0.161.0", "grpc", [window], "memory_limiter", "otlphttp")
     assert receiver.accepted == {}

@@ -1,8 +1,8 @@
-"""The README's two commands on minimal Debians and Ubuntu: in any order, twice, as root and a user.
+"""The README's two commands work on minimal Debians and Ubuntu, in any order, for any user.
 
-The root is built by mmdebstrap, with apt and the host's network. Each clone is in a home
-directory that only its owner may enter. The user may call sudo and has other interpreters first on
-the PATH. The test command is shortened: it runs only two test files.
+mmdebstrap builds the root, which has apt and the host's network. Each clone is in a home directory
+that only its owner may enter. The commands run twice, as root and as a user who may run sudo and
+has other interpreters first on the PATH. The README's test command runs only two test files here.
 """
 
 import os
@@ -51,7 +51,7 @@ def root(tmp_path, request, sampling_host):
 
 
 def copy_clone(root, home):
-    """This checkout with its changes, in a home directory that only its owner may enter."""
+    """Copies this checkout, with its changes, to a home directory that only its owner may enter."""
     clone = root.path / home / "clone"
     clone.mkdir()
     listed = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others"]
@@ -63,7 +63,7 @@ def copy_clone(root, home):
 
 
 def run_commands(root, headings, home, user, *path):
-    """Output of the README's commands below the headings; each works."""
+    """Runs the README's commands below the headings, checks them, and returns the outputs."""
     said = []
     for heading in headings:
         script = (
@@ -117,7 +117,7 @@ def test_both_commands_work_in_any_order_and_repeatedly(root):
     assert not any("replacing" in text for text in said)
     assert [("setup: installing " in text) for text in said] == [True, False, False, False]
 
-    # Root in the clone of a user, and the user again.
+    # Root runs the commands in the user's clone, and then the user again.
     said = run_commands(root, ["Try it"], "home/somebody", "root")
     said += run_commands(root, ["Try it"], "home/somebody", "somebody")
     assert all("replacing .venv: another user has made it" in text for text in said)

@@ -1,7 +1,8 @@
-"""The README's lines for services and fleets: agent, embedded profiler and a Collector on a host.
+"""The README's lines for services and fleets work together on one host.
 
-The lines run unchanged, in a separate network namespace where the ports are free. The Collector has
-one additional exporter, which forwards received data.
+The lines for the agent, the embedded profiler and the Collector run unchanged, in a separate
+network namespace where the ports are free. The Collector has an additional exporter, which forwards
+received data.
 """
 
 import contextlib
@@ -78,7 +79,7 @@ def start():
 
 @pytest.fixture
 def arrived(start, tmp_path):
-    """File of what the README's Collector receives, which ``otelcol`` in ``bin`` passes on."""
+    """Returns the file to which the README's Collector, ``bin/otelcol``, forwards its data."""
     path = tmp_path / "profiles.jsonl"
     receiver = [sys.executable, "-c", RECEIVER, path]
     with start(*receiver, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout as out:
@@ -94,7 +95,7 @@ def arrived(start, tmp_path):
 
 
 def wait_for(seen, arrived, log, samples_of, seconds=120):
-    """Samples that arrived, once a condition on them holds."""
+    """Waits until a condition holds for the samples that arrived; returns them."""
     deadline = time.monotonic() + seconds
     while True:
         lines = arrived.read_bytes().splitlines(keepends=True)
@@ -106,7 +107,7 @@ def wait_for(seen, arrived, log, samples_of, seconds=120):
 
 
 def summarize(samples):
-    """Numbers of samples by service, whether they have kernel frames, and named function."""
+    """Counts samples by service and presence of kernel frames, and by service and function."""
     counts = Counter()
     for resource, _, _, _, frames, *_ in samples:
         service = dict(resource).get("service.name", "")
@@ -143,6 +144,6 @@ def test_agent_and_service_arrive_in_the_collector_as_the_readme_says(
             return has_all_of("shop")(samples) and has_all_of("orders")(samples)
 
         samples = wait_for(all_seen, arrived, log, samples_of)
-    for resource, *_ in samples:  # processes that ended before they could be read have no name
+    for resource, *_ in samples:  # short-lived processes have no name
         assert ("process.executable.name" in dict(resource)) <= ("service.name" in dict(resource))
-    assert "kernel and user stacks" in log.read_text()  # the agent's first line
+    assert "kernel and user stacks" in log.read_text()  # in the agent's first line

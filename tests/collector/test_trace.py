@@ -1,4 +1,4 @@
-"""One trace through services in Node.js, Java and Python, in reports and in ClickHouse."""
+"""A trace through services in Node.js, Java and Python, in reports and in ClickHouse."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from tests.servers import free_ports
 pytestmark = [NEEDS_ENGINE, pytest.mark.live, pytest.mark.long]
 SERVICES = Path(__file__).parents[1] / "data" / "trace"
 TRACES, WORK_MS = 2, 400
-"""Number of requests, and the time that each service's span computes, reads and sleeps."""
+"""The number of requests; the ms for which each service's span computes, reads and sleeps."""
 ENDPOINTS = {
     "front": "GET /checkout",
     "orders": "POST /orders",
@@ -52,7 +52,7 @@ service:
 
 
 def ask(port, trace, ms):
-    """Send a request; returns what its spans measured."""
+    """Sends a request; returns the times that the services measured for their spans."""
     headers = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01", "ms": str(ms)}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=headers)
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
@@ -66,7 +66,7 @@ def is_open(port):
 
 @pytest.fixture
 def services(tmp_path):
-    """Runs the services; yields the port of the first and their ids."""
+    """Runs the services; yields the port of the first service, and all process ids."""
     ports = free_ports(3)
     place = npm.install(nodejs_writer.PROGRAM, "nodejs-writer")
     node = npm.node(place)
@@ -88,12 +88,12 @@ def services(tmp_path):
             running.callback(process.terminate)
             started.append(process)
         deadline = time.monotonic() + PATIENCE_S
-        for port in reversed(ports):  # each asks the next
+        for port in reversed(ports):  # a service calls the next one
             while not is_open(port):
                 assert time.monotonic() < deadline, log.read_text()
                 assert all(process.poll() is None for process in started), log.read_text()
                 time.sleep(0.2)
-        ask(ports[0], secrets.token_hex(16), 1)  # gunicorn has a worker now
+        ask(ports[0], secrets.token_hex(16), 1)  # gunicorn now has a worker
         *pids, master = (process.pid for process in started)
         children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
         yield ports[0], [*pids, *map(int, children)]
@@ -133,7 +133,7 @@ class Agent:
 
 
 def linked_services(file):
-    """Names of the services that have samples with spans."""
+    """Returns the names of the services that have samples with span links."""
     if not file.exists() or not file.stat().st_size:
         return set()
     return {
@@ -147,7 +147,7 @@ def linked_services(file):
 
 @pytest.fixture
 def recorded(services, collector_program, tmp_path, sampling_host):
-    """Yields a server with the profiles, the Collector's file, and the spans' measurements."""
+    """Yields a server with the profiles, the Collector's file, and the services' measurements."""
     port, pids = services
     engine = Engine(tmp_path / "data")
     try:
@@ -167,7 +167,7 @@ def recorded(services, collector_program, tmp_path, sampling_host):
 
 
 def read_times(source, trace):
-    """User, kernel and waiting time of each span in ``report --by trace``, in nanoseconds."""
+    """Returns each span's user, kernel and waiting time in ns, from ``report --by trace``."""
     words = ["--by", "trace", "--json", "--span", trace, source]
     spans = json.loads(run("report", *words))["spans"]
     assert {span["service"]: span["endpoint"] for span in spans} == ENDPOINTS
@@ -196,5 +196,5 @@ def test_report_and_table_show_the_time_of_each_service(recorded):
             assert [user, kernel] == pytest.approx(span["used"], rel=0.2), (span, times)
             assert waited == pytest.approx(span["waited"], rel=0.3), (span, times)
             assert used == pytest.approx([user, kernel])
-            assert WORK_MS * 0.7e6 < linked < waited * 1.01  # not all waits carry their span
+            assert WORK_MS * 0.7e6 < linked < waited * 1.01  # some waits are not linked
         assert not times

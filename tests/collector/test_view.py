@@ -1,4 +1,4 @@
-"""``view --listen`` behind a real Collector: it shows what `report` prints for its file.
+"""``view --listen`` behind a real Collector shows what ``report`` prints for the Collector's file.
 
 ``KPROFILER_VIEW_S=600`` runs the agent for ten minutes instead of a few seconds, and compares
 minutes instead of windows of five seconds (``make test-view MINUTES=10``).
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1800), pytest.mark.usefixtur
 SECONDS = float(os.environ.get("KPROFILER_VIEW_S", "7"))
 STEP_S = 60 if SECONDS > 120 else 3
 SIDES = {1: "[kernel]", 4: "[user]", 5: "[python]"}
-"""By the colours of the page."""
+"""The names that ``report`` prints for sides, by the page's frame kinds."""
 MAX_RSS_KIB = 150 << 10
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 PIPELINES = """
@@ -45,7 +45,7 @@ service:
 
 @pytest.fixture
 def view():
-    """A running view: its process, its page, and its receivers."""
+    """Runs ``view``; yields its process, page address, and gRPC and HTTP receiver addresses."""
     free = ["--listen", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--no-browser"]
     command = subprocess.Popen(
         [*COMMAND, "view", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -79,7 +79,7 @@ def ask(address, **query):
 
 
 def functions(data):
-    """Returns self and total samples by function and module, summed over lines of the function."""
+    """Returns self and total samples by function and module, summed over a function's lines."""
     strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
 
     def key(node):
@@ -104,7 +104,7 @@ def functions(data):
 
 
 def reported(path, start, end):
-    """Returns these functions from `report` of a file, and the file's number of samples."""
+    """Returns self and total samples that ``report`` prints by function, and all samples."""
     times = (datetime.fromtimestamp(one, tz=UTC).isoformat() for one in (start, end))
     words = zip(("--from", "--to"), times, strict=True)
     done = subprocess.run(
@@ -135,7 +135,7 @@ def test_the_page_and_report_agree_on_the_collectors_file(open_collector, view, 
     started = time.time()
     run_agent(tmp_path, collector.grpc_endpoint)
     ended = time.time()
-    collector.stop()  # returns after it has delivered everything
+    collector.stop()  # it first delivers everything
     whole = ask(address)
     count = sum(whole["samples"]["count"])
     compared = 0

@@ -15,12 +15,12 @@ def unit_capabilities():
 
 
 def capability_mask():
-    """The unit's capabilities as a mask, as in /proc/PID/status."""
+    """Returns the unit's capabilities as a mask, in the form of /proc/PID/status."""
     return sum(1 << CAPABILITIES[name] for name in unit_capabilities())
 
 
 def parse_unit(text):
-    """Parses the settings of a unit, each with a list of values."""
+    """Parses a unit file; returns a list of values for each setting."""
     settings = {}
     for line in text.splitlines():
         if "=" in line and not line.startswith("#"):
@@ -30,7 +30,7 @@ def parse_unit(text):
 
 
 def as_the_unit_says(settings, dynamic=None):
-    """The setpriv command with the unit's capabilities and user, or one given for DynamicUser=."""
+    """Returns a setpriv command for the unit's capabilities and user, or the user ``dynamic``."""
     if dynamic is None:
         (user,), (group,) = settings["User"], settings["Group"]
     else:
@@ -46,7 +46,7 @@ def as_the_unit_says(settings, dynamic=None):
 
 
 def count_timestamps(path):
-    """Samples in a Collector's file."""
+    """Returns the number of samples in a Collector's file."""
     return sum(
         len(sample["timestampsUnixNano"])
         for line in path.read_text().splitlines()

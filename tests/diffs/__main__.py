@@ -2,8 +2,8 @@
 
 usage: python -m tests.diffs [--rate HZ] [--keep DIRECTORY] [PAIRS] [SECONDS]
 
-The compared runs run at the same time: preemption and interrupts by other work would appear as a
-difference if only one of them were affected.
+The compared loads run at the same time, since other work that preempted or interrupted only one of
+them would appear as a difference.
 """
 
 import argparse
@@ -24,11 +24,11 @@ PLANTED = (24, 19, 19, 19, 19)
 PLANTED_CALL = "read"
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 MOST_FALSE, PAIRS = 2, 20
-"""Maximum number of equal pairs with a change: 5 % each, within chance."""
+"""The number of pairs of which at most two equal ones may have a change, as at 5 % by chance."""
 
 
 def record(program, path, begin, *, shares, seconds, rate):
-    """Record a run of the load, from its first system call to its end."""
+    """Records a run of the load, from its first system call to its end; returns the path."""
     words = [program, str(seconds), *map(str, shares)]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as load:
         options = ["-F", str(rate), "-d", "1h", "-p", str(load.pid), "--force", "-o", str(path)]
@@ -44,12 +44,12 @@ def record(program, path, begin, *, shares, seconds, rate):
             load.stdin.close()
             _, errors = recording.communicate()
     if load.returncode or recording.returncode:
-        raise RuntimeError(f"{words} ended with {load.returncode}: {errors}")
+        raise RuntimeError(f"{words} exited with {load.returncode}: {errors}")
     return path
 
 
 def record_all(program, folder, runs, **options):
-    """Recordings of simultaneous runs, by name, each with its shares."""
+    """Records simultaneous runs, given shares by name; returns the paths."""
     begin = threading.Barrier(len(runs))
     with ThreadPoolExecutor(len(runs)) as pool:
         started = [
@@ -68,7 +68,7 @@ def compare(before, after, by):
 
 
 def changed(kind):
-    """Returns the changed functions in the order of the table, with their shares in percent."""
+    """Returns the changed functions in the order of the report, with their shares in percent."""
     return [
         f"{group['name']} {group['self']['before']:.2%} -> {group['self']['after']:.2%}"
         f" (total {group['total']['before']:.2%} -> {group['total']['after']:.2%})"
@@ -80,9 +80,9 @@ def changed(kind):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rate", type=int, default=999)
-    parser.add_argument("--keep", help="a directory for the recordings")
+    parser.add_argument("--keep", help="directory to keep the recordings in")
     parser.add_argument("pairs", nargs="?", type=int, default=PAIRS)
-    parser.add_argument("seconds", nargs="?", type=float, default=21.0, help="of CPU time of a run")
+    parser.add_argument("seconds", nargs="?", type=float, default=21.0, help="CPU time of a run")
     options = parser.parse_args()
     false, result = 0, 0
     print(f"pair {'samples':>23} {'functions changed':>18} {'first of planted':>17}")

@@ -17,7 +17,7 @@ from otel_kprofiler.model import SIDES, LossCause
 
 ROOT = Path(__file__).parents[2]
 MISSING = [name for name in ("furo", "myst_parser", "sphinx") if not importlib.util.find_spec(name)]
-pytestmark = pytest.mark.timeout(900)  # the build takes 15 seconds of CPU time
+pytestmark = pytest.mark.timeout(900)  # the build takes 15 s of CPU time
 
 
 class Page(HTMLParser):
@@ -35,7 +35,7 @@ class Page(HTMLParser):
 
 
 def broken_links(site):
-    """Links within a directory of pages that lead to no file or no anchor, by page."""
+    """Returns links in a directory of pages whose file or anchor does not exist, by page."""
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     broken = defaultdict(list)
     for path, page in pages.items():
@@ -92,7 +92,7 @@ def test_the_api_pages_describe_every_public_name(site):
         values = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
         names = {f"{package}.{name}" for name, one in values.items() if not inspect.ismodule(one)}
         anchors = Page((site / "docs/api" / f"{page.stem}.html").read_text()).anchors
-        if package != "otel_kprofiler.sdk":  # which repeats names of export and otlp
+        if package != "otel_kprofiler.sdk":  # it re-exports names of export and otlp
             assert names <= anchors, names - anchors
 
 
@@ -122,7 +122,7 @@ def test_modules_that_the_documentation_imports_have_an_api_page():
 
 
 def test_the_glossary_defines_the_terms_used_in_reports():
-    """The terms are words that the account, reports and profiles show."""
+    """The terms are the words that accounts, reports and profiles contain."""
     text = (ROOT / "docs/glossary.md").read_text()
     words = {word.strip() for row in text.splitlines() for word in row.split("|")[1:2]}
     causes = {LossCause.NOT_OFFERED, LossCause.SELF_PROFILED}

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 UNHURRIED = "shutdown_timeout: 60s"
-"""A line of the configuration: time to deliver everything on a busy machine."""
+"""A line of the configuration that allows time to deliver everything on a busy machine."""
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 def check_account(account, arrived, exporter="otlp_grpc"):
-    """Check the agent's account: samples taken equal samples arrived plus losses by cause."""
+    """Asserts that samples taken equal samples arrived plus losses; returns the exporter's part."""
     exporter = account["exporters"][exporter]
     lost_before, lost_later = sum(account["lost"].values()), sum(exporter["lost"].values())
     assert account["taken"] == account["received"] + lost_before
@@ -21,12 +21,12 @@ def check_account(account, arrived, exporter="otlp_grpc"):
 
 
 def check_stream(arrived, stream):
-    """Check a stream's account from the receiver's data alone."""
+    """Checks a stream's account from the receiver's data alone."""
     check_formulas(arrived.totals[stream], arrived.samples[stream] - arrived.twice_in[stream])
 
 
 def check_formulas(totals, arrived):
-    """Check the formulas of docs/reliability.md with the last totals of a stream."""
+    """Checks the formulas in docs/reliability.md with the last totals of a stream."""
     lines = re.search(r"```\n(samples that arrived .*?)```", PAGE.read_text(), re.DOTALL)[1]
     formulas = [line.partition("(")[0].split("=") for line in lines.splitlines()]
     assert len(formulas) == 2
@@ -35,7 +35,7 @@ def check_formulas(totals, arrived):
 
 
 def evaluate(terms, totals, arrived):
-    """The sum of terms such as ``stream.lost.ring_full``."""
+    """Returns the sum of terms such as ``stream.lost.ring_full``."""
     lost = {cause.value: count for cause, count in totals.lost.items()}
     values = {
         "samples that arrived": arrived,

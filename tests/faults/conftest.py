@@ -1,4 +1,4 @@
-"""A real agent process, and a receiver that can go down and come back."""
+"""Real agent processes, and receivers that can go down and come back."""
 
 import contextlib
 import gzip
@@ -46,12 +46,12 @@ service:
 
 
 class Receiver:
-    """A gRPC receiver at a fixed address that can be down; records accepted requests in order.
+    """A gRPC receiver that can go down and come back at the same address.
 
     Attributes:
-        payloads: accepted requests.
-        answer: called first, with request and context; may abort.
-        max_bytes: maximum size of an accepted request.
+        payloads: the accepted requests, in order of arrival.
+        answer: called with request and context before a request is stored; may abort the call.
+        max_bytes: the maximum size of an accepted request, in bytes.
     """
 
     def __init__(self):
@@ -76,7 +76,7 @@ class Receiver:
 
 
 class HttpReceiver:
-    """An HTTP receiver that answers 413 to requests above its limit on the decompressed size."""
+    """An HTTP receiver that responds 413 to requests whose decompressed size exceeds its limit."""
 
     def __init__(self, max_bytes):
         self.payloads, self.max_bytes = [], max_bytes
@@ -91,12 +91,13 @@ class HttpReceiver:
 
 
 class Arrived:
-    """A receiver's data, decoded: counts, times, accounts.
+    """The decoded data of a receiver: counts, times and accounts.
 
     Attributes:
-        samples: number of samples by stream.
+        samples: the number of samples by stream.
         totals: the last account of each stream.
-        twice: samples received more than once on one CPU, and by stream ``twice_in``.
+        twice: the number of repeated samples, with the same time and CPU; ``twice_in`` is by
+            stream.
         profile_ids: ids of requests received more than once.
     """
 
@@ -129,9 +130,9 @@ class Agent:
     """A running agent.
 
     Attributes:
-        process: the process.
-        health: ``host:port`` of its health endpoint.
-        config: its configuration file.
+        process: the agent's process.
+        health: the ``host:port`` of its health endpoint.
+        config: the path of its configuration file.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Agent:
         self.wait_until(lambda: self.get("/readyz")[0] == 200)
 
     def get(self, path):
-        """Returns status and response of the health endpoint; status 0 while it does not listen."""
+        """Returns the health endpoint's status and response; status 0 if it does not respond."""
         import urllib.error
         import urllib.request
 
@@ -210,7 +211,7 @@ class Agent:
             time.sleep(0.05)
 
     def stop(self):
-        """Stop the agent cleanly; returns the account that it prints."""
+        """Stops the agent cleanly; returns the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=90)
         assert self.process.returncode == 0, self.log.read_text()[-3000:]
@@ -219,14 +220,14 @@ class Agent:
         return account
 
     def kill(self):
-        """Kill the agent as the OOM killer would."""
+        """Kills the agent as the OOM killer would."""
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.fixture
 def open_receiver():
-    """Creates receivers, each with its own address."""
+    """Returns a function that creates receivers, each at a separate address."""
     receivers = []
 
     def open_one():
@@ -245,7 +246,7 @@ def receiver(open_receiver):
 
 @pytest.fixture
 def limited_receiver():
-    """Starts receivers that accept only small requests, over gRPC or HTTP."""
+    """Returns a function that starts a gRPC or HTTP receiver that accepts only small requests."""
     receivers = []
 
     def start(exporter, max_bytes):
@@ -288,7 +289,7 @@ def arrived():
 
 @pytest.fixture
 def load():
-    """A load to sample while the test runs."""
+    """Runs a load for the agent to sample during the test."""
     process = subprocess.Popen(
         ["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"], cwd=REPOSITORY
     )

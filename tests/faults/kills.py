@@ -1,11 +1,12 @@
 """Kills agents at random instants and accounts for their samples from the received data alone.
 
-Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool follow one
-another. Each is killed at a random instant of its start or run, while the receiver answers at
-random: it accepts, rejects temporarily or permanently, hangs, and loses responses. A final agent
-delivers the rest. The samples that its last request reports as taken must equal the samples that
-arrived, by ``profile_id``, plus the samples reported as lost. Half of the kills use ``fsync:
-always``, half ``never``. Exits 1 if a sample is in neither count, or in both.
+Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool run one after
+the other. Each is killed at a random instant, during its start-up or later, while the receiver
+responds at random: it accepts, rejects temporarily or permanently, hangs, and loses responses. A
+final agent delivers what remains in the spool. The samples that its last request reports as taken
+must equal the samples that arrived, by ``profile_id``, plus the samples reported as lost. Half of
+the kills use ``fsync: always``, half ``never``. Exits 1 if a sample is in neither count, or in
+both.
 """
 
 # ruff: noqa: T201, E402 - a command talks to its user
@@ -44,7 +45,7 @@ NOT_IN_WINDOWS = {"ring_full", "self_profiled"}
 LONGEST_S = 2.5
 LAST_RUN_S = 5.0
 SHARE_OF_RUNS = 0.8
-"""Share of kills after the first sample; the others may hit the start."""
+"""The share of agents killed after their first sample; others may be killed during start-up."""
 
 CONFIG = """
 receivers:
@@ -65,7 +66,7 @@ service:
 
 
 def unless_stored(refuse):
-    """Accepts batches stored earlier, and rejects the rest."""
+    """Returns a handler that accepts batches stored earlier, and rejects others with ``refuse``."""
 
     def answer(request):
         is_stored = request.body in request.receiver.payloads
@@ -78,14 +79,14 @@ ANSWERS = (*GOOD, *TRANSIENT, *map(unless_stored, FINAL), *LOSING)
 
 
 class Stream(NamedTuple):
-    """Totals in the last request of a stream, in samples.
+    """The totals in the last request of a stream, in samples.
 
     Attributes:
-        samples: samples in all its windows.
-        lost: the lost ones of these, by cause.
-        earlier: samples of earlier streams beyond those that their requests state, and the lost
-            ones by cause.
-        unknown_since_ns: time after which the previous run's samples are unknown.
+        samples: the number of samples in all windows of the stream.
+        lost: the number of these samples that are lost, by cause.
+        earlier: samples of earlier streams that no request of those streams states, and losses by
+            cause.
+        unknown_since_ns: the time after which the previous run's samples are unknown.
     """
 
     samples: int
@@ -95,7 +96,7 @@ class Stream(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """Data received: distinct samples, and the latest time and totals of each stream."""
+    """The data received: distinct samples, and the latest time and totals of each stream."""
 
     samples: int
     requests: int
@@ -105,7 +106,7 @@ class Arrived(NamedTuple):
 
 
 def read(payloads) -> Arrived:
-    """Read a receiver's data in order of arrival."""
+    """Reads a receiver's requests, in order of arrival."""
     sizes: dict[bytes, int] = {}
     streams: dict[str, Stream] = {}
     last_ns: dict[str, int] = {}
@@ -142,7 +143,7 @@ def _below(counts: dict[str, int], prefix: str) -> dict[str, int]:
 
 
 def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
-    """Counts samples taken minus those arrived or reported lost; and the lost ones by cause.
+    """Returns the samples taken minus those arrived or reported lost, and the losses by cause.
 
     The last stream reports the samples and losses of all earlier streams of the spool.
     """
@@ -157,7 +158,7 @@ def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
 
 
 def check_unknown(arrived: Arrived) -> list[str]:
-    """Lists streams whose successor does not report when their unknown samples begin."""
+    """Lists streams whose unknown time begins before the last sample of the previous stream."""
     wrong = []
     names = list(arrived.streams)
     for before, after in itertools.pairwise(names):
@@ -168,7 +169,7 @@ def check_unknown(arrived: Arrived) -> list[str]:
 
 
 class Agent:
-    """An agent that was just started."""
+    """An agent process; it may still be starting."""
 
     def __init__(self, config: Path) -> None:
         self._log = config.parent / "log"
@@ -206,9 +207,7 @@ class Result(NamedTuple):
 
 
 def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
-    """Kill agents that share a spool; a final one delivers the rest to a receiver that accepts
-    all.
-    """
+    """Kills agents that share a spool, then lets a final agent deliver what remains."""
     chance = random.Random(seed)
     receiver = HttpReceiver(at_random(*ANSWERS, seed=seed))
     config = directory / "agent.yaml"
@@ -234,7 +233,7 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
 
 
 class Collecting(ProfileExporter):
-    """Accepts all batches."""
+    """An exporter that collects all batches."""
 
     name, form, max_bytes = "otlp_http", Form.PROTOBUF, None
 
@@ -250,7 +249,7 @@ class Collecting(ProfileExporter):
 
 
 def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
-    """Returns the samples that a spool delivers, its counts, and the start of the unknown time."""
+    """Returns a spool's batches, its counts, and the time since which samples are unknown."""
     exporter = Collecting()
     queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
     assert queue.force_flush(60_000)
@@ -262,13 +261,13 @@ def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:
     """Truncates a killed agent's spool at random offsets, like a power failure; returns problems.
 
-    Samples missing before later segments must be counted. Samples missing at the end of the spool
-    must be later than ``unknown_since_unix_ns``, or be the counted rest of a window.
+    Samples missing from any segment but the last must be counted. Samples missing from the last
+    segment must be later than ``unknown_since_unix_ns``, or be counted.
     """
     chance = random.Random(seed)
     config = directory / "agent.yaml"
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # nobody listens, and nobody else can
+        nobody.bind(("127.0.0.1", 0))  # reserves a port on which nobody listens
         port = nobody.getsockname()[1]
         config.write_text(CONFIG.format(port=port, spool=directory / "spool", fsync="never"))
         for _ in range(3):
@@ -316,7 +315,7 @@ def main() -> int:
         is_exact = is_exact and not result.difference and not result.wrong
     with tempfile.TemporaryDirectory() as directory:
         wrong = run_truncations(Path(directory), options.kills, options.seed)
-    print(f"{options.kills} spools cut, seed {options.seed}: {wrong}")
+    print(f"{options.kills} spools truncated, seed {options.seed}: problems {wrong}")
     return 0 if is_exact and not wrong else 1
 
 

@@ -1,7 +1,8 @@
-"""Mutation test: remove the handling of each fault, one at a time, and check that its test fails.
+"""Mutation test: removes the handling of one fault at a time, and checks that its test fails.
 
 Run ``python tests/faults/mutations.py [WORD]`` from a checkout; WORD selects faults by a substring
-of their name. Works on a copy. Exits 1 if a test still passes without the handling it covers.
+of their name. The checkout is not changed, only a copy. Exits 1 if a test passes without the
+handling it covers.
 """
 
 # ruff: noqa: E501, T201 - a table with one row per fault; a command talks to its user
@@ -377,13 +378,13 @@ MUTATIONS = [
 
 
 def compile_programs(changed: Path) -> None:
-    """Compile the C programs if one of their sources has changed."""
+    """Compiles the BPF programs if the changed file is one of their sources."""
     if changed.suffix in {".c", ".h"}:
         subprocess.run(["sh", changed.with_name("build.sh")], check=True)
 
 
 def survives(mutation: Mutation, copy: Path) -> str:
-    """The reason a mutation survived; empty if its test failed."""
+    """Applies a mutation and runs its test; returns why it survived, or "" if the test failed."""
     path = copy / mutation.path
     source = path.read_text()
     if source.count(mutation.old) != 1:
@@ -406,7 +407,7 @@ def survives(mutation: Mutation, copy: Path) -> str:
 
 
 def main() -> int:
-    """Try all mutations, or those selected by the argument."""
+    """Tries all mutations, or those selected by the argument."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [mutation for mutation in MUTATIONS if word in mutation.fault]
     survivors = 0

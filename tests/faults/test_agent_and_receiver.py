@@ -1,7 +1,7 @@
-"""The agent while its receiver fails and while it is killed: the account stays exact.
+"""The agent's account stays exact when its receiver fails and when the agent is killed.
 
-The received samples are compared with those counted by the eBPF program, using the account in the
-data and the one the agent prints.
+The received samples are compared with those that the eBPF program counted, using both the account
+in the data and the account that the agent prints.
 """
 
 import os
@@ -69,8 +69,8 @@ def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
     assert got.in_order or got.requests_twice
     exporter = account["exporters"]["otlp_grpc"]
     assert exporter["pending"] == 0
-    # What is unknown begins at most one window and its way to the disk before a kill: before an
-    # earlier one if the last run had no time for a batch, and at 1 if none had.
+    # The unknown time begins before a kill by at most a window and the time to write it to disk.
+    # The kill is an earlier one if the last run wrote no batch. Without any batch, the time is 1.
     unknown = exporter["unknown_since_unix_ns"]
     assert unknown == 1 or kills[0] - 2_000_000_000 < unknown <= kills[-1]
     *killed, last = got.totals
@@ -114,7 +114,7 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
 def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
 ):
-    """A batch rejected for its size is split; the account stays exact."""
+    """A batch that is rejected for its size is split, and the account stays exact."""
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver = limited_receiver(exporter, 3000)
     agent = run_agent(
@@ -128,7 +128,7 @@ def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     assert got.in_order
     assert got.twice == 0
     lost = check_account(account, got, exporter)["lost"]
-    # A single deep stack with names may be larger.
+    # Even a single sample may be too large, if it has a deep stack with names.
     assert lost.keys() <= {LossCause.TOO_LARGE.value}
     assert sum(lost.values()) < account["received"]
     (stream,) = got.totals
@@ -196,7 +196,7 @@ def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
 
 @pytest.mark.long
 def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arrived):
-    """The receiver is slower than windows close, without a spool: most pending samples are lost."""
+    """The receiver is too slow and there is no spool, so most pending samples are lost."""
 
     def answer(request, context):
         time.sleep(0.8)
@@ -243,7 +243,7 @@ def test_a_receiver_added_by_a_reload_is_informed_of_samples_it_missed(
 def test_removing_the_spool_of_a_running_agent_loses_nothing(
     run_agent, receiver, arrived, tmp_path
 ):
-    """A cleaner of temporary files does the same."""
+    """A cleaner of temporary files may remove a spool."""
     spool = tmp_path / "spool"
     agent = run_agent(receiver.endpoint, queue=f"{{storage: '{spool}'}}", more=UNHURRIED)
     agent.wait_until(

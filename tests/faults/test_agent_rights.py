@@ -14,7 +14,7 @@ pytestmark = [
 OTHERS = tuple(
     f"kprofiler-{part}" for part in ("ksymb", "conte", "modul", "files", "table", "pytho")
 )
-"""Threads with some capabilities; the kernel keeps 15 bytes of a name."""
+"""The names, cut to 15 bytes by the kernel, of threads that keep some capabilities."""
 
 
 def threads_of(agent):

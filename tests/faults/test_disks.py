@@ -27,12 +27,12 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of 256 KiB."""
+    """Mounts a file system of 256 KiB."""
     path = tmp_path / "disk"
     path.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], check=False)
     if done.returncode:
-        pytest.skip("this host does not let root mount a tmpfs")
+        pytest.skip("root may not mount a tmpfs on this host")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
 

@@ -1,9 +1,9 @@
 """Frozen agents, and agents that receive unrelated signals.
 
-The sampler continues in the kernel, so a freeze overflows the ring buffer of an agent
-with many samples. By default, one such agent and one whose ring buffer suffices are frozen for
-``FREEZE_S``; ``make test-freezes`` repeats longer freezes with each rate and kind of stacks. The
-agents of a round are frozen concurrently.
+The sampler continues in the kernel, so the ring buffer of a frozen agent overflows if it takes many
+samples. By default, one such agent and one whose ring buffer suffices are frozen for ``FREEZE_S``.
+``make test-freezes`` repeats longer freezes with each rate and kind of stacks. The agents of a
+round are frozen concurrently.
 """
 
 import itertools
@@ -34,7 +34,7 @@ FOREIGN = (
 
 
 def check_all_accounted(agent, receiver, arrived):
-    """Check taken = arrived + lost, in the agent's account and in the received one."""
+    """Checks that taken = arrived + lost, in both the printed and the received account."""
     account = agent.stop()
     got = arrived(receiver.payloads)
     exporter = check_account(account, got)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 
 SHUTDOWN_S = 3.0
 GAP_BYTES = 8 << 20
-"""Between the code and its symbols: more than the kernel reads ahead."""
+"""The distance from the code to its symbols; more than the kernel reads ahead."""
 SPINS = """
     __asm__(".pushsection .gap\\n.zero {gap_bytes}\\n.popsection");
     volatile long count;
@@ -33,7 +33,7 @@ SPINS = """
 
 
 def compile_spins(directory, name):
-    """A program whose symbols have not been read when it runs."""
+    """Compiles a program whose symbols the kernel does not read when it runs the code."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     path = directory / name
@@ -48,7 +48,7 @@ def compile_spins(directory, name):
 
 @contextmanager
 def running(*paths, niceness=0):
-    """Programs that spin."""
+    """Returns a function that runs programs that spin."""
     with ExitStack() as undo:
         for path in paths:
             process = undo.enter_context(subprocess.Popen(["nice", f"-n{niceness}", path]))
@@ -58,7 +58,7 @@ def running(*paths, niceness=0):
 
 @pytest.fixture
 def frozen(tmp_path):
-    """Mounts and starts programs; freezes reads beyond their code."""
+    """Mounts and starts programs, then freezes reads beyond their code."""
     with ExitStack() as undo:
 
         def start(count=1, *, delay_s=None):
@@ -74,7 +74,7 @@ def frozen(tmp_path):
 
 @pytest.fixture
 def healthy(tmp_path):
-    """A program whose file can be read."""
+    """Compiles a program whose file can be read."""
     with running(compile_spins(tmp_path, "healthy")):
         yield
 
@@ -92,13 +92,13 @@ def count_functions(payloads):
 
 
 def count_waiting(agent):
-    """Counts the agent's threads waiting for file content."""
+    """Counts the agent's threads that wait for file content."""
     places = Path(f"/proc/{agent.process.pid}/task").glob("*/wchan")
     return sum("folio" in place.read_text() for place in places)
 
 
 def stop(agent):
-    """Stop the agent; returns its account and the time until it was printed."""
+    """Stops the agent; returns its account and the time until the account was printed."""
     began = time.monotonic()
     agent.process.send_signal(signal.SIGTERM)
     line = agent.process.stdout.readline()
@@ -112,7 +112,7 @@ def stop(agent):
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
-    """More files than reading threads wait ahead of another program's first file."""
+    """The frozen files that are queued before another program's file outnumber the threads."""
     receiver.up()
     frozen(6, delay_s=delay_s)
     agent = run_agent(receiver.endpoint, user_symbols="names")
@@ -135,7 +135,7 @@ def test_a_frozen_file_system_does_not_delay_the_account(
     agent.wait_until(lambda: count_functions(receiver.payloads)["spin_in_healthy"] > 20)
     account, took_s = stop(agent)
     agent.process.wait(10)
-    assert took_s < 2 * SHUTDOWN_S  # on a busy machine
+    assert took_s < 2 * SHUTDOWN_S  # with a margin for a busy machine
     got = arrived(receiver.payloads)
     assert check_account(account, got)["pending"] == 0
     (stream,) = got.totals

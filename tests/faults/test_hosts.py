@@ -58,7 +58,7 @@ def test_fifty_thousand_processes_a_minute_are_all_accounted_for(run_agent, rece
     account = agent.stop()
     check(account, arrived(receiver.payloads))
     if made * 60 / seconds < 50_000:
-        pytest.skip(f"this machine made only {made * 60 // seconds} processes a minute")
+        pytest.skip(f"this machine starts only {made * 60 // seconds} processes a minute")
 
 
 @live
@@ -86,7 +86,7 @@ def test_sampling_survives_exhausted_file_descriptors(run_agent, receiver, arriv
 @pytest.mark.skipif(not os.access(CPU1, os.W_OK), reason=f"{CPU1} cannot be written here")
 def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver, arrived):
     receiver.up()
-    # While a CPU goes offline, the host may pause for seconds: no response may come too late.
+    # While a CPU goes offline, the host may pause for seconds, so timeouts must be longer.
     agent = run_agent(receiver.endpoint, timeout="60s")
     try:
         for state in "01":
@@ -102,7 +102,7 @@ def test_a_cpu_taken_offline_and_back_is_sampled_again(run_agent, receiver, arri
 
 
 class Forbidding(Access):
-    """A host whose processes cannot be inspected."""
+    """Access to a host whose processes cannot be inspected."""
 
     def __init__(self, error):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The agent's resource limits on a running host: the rate drops, and the data records it."""
+"""The agent's resource limits: the rate drops to the CPU limit, and the profiles record it."""
 
 import signal
 import time
@@ -45,7 +45,7 @@ def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
 
 @pytest.mark.long
 def test_memory_stays_within_its_limit_at_the_highest_rate(run_agent, receiver, arrived):
-    """Uses a smaller ring buffer and shorter windows; counts samples lost to a full ring."""
+    """The agent shrinks its ring buffer and windows; samples lost to a full ring are counted."""
     receiver.up()
     agent = run_agent(receiver.endpoint, rate=10_000, more="limits: {max_rss_megabytes: 120}")
     # Memory grows until the exporter has sent the first windows.
@@ -70,9 +70,7 @@ signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # in the main thread
 
 @pytest.mark.long
 def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_path):
-    """Only the main thread stalls; afterwards the loop continues, and every sample is accounted
-    for.
-    """
+    """After a stall of the main thread, the loop continues and every sample is accounted for."""
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
     agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})
@@ -92,9 +90,7 @@ def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_p
 
 @pytest.mark.long
 def test_a_stopped_process_does_not_count_as_stalled(run_agent, receiver, arrived):
-    """The agent does not respond while stopped by SIGSTOP; then it continues, and losses are
-    counted.
-    """
+    """A process stopped by SIGSTOP does not respond; once continued, it counts the losses."""
     receiver.up()
     agent = run_agent(receiver.endpoint)
     agent.process.send_signal(signal.SIGSTOP)
@@ -119,7 +115,7 @@ def test_a_stop_at_the_highest_rate_ends_within_its_timeout(run_agent, receiver,
     agent.process.send_signal(signal.SIGCONT)
     started = time.monotonic()
     account = agent.stop()
-    # With a margin for a busy machine.
+    # The limit has a margin for a busy machine.
     assert time.monotonic() - started < 30
     got = arrived(receiver.payloads)
     exporter = check_account(account, got)

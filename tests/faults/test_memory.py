@@ -1,4 +1,4 @@
-"""An agent under its memory limit, with programs that have hostile debug sections."""
+"""An agent with a memory limit, on a host whose programs have hostile debug sections."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ FILES = {
 
 
 class Cgroup:
-    """A cgroup of either version with a memory limit."""
+    """A cgroup v1 or v2 with a memory limit."""
 
     def __init__(self, path, kind):
         self.path = path
@@ -59,7 +59,7 @@ class Cgroup:
 
     @property
     def peak_bytes(self):
-        """Returns the peak memory, page cache included; 0 if the kernel does not report it."""
+        """The peak memory, including the page cache; 0 if the kernel does not report it."""
         path = self.path / self._peak
         return int(path.read_text()) if path.exists() else 0
 
@@ -69,7 +69,7 @@ class Cgroup:
 
     @property
     def prefix(self):
-        """Returns a command prefix that runs a command in this cgroup."""
+        """The words that, put before a command, run it in this cgroup."""
         return ["sh", "-c", f'echo $$ > {self.path}/cgroup.procs && exec "$@"', "sh"]
 
 
@@ -86,12 +86,12 @@ def cgroup():
                     path.rmdir()
                     return
                 path.rmdir()
-    pytest.skip("no cgroup with the memory controller can be made: needs root and a hierarchy")
+    pytest.skip("cannot create a memory cgroup: needs root and a mounted hierarchy")
 
 
 @pytest.fixture
 def hostile_programs(tmp_path):
-    """Spinning programs, each with a different kind of debug section."""
+    """Runs spinning programs, each with a different kind of hostile debug section."""
     if not all(map(shutil.which, ("gcc", "objcopy"))):
         pytest.skip("needs gcc and objcopy")
     (tmp_path / "spins.c").write_text(SPINS)
@@ -130,7 +130,7 @@ def read_build_id(program):
 
 
 def copy_program(program, build_id):
-    """Returns the program and its copies, which have build ids of their own."""
+    """Copies the program with different build ids; returns the program and its copies."""
     image = program.read_bytes()
     assert build_id in image
     programs = [program]

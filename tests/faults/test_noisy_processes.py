@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 RATE = 99
 NOBODY, ANOTHER = 65534, 65533
-"""Users without other processes."""
+"""Users that run no other processes."""
 
 GOOD = """
 volatile unsigned long x;
@@ -150,7 +150,7 @@ while True:
     f()
 """
 MIN_S, ENOUGH_NS = 4, 1_000_000_000
-"""Time next to a noisy process, and CPU time of the good process during it."""
+"""The minimum measuring time (s), and the CPU time that the good process needs in it (ns)."""
 SMALL_BUDGET = """
 from otel_kprofiler.pipeline import budget
 class Small(budget.CpuShare):
@@ -159,12 +159,12 @@ class Small(budget.CpuShare):
 budget.CpuShare = Small
 budget.GROUP_NS = 20_000_000
 """
-"""Enough for 150 groups of samples, and never more."""
+"""A budget that is enough for 150 groups of samples and is never replenished."""
 
 
 @contextlib.contextmanager
 def running(directory, kind, user=0):
-    """Runs a noisy program, or a good one, as a user."""
+    """Runs a noisy program, or the good program, as the given user."""
     if kind == "code":
         command = [sys.executable, "-c", NEW_CODE]
     else:
@@ -180,7 +180,7 @@ def running(directory, kind, user=0):
 
 @pytest.fixture
 def public_directory():
-    """A directory that other users can enter."""
+    """Creates a directory that other users can enter."""
     with tempfile.TemporaryDirectory(prefix="kprofiler-noisy-") as name:
         os.chmod(name, 0o755)
         yield pathlib.Path(name)
@@ -192,7 +192,7 @@ def cpu_ns(pid):
 
 
 def samples_of(payloads, pid):
-    """Yields the samples of a process, with their numbers."""
+    """Yields the samples of a process, with their counts."""
     for payload in payloads:
         for window in decode_windows(payload):
             for profile in window.profiles:
@@ -202,7 +202,7 @@ def samples_of(payloads, pid):
 
 
 def count_coarse(agent, kind):
-    """Counts coarse samples so far; 0 if the agent does not respond in time."""
+    """Returns the number of coarse samples so far; 0 if the agent does not respond in time."""
     return agent.get("/status")[1].get("coarse_samples", {}).get(kind, 0)
 
 

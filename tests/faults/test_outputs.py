@@ -1,4 +1,4 @@
-"""Nobody reads the agent's output: sampling continues, and SIGTERM ends the agent."""
+"""While nobody reads the agent's output, sampling continues and SIGTERM stops the agent."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 @pytest.fixture
 def full_pipe():
-    """The write end of a full pipe."""
+    """Yields the write end of a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     try:
@@ -29,7 +29,7 @@ def full_pipe():
 
 @pytest.fixture
 def full_socket(tmp_path):
-    """The address of a full notification socket that nobody reads."""
+    """Yields the address of a full notification socket that nobody reads."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
@@ -51,7 +51,7 @@ def test_an_unread_notify_socket_does_not_block_the_agent(
 
 
 def reload(agent, receiver):
-    """Have the main loop write to its log, and check that it continues."""
+    """Makes the main loop write to its log, and checks that the loop continues."""
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_until(lambda: agent.get("/readyz")[0] == 200)
     before = len(receiver.payloads)

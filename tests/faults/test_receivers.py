@@ -1,4 +1,4 @@
-"""Receiver failures behind a queue: which samples arrive, and which are lost and why.
+"""Receiver failures behind a queue: which samples arrive, which are lost, and why.
 
 The receiver's record is compared with the queue's account, sample by sample.
 """
@@ -60,7 +60,7 @@ class GrpcReceiver:
 
 
 class HttpReceiver:
-    """Like :class:`GrpcReceiver`, over HTTP; a fault gets the request handler."""
+    """Like :class:`GrpcReceiver`, over HTTP; a fault is called with the request handler."""
 
     def __init__(self, faults, context=None):
         self.faults, self.arrived, self.requests = iter(faults), [], 0
@@ -99,7 +99,7 @@ def abort(code, retry_s=None):
 
 
 def hang(handler):
-    """Stop in the middle of an error response."""
+    """Hangs in the middle of an error response."""
     handler.send_response(503)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
@@ -109,7 +109,7 @@ def hang(handler):
 
 
 def cut_off(handler):
-    """Hang up in the middle of a success response."""
+    """Closes the connection in the middle of a success response."""
     handler.send_response(200)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
@@ -117,7 +117,7 @@ def cut_off(handler):
 
 
 def flood(handler):
-    """Send an endless response."""
+    """Sends an endless response."""
     handler.send_response(200)
     handler.end_headers()
     try:
@@ -129,7 +129,7 @@ def flood(handler):
 
 
 def run(exporter, batches=None):
-    """Send some batches through a queue; returns its counts."""
+    """Sends ``batches`` batches through a queue; returns the queue's counts."""
     queue = ExportQueue(exporter)
     for batch in batches or [numbered(number) for number in range(BATCHES)]:
         queue.put(batch)

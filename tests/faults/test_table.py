@@ -1,4 +1,4 @@
-"""The fault table counts arrived and missing samples."""
+"""The counts of arrived and missing samples in the fault table are correct."""
 
 import os
 

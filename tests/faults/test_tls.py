@@ -1,4 +1,4 @@
-"""TLS failures: they are reported, and renewed files are used without a restart."""
+"""TLS failures are reported, and renewed files are used without a restart."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 class Authority:
-    """Signs certificates with any dates."""
+    """A certificate authority that signs certificates with any validity period."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -72,7 +72,7 @@ class Authority:
         )  # fmt: skip
 
     def use(self, name, *, only="key pem"):
-        """Replace the client's files, or one of them."""
+        """Replaces the client's key and certificate, or only one of them."""
         for end in only.split():
             shutil.copy(self.directory / f"{name}.{end}", self.directory / f"new.{end}")
             os.rename(self.directory / f"new.{end}", self.directory / f"client.{end}")
@@ -81,7 +81,7 @@ class Authority:
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
     if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
+        pytest.skip("needs the openssl command to create certificates")
     authority = Authority(tmp_path_factory.mktemp("tls"))
     authority.sign("server")
     authority.sign("expired", start_s=-9000, end_s=-3600)
@@ -145,7 +145,7 @@ def make_exporter(make, directory, port, elapsed_s=1.5, **options):
 
 @pytest.fixture(params=["grpc", "http"])
 def connect(request, authority):
-    """Starts a receiver with a certificate; returns an exporter and the list of senders."""
+    """Returns a function that starts a receiver; it returns an exporter and the list of clients."""
     serve = {"grpc": open_grpc, "http": open_http}[request.param]
     ends = []
 
@@ -163,7 +163,7 @@ def connect(request, authority):
 
 @pytest.fixture
 def answer_early(authority):
-    """Starts a TLS server that responds and closes without reading a request."""
+    """Returns a function that starts a TLS server that responds without reading the request."""
     directory = authority.directory
     servers = []
 
@@ -209,7 +209,7 @@ def answer_early(authority):
 def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, answer_early, caplog):
     authority.use("revoked")
     exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
-    result = exporter.export(LARGE)  # its connection is closed before all is sent
+    result = exporter.export(LARGE)  # the server closes the connection before the end
     assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
     assert cause in caplog.text
     exporter.shutdown()
@@ -218,7 +218,7 @@ def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, an
 def test_a_response_sent_before_the_request_is_complete_is_read(authority, answer_early, caplog):
     authority.use("first")
     port = answer_early(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 0\r\n\r\n")
-    for _ in range(8):  # the moment decides whether the write fails, and how
+    for _ in range(8):  # the write may fail in several ways or succeed
         exporter = make_exporter(OtlpHttpExporter, authority.directory, port, compression="none")
         result = exporter.export(LARGE)
         assert result.lost == {LossCause.TOO_LARGE: 1}

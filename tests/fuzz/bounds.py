@@ -1,4 +1,4 @@
-"""A child process with little memory and time, for input crafted to take much of both."""
+"""Runs readers in a child with little memory and time, for input crafted to take much of both."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ READ, REFUSED, FAILED = 0, 3, 4
 
 
 def read_within(read, *, mebibytes=512, seconds=60):
-    """Call ``read`` in a fork with limited additional memory; returns how it ended."""
+    """Calls ``read`` in a forked child with limited additional memory; returns how it ended."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,4 +1,4 @@
-"""Small real inputs from which hostile ones are derived."""
+"""Small real inputs from which hostile inputs are derived."""
 
 import struct
 from pathlib import Path

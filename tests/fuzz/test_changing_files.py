@@ -28,13 +28,13 @@ PROGRAM = "/usr/bin/python3"
 SECONDS, MOST_SECONDS = 2, 60
 PAGE_BYTES = 4096
 SPARSE_BYTES = (1 << 63) - PAGE_BYTES
-"""The largest file of tmpfs."""
+"""The maximum size of a file on tmpfs."""
 REFUSALS = (ElfError, InterpreterRefused, SymbolsRefused, TableRefused)
 
 
 @contextmanager
 def changing(path):
-    """Truncates, extends and writes a program again in a loop."""
+    """Repeatedly truncates, extends and rewrites a program during the block."""
     whole, ends = path.read_bytes(), threading.Event()
     sizes = [0, 1, 63, 64, PAGE_BYTES, len(whole) // 2, len(whole) - 1, SPARSE_BYTES]
 
@@ -81,7 +81,7 @@ def read_tables(fd, size):
 
 @pytest.fixture
 def program():
-    """A copy on tmpfs, where files may be as large as a file can be."""
+    """Copies a program to tmpfs, where files may have any size up to 2**63 bytes."""
     path = Path(f"/dev/shm/kprofiler-test-{os.getpid()}")
     shutil.copy(Path(PROGRAM).resolve(), path)
     yield path

@@ -1,4 +1,4 @@
-"""Untrusted configurations: every problem is reported in bounded time, without a traceback."""
+"""Every problem of an untrusted configuration is reported in bounded time, without traceback."""
 
 import contextlib
 from pathlib import Path

@@ -32,7 +32,7 @@ VALUES = [0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, (1
 
 @pytest.fixture(scope="module", params=["4", "5"])
 def program(request, tmp_path_factory):
-    """A small program, and where its DWARF is."""
+    """Compiles a small program; returns its content and the offset ranges of its DWARF."""
     path = tmp_path_factory.mktemp("dwarf") / "program"
     command = ["gcc", "-O2", "-g", f"-gdwarf-{request.param}", "-x", "c", "-o", path, "-"]
     subprocess.run(command, input=CODE, check=True)
@@ -48,7 +48,7 @@ def program(request, tmp_path_factory):
 
 
 def damage(content, places, rng):
-    """Change some numbers of the DWARF, or of the headers, or cut off the end."""
+    """Returns the content with some numbers in DWARF or headers changed, or its end cut off."""
     data = bytearray(content)
     for _ in range(rng.choice([1, 1, 3, 30])):
         place = rng.choice([*places, range(64)] if rng.random() < 0.1 else places)
@@ -101,7 +101,7 @@ def test_arbitrary_abbreviations_are_parsed_safely():
 
 
 def test_a_file_that_names_a_pipe_as_split_dwarf_does_not_block(tmp_path):
-    """A file may name any path for its DWARF; a path that blocks costs only the time limit."""
+    """A file may name any path for its DWARF; if the path blocks, the time limit applies."""
     subprocess.run(
         ["gcc", "-g", "-gsplit-dwarf", "-x", "c", "-c", "-o", "part.o", "-"],
         input=CODE, check=True, cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Hostile bytes and truncated files for every parser of kernel symbols.
+"""Every parser of kernel symbols withstands hostile bytes and truncated files.
 
 Each parser finishes in bounded time, counts what it skips, and never returns a wrong table. The
 seeds are real lines; earlier failures are kept as explicit examples.
@@ -40,7 +40,7 @@ TOP = 1 << 64
 
 @st.composite
 def damaged(draw, kind):
-    """A real file with pieces cut, duplicated, swapped, or replaced by garbage."""
+    """Draws a real file with pieces cut, duplicated, swapped, or replaced by garbage."""
     data = bytearray(draw(st.sampled_from(SEEDS[kind])))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, len(data)))
@@ -177,7 +177,7 @@ def test_arbitrary_elf_is_parsed_safely(tmp_path_factory, data):
 
 
 def place_all(_):
-    """Many sections, whose anchor is the name of many symbols."""
+    """Places many sections that have the same anchor, a name that many symbols share."""
     data = b"".join(b".s%d 0-0 = a\n.s%d 1-2 m\n" % (at, at) for at in range(10_000))
     core = b"".join(b"%016x t a\n" % (0xFFFF_FFFF_8100_0000 + 16 * at) for at in range(10_000))
     place_ranges(parse_builtin_ranges(data)[0], parse_kallsyms([core]).core)
@@ -205,7 +205,7 @@ def test_a_megabyte_of_repeated_lines_takes_linear_time(parse, line):
 
 
 def make_elf(sections, *, names=b"\0.text\0", count=None, entry=64):
-    """A module with these section headers: type, flags, offset, size, link."""
+    """Returns a module with section headers given as (type, flags, offset, size, link)."""
     head = b"\x7fELF\2\1\1" + bytes(9)
     start = 64 + len(names)
     rows = [(0, 3, 0, 64, len(names), 0), *((1, *section) for section in sections)]
@@ -239,13 +239,13 @@ def test_a_small_elf_file_takes_little_memory_and_time(bomb, tmp_path):
 
 
 def sparse_archive():
-    """A tar archive with a file of 64 GiB without any data."""
+    """Returns a tar archive that claims a file of 64 GiB but has no data."""
     member = tarfile.TarInfo("top/kallsyms")
     member.size = 1 << 36
     return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
 
 
-UNPACKED = 64 << 20  # bytes that a copy may have here: a GiB takes seconds to compress
+UNPACKED = 64 << 20  # the limit in these tests, since a GiB takes seconds to compress
 COPIES = {
     "xz of zeros": ("k.xz", lambda: lzma.compress(bytes(UNPACKED + 1), preset=0)),
     "damaged gz": ("k.gz", lambda: b"\x1f\x8b" + bytes(20)),

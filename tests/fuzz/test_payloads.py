@@ -1,4 +1,4 @@
-"""Expensive and damaged OTLP profiles: rejected, or read at low cost."""
+"""Expensive and damaged OTLP profiles are rejected, or read at low cost."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.fuzz
 
 
 def request():
-    """A request with one profile, and its dictionary with zero entries."""
+    """Returns a request with one profile, and its dictionary with only the zero entries."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.append("")
@@ -221,7 +221,7 @@ JSON_VALUES = st.recursive(
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
 def test_unusual_json_is_given_names_or_rejected(changes):
-    """Values have other types than in the schema, and keys have both spellings."""
+    """Values have other types than in the schema, and keys are in camel case or snake case."""
     tree = nameless_tree()
     for at, other_name, value in changes:
         nodes = list(objects(tree))
@@ -241,7 +241,7 @@ def test_unusual_json_is_given_names_or_rejected(changes):
 
 
 def objects(node):
-    """Each object in parsed JSON, with each of its keys."""
+    """Yields each object in parsed JSON, with each of its keys."""
     if isinstance(node, list):
         for inner in node:
             yield from objects(inner)

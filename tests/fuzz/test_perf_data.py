@@ -1,4 +1,4 @@
-"""Untrusted recordings of perf: read at low cost, or rejected with a reason."""
+"""Untrusted recordings of perf are read at low cost, or rejected with a reason."""
 
 import contextlib
 import gzip
@@ -60,7 +60,7 @@ def test_truncated_files_are_read_in_part_or_rejected(whole):
 
 
 def test_forked_processes_with_many_mappings_take_little_memory():
-    """Each of 2,000 processes inherits 8,000 mappings, and adds one."""
+    """Each of 2,000 processes inherits 8,000 mappings and adds another."""
 
     def record(type_, body):
         return struct.pack("<IHH", type_, 2, 8 + len(body)) + body

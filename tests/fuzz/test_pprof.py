@@ -1,4 +1,4 @@
-"""Damaged pprof files: they raise the documented error, or yield samples that can be reported."""
+"""Damaged pprof files raise the documented error, or yield samples that can be reported."""
 
 import gzip
 

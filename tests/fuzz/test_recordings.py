@@ -1,4 +1,4 @@
-"""Untrusted recordings: read at low cost, or rejected with a reason."""
+"""Untrusted recordings are read at low cost, or rejected with a reason."""
 
 import contextlib
 import copy
@@ -89,7 +89,7 @@ def archive(texts=TEXTS, binary=BINARY, events=EVENTS, method=zipfile.ZIP_DEFLAT
 
 
 def play(path):
-    """Replay to the end, and encode the result."""
+    """Replays a recording to its end, and encodes the windows."""
     windows = []
     with contextlib.closing(Recording(str(path))) as recording:
         replay(recording, WindowSchedule(10**9), windows.append)
@@ -164,7 +164,7 @@ def test_any_changed_bytes_are_read_or_rejected(tmp_path_factory, name, changes)
 
 
 def overlapping():
-    """An archive directory with many entries that all have the same data."""
+    """Returns an archive whose directory has many entries that share the same data."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as file:
         for name, value in TEXTS.items():

@@ -1,4 +1,4 @@
-"""Hostile ELF files: rejected with a reason, or copied into an image the program can trust."""
+"""Hostile ELF files are rejected, or copied into an image that the BPF program can trust."""
 
 import struct
 from contextlib import suppress
@@ -23,7 +23,7 @@ NUMBERS = [0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 47, (1 << 63) - 1, 1 <
 
 
 def places(data):
-    """Offsets at which the headers and tables are, where a change has an effect."""
+    """Returns the offsets of headers and tables, where a change has an effect."""
     elf = read_elf(ImageSource(data), "x86_64")
     sections, count, _ = elf.section_headers
     result = list(range(64 + 56 * 8)) + list(range(sections, min(len(data), sections + 64 * count)))
@@ -40,7 +40,7 @@ PLACES = [places(data) for data in SEEDS]
 
 @st.composite
 def damaged(draw):
-    """A small real file with some numbers of its headers or tables changed, or its end cut off."""
+    """Draws a small real file with numbers in headers or tables changed, or its end cut off."""
     which = draw(st.integers(0, len(SEEDS) - 1))
     data = bytearray(SEEDS[which])
     for _ in range(draw(st.integers(1, 4))):
@@ -108,7 +108,7 @@ GO_FILE, GO_TABLE, GO_SEGMENTS = go_file([ORDINARY] * 12)
 
 @st.composite
 def damaged_go_tables(draw):
-    """A small Go file with some numbers of its table changed."""
+    """Draws a small Go file with some numbers in its table changed."""
     data = bytearray(GO_FILE)
     for _ in range(draw(st.integers(1, 4))):
         size = draw(st.sampled_from([1, 2, 4, 8]))

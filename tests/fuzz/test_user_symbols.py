@@ -1,4 +1,4 @@
-"""Hostile user files: rejected with a reason, or read into a consistent table."""
+"""Hostile user files are rejected with a reason, or read into a consistent table."""
 
 import functools
 import lzma
@@ -29,7 +29,7 @@ TABLES = (b".symtab", b".dynsym", b".strtab", b".rela.plt", b".rela.dyn", b".plt
 
 @functools.cache
 def seeds():
-    """Small programs, and the offsets at which a change has an effect."""
+    """Returns small programs, with the offsets at which a change has an effect."""
     with tempfile.TemporaryDirectory() as folder:
         whole = build(folder, "whole", "-fcf-protection", "-Wl,-z,lazy,-z,ibtplt")
         assembly = build(
@@ -115,7 +115,7 @@ def test_arbitrary_bytes_parse_as_a_debug_link_or_none(data):
 
 
 def image(symbols, names, *, extra=b""):
-    """A file with a symbol table, its names and a section of code."""
+    """Returns a file with a symbol table, its names and a code section."""
     sections = [
         struct.pack("<IIQQQQIIQQ", *row)
         for row in (
@@ -174,7 +174,7 @@ def test_a_table_above_the_limit_is_rejected_before_it_is_read():
 
 
 class Sparse(ImageSource):
-    """An image in a file that claims to be longer."""
+    """A source that claims to be longer than its data."""
 
     def __init__(self, data, size):
         super().__init__(data)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# the harness and the guest's own modules are imported from here
+# The packages harness and guest are imported from here.
 sys.path.insert(0, str(Path(__file__).parent))
 
 GUEST = os.environ.get("OTEL_KPROFILER_GUEST", "")
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if GUEST:
         if (
             "MATRIX_PROGRAMS" not in os.environ
-        ):  # a guest of the host's kind: tests/live has the same
+        ):  # in a guest of the host's machine type, tests/live covers them
             items[:] = [item for item in items if not item.get_closest_marker("built_programs")]
         for item in items:
             if item.get_closest_marker("one_boot") and not GUEST.endswith(" kaslr"):

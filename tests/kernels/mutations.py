@@ -29,17 +29,17 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """One broken rule: ``old`` occurs exactly once in ``file`` and becomes ``new``.
+    """A broken rule: ``old`` occurs exactly once in ``file`` and is replaced by ``new``.
 
     Attributes:
-        name: subject of the rule.
-        broken: behaviour of the broken code.
-        file: path in the package.
-        old: text of the working code.
-        new: text of the broken code.
-        test: name of the test that must fail.
-        kernel: row of the matrix.
-        boot: way to boot it.
+        name: the subject of the rule.
+        broken: the behaviour of the broken code.
+        file: the path of the file in the package.
+        old: the text of the working code.
+        new: the text of the broken code.
+        test: the name of the test that must fail.
+        kernel: the name of the kernel to boot.
+        boot: the name of the way to boot it.
     """
 
     name: str
@@ -148,7 +148,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 def mutate(text: str, mutation: Mutation) -> str:
-    """The broken text; raises MatrixError unless ``old`` occurs exactly once."""
+    """Returns the broken text; raises MatrixError unless ``old`` occurs exactly once."""
     count = text.count(mutation.old)
     if count != 1:
         raise MatrixError(
@@ -159,12 +159,12 @@ def mutate(text: str, mutation: Mutation) -> str:
 
 
 def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
-    """Copy the package to ``target`` with the mutation applied; raises MatrixError."""
+    """Copies the package to ``target`` with the mutation applied; raises MatrixError."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(package, target)
     file = target / mutation.file
     file.write_text(mutate(file.read_text(), mutation))
-    # compiled files are valid by time and size of their source, which may both be unchanged
+    # A compiled file stays valid if time and size of its source are unchanged, as they may be.
     for cached in target.rglob("__pycache__"):
         if cached.parent == file.parent:
             shutil.rmtree(cached)
@@ -176,10 +176,10 @@ def is_caught(results: Sequence[Result], test: str) -> bool:
 
 
 def main() -> int:
-    """Run the mutations named on the command line."""
+    """Runs the mutations named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    parser.add_argument("--list", action="store_true", help="show them and stop")
+    parser.add_argument("--list", action="store_true", help="list the mutations and exit")
     parser.add_argument("--timeout", type=float, default=BOOT_TIMEOUT_S, help="seconds per boot")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")
     options = parser.parse_args()

@@ -4,7 +4,7 @@
     python tests/kernels/run.py --kernel 6.12 -k spin  # one kernel, some tests
     python tests/kernels/run.py --arm64                # kernels for arm64
 
-Exit status: 0 all passed, 1 a test failed or a guest died, 2 the matrix cannot be run.
+Exit status: 0 if all tests passed, 1 if a test failed or a guest died, 2 if the matrix cannot run.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -47,17 +47,17 @@ PARTS = {
     "test_agent": "agent to a receiver",
     "test_record": "records of known callers",
 }
-"""Names in the page of platforms, by test file."""
+"""The names of parts on the platforms page, by test file."""
 ENDED = (0, 1)
 """Pytest's exit statuses after it has run all tests."""
 TRIES = 2
-"""Boots to attempt for a guest that crashes because of an emulator fault."""
+"""The maximum number of boots of a guest that crashes because of an emulator fault."""
 BOOT_TIMEOUT_S = 3600
-"""On a busy machine, emulated CPUs take more than half an hour."""
+"""The time limit of a boot; on a busy machine, emulated CPUs take more than half an hour."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Command line to options."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
     parser.add_argument("--arm64", action="store_true", help="kernels for arm64 instead of x86-64")
@@ -73,7 +73,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def open_lock() -> BinaryIO:
-    """Wait until no other process runs guests: they would share directories and processors."""
+    """Waits until no other process runs guests, which would use the same directories and CPUs."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     lock = (cache_dir() / "lock").open("wb")
     try:
@@ -85,18 +85,18 @@ def open_lock() -> BinaryIO:
 
 
 def check_collection() -> None:
-    """Import the tests here first: mistakes show at once, and the guest finds compiled files."""
+    """Imports the tests on the host, to detect mistakes early and compile them for the guest."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "kernel"]
     done = subprocess.run(
         [*command, "tests/kernels"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
-    if done.returncode not in (0, 5):  # 5: all deselected, as they should be here
+    if done.returncode not in (0, 5):  # 5: all tests deselected, as expected on the host
         raise MatrixError(f"the tests cannot be collected:\n{done.stdout}{done.stderr}")
 
 
 @dataclass
 class Session:
-    """Prepares kernels once, and boots them any number of times; only one session at a time."""
+    """Prepares each kernel once, and boots it any number of times; only one session can exist."""
 
     timeout_s: float
     verbose: bool = False
@@ -108,7 +108,7 @@ class Session:
         check_collection()
 
     def get_files(self, name: str) -> KernelFiles:
-        """Files of a kernel, with what it needs built for it; raises MatrixError."""
+        """Returns a kernel's files; builds its modules and programs first. Raises MatrixError."""
         if name not in self._ready:
             kernel = get_kernel(name)
             install_tools([kernel.machine])
@@ -127,7 +127,7 @@ class Session:
         expression: str = "",
         overlay: Path | None = None,
     ) -> Outcome:
-        """Run the tests in the files ``tests`` that ``expression`` selects."""
+        """Boots a kernel and runs the tests in ``tests`` that ``expression`` selects."""
         plugins = ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         plugins.append(f"--timeout={self.timeout_s / 3:.0f}")  # emulated CPUs are slow
         places = [f"tests/kernels/{name}" for name in tests] or ["tests/kernels"]
@@ -163,7 +163,7 @@ def find_promises(results: Sequence[Result]) -> list[str]:
 
 
 def report(title: str, outcome: Outcome) -> bool:
-    """Print how a boot went; True when all its tests passed."""
+    """Prints the outcome of a boot; returns whether all its tests passed."""
     results = read_junit(outcome.junit)
     failed = [result for result in results if result.outcome == FAILED]
     good = outcome.status == 0 and bool(results) and not failed
@@ -180,10 +180,10 @@ def report(title: str, outcome: Outcome) -> bool:
 def get_kernels(
     session: Session, names: list[str] | None, machine: Machine
 ) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
-    """Returns kernels of a machine with their files, and whether these are the whole matrix.
+    """Returns a machine type's kernels with their files, and whether the matrix is complete.
 
-    Leaves out a kernel of another release, with the reason, if no reachable archive has it and it
-    was not requested.
+    A kernel from another release is left out, and the reason printed, if no reachable archive has
+    it and the user did not request it.
     """
     result, complete = [], not names
     for name in names or [row.name for row in KERNELS.values() if row.machine is machine]:
@@ -199,12 +199,12 @@ def get_kernels(
 
 
 def run_matrix(options: argparse.Namespace) -> bool:
-    """Boot all requested kernels; returns True if all tests passed."""
+    """Boots all requested kernels; returns whether all tests passed."""
     session = Session(options.timeout, options.verbose, options.cycles)
     machine = AARCH64 if options.arm64 else X86_64
     kernels, complete = get_kernels(session, options.kernel, machine)
     boots = [] if options.prepare else [BOOTS[name] for name in options.boot or BOOTS]
-    # The slowest boots come first.
+    # Starts with the slowest boots.
     planned = [
         (kernel, files, boot)
         for boot in boots
@@ -239,7 +239,7 @@ def run_matrix(options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Run the matrix as specified on the command line."""
+    """Runs the matrix as specified on the command line."""
     try:
         return 0 if run_matrix(parse_arguments()) else 1
     except MatrixError as error:

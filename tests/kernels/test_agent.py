@@ -1,4 +1,4 @@
-"""The whole agent on this kernel, delivering to a receiver."""
+"""The whole agent runs on this kernel and delivers to a receiver."""
 
 import signal
 import subprocess
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments):
-        """The test's output is meant for people."""
+        """Logs nothing, since the test's output is read by people."""
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_agent_delivers_every_sample(receiver, tmp_path):
     windows = [window for payload in receiver.payloads for window in decode_windows(payload)]
     delivered = sum(window.sample_count for window in windows)
     assert delivered == account["exporters"]["otlp_http"]["exported"], (account, log)
-    # An emulated CPU that the host does not run for seconds reads the ring too late.
+    # If the host does not schedule an emulated CPU for seconds, the ring is read too late.
     full = account["lost"].get("ring_full", 0)
     assert delivered == account["taken"] - full > 0, (account, log)
     assert full < 0.1 * account["taken"]

@@ -1,4 +1,4 @@
-"""The guest itself, which the other tests rely on."""
+"""The guest boots, as the other tests require."""
 
 import os
 import platform

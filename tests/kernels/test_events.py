@@ -1,4 +1,4 @@
-"""Samples at events and tracepoints on this kernel: as many as the program makes."""
+"""Samples at events and tracepoints on this kernel, as many as the program causes."""
 
 import mmap
 import subprocess
@@ -40,12 +40,12 @@ def test_event_values_sum_to_the_programs_events():
     assert counts.keys() == {"on_cpu", "page_faults", "context_switches", "minor_faults"}
     assert PAGES <= sums["page_faults"] <= 2 * PAGES
     assert SLEEPS <= sums["context_switches"] <= 20 * SLEEPS
-    # With a rate, those after the last sample are in the sample of another program.
+    # At a rate, events after the program's last sample count in another program's sample.
     assert 0 < sums["minor_faults"] <= 2 * PAGES
 
 
 def test_tracepoints_have_the_values_of_this_kernel():
-    """The events of two have values; of the system calls, only one is counted."""
+    """Two tracepoints have values; the third counts the calls of a single system call."""
     names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
     events = tuple(parse_event(name, 99) for name in names)
     config = SamplerConfig(stacks="both", events=events, off_cpu=OffCpuConfig())
@@ -53,13 +53,13 @@ def test_tracepoints_have_the_values_of_this_kernel():
     sums = sum_values(process, samples, counts)
     assert PAGES <= sums["mm_page_alloc"] / mmap.PAGESIZE <= 2 * PAGES
     assert OPENS <= sums["sys_enter_openat"] <= OPENS + 200
-    # On a busy machine, ksoftirqd drops some.
+    # On a busy machine, ksoftirqd drops some packets.
     dropped = sum(sample.value for sample in samples if sample.kind.name == "kfree_skb")
     assert dropped >= PACKETS * PACKET
 
 
 def sample_load(config):
-    """Returns the process of the load, the samples and their counts."""
+    """Samples a load; returns its process id, the samples and the sampler's counts."""
     sampler = EbpfSampler(config)
     sampler.start()
     try:
@@ -77,7 +77,7 @@ def sample_load(config):
 
 
 def sum_values(process, samples, counts):
-    """Returns the sum of values of the process by kind; checks the account."""
+    """Checks the account; returns the sum of the process's values by kind."""
     sums = dict.fromkeys(counts, 0)
     for sample in samples:
         sums[sample.kind.name] += sample.value * (sample.tgid == process.pid)

@@ -1,4 +1,4 @@
-"""The harness itself, tested on the host without booting anything."""
+"""The harness itself, tested on the host without booting a guest."""
 
 import shutil
 import subprocess

@@ -24,7 +24,7 @@ BLOCKS = ("bpf", "__builtin__ftrace", "__builtin__kprobes")
 
 @contextmanager
 def watching():
-    """A symbolizer that tracks ksymbols; kallsyms is read only once, at startup."""
+    """Opens a symbolizer that tracks ksymbols; asserts that it reads kallsyms only at start-up."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     yield symbolizer, watch
@@ -34,14 +34,14 @@ def watching():
 
 
 def known(symbolizer):
-    """Addresses and names of the loaded symbols."""
+    """Returns the addresses and names of the loaded symbols."""
     time.sleep(0.05)
     symbolizer.advance(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     return {(symbol.start, symbol.name) for symbol in symbolizer.ksymbols()}
 
 
 def check(symbolizer, names, kind):
-    """Loaded symbols equal kallsyms, and the named ones resolve up to their ends."""
+    """Checks that loaded symbols equal kallsyms, and that ``names`` resolve up to their ends."""
     there = kallsyms(*BLOCKS)
     assert known(symbolizer) == there
     results = [(start, name) for start, name in there if name.startswith(names)]

@@ -1,4 +1,4 @@
-"""Waits for the locks of this kernel."""
+"""Waits for locks on this kernel."""
 
 import json
 import subprocess

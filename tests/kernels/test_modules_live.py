@@ -1,4 +1,4 @@
-"""Modules are loaded, unloaded and reloaded while being sampled; names are always correct."""
+"""Names are correct while modules are loaded, unloaded, reloaded and sampled."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ def _unloaded():
 
 
 class Live:
-    """A sampler and a symbolizer that tracks modules; resolves as the pipeline does."""
+    """A sampler and a symbolizer that tracks modules, used as in the pipeline."""
 
     def __init__(self, running):
         self.running = running
@@ -54,25 +54,25 @@ class Live:
         self._waiting = []
 
     def step(self, timeout_s=0.05):
-        """Drain, advance, and resolve samples up to the time the symbols are complete."""
+        """Drains and advances, then resolves the samples for whose times symbols are complete."""
         self.running.wait(timeout_s)
         self._waiting += self.running.drain()
         self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))
 
     def release(self, until_ns):
-        """Resolve the samples from before a time."""
+        """Resolves the samples from before a time."""
         for raw in [raw for raw in self._waiting if raw.time_ns < until_ns]:
             self.resolved.append((raw, self.stacks.resolve(raw)))
         self._waiting = [raw for raw in self._waiting if raw.time_ns >= until_ns]
 
     def run(self, seconds):
-        """Some steps."""
+        """Steps for a number of seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.step()
 
     def run_until_named(self, function):
-        """Step until a function has been sampled and named; reading names takes a while here."""
+        """Steps until a function is sampled and named, since a guest reads names slowly."""
         end, seen = time.monotonic() + 3000, 0
         while seen < 20 and time.monotonic() < end:
             self.step()
@@ -87,7 +87,7 @@ class Live:
         assert seen >= 20, (delays, self.watch.counts)
 
     def end(self):
-        """Stop sampling and resolve the rest."""
+        """Stops sampling and resolves the remaining samples."""
         self._waiting += finish(self.running)
         asked_ns, end = boot_ns(), time.monotonic() + 100
         while self.symbolizer.advance(boot_ns()) < asked_ns and time.monotonic() < end:
@@ -95,7 +95,7 @@ class Live:
         self.release(boot_ns())
 
     def delay_ms(self, is_known):
-        """Time in milliseconds until a condition holds."""
+        """Steps until a condition holds; returns the milliseconds that this took."""
         began = time.monotonic()
         while not is_known():
             assert time.monotonic() < began + 60
@@ -104,7 +104,7 @@ class Live:
         return (time.monotonic() - began) * 1e3
 
     def spins(self, start_ns, end_ns):
-        """Call chains of the spinning thread sampled between two times."""
+        """Returns the spinning thread's call chains that were sampled between two times."""
         return [
             stack.frames
             for raw, stack in self.resolved
@@ -147,7 +147,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
     print(f"{delays}; {right} frames right, {unnamed} honest without a name")  # noqa: T201
     assert not wrong
     assert right >= 100
-    # Frames between the last scan before a removal and its announcement have no name.
+    # Frames sampled between the last scan and the announcement of a removal have no name.
     assert unnamed <= right / 2
 
 
@@ -185,13 +185,13 @@ def test_rapid_loads_at_one_address_never_give_a_wrong_name():
 
 
 def check(host, phases):
-    """Frames with a wrong name, and the numbers of unnamed and correct ones."""
+    """Returns frames with a wrong name, and the numbers of unnamed and correct frames."""
     wrong, unnamed, right = [], 0, 0
     for started_ns, _, _, gone_ns, file in phases:
         names = CHAIN if CHAIN[0] in file.functions else (*OTHER, *CHAIN[3:])
         for frames in host.spins(started_ns, gone_ns):
             if frames[0].unresolved is None and frames[0].function not in names:
-                continue  # a sample of the thread outside of the chain
+                continue  # sampled outside of the chain
             for frame in frames:
                 if frame.module is not None and frame.module.name != "kprof_spin":
                     break
@@ -208,7 +208,7 @@ def check(host, phases):
 
 
 def test_a_long_failing_init_is_named_while_it_runs():
-    """Init functions resolve to module and name while they run, and leave none if they fail."""
+    """Init functions resolve to module and name while they run; no symbols remain if they fail."""
     with live() as host:
         loading = subprocess.Popen(
             insert_command(init_ms=60_000, fail_init=1), stderr=subprocess.PIPE, text=True
@@ -228,7 +228,7 @@ def test_a_long_failing_init_is_named_while_it_runs():
                     assert frame.function in ("", *INIT)
                     named += frame.function in INIT and frame.module.name == "kprof_spin"
                     others += not frame.function
-    print(f"{named} frames of init code named, {others} without a name")  # noqa: T201
+    print(f"{named} frames in init code named, {others} without a name")  # noqa: T201
     assert named >= 20
 
 
@@ -250,7 +250,7 @@ def test_a_module_is_named_after_its_init_succeeds():
 
 
 class Late(Uevents):
-    """Uevents with a buffer for one or two, received while the gate is open."""
+    """A uevent socket whose buffer holds one or two, read only while the gate is open."""
 
     def __init__(self):
         super().__init__(receive_bytes=1)
@@ -311,7 +311,7 @@ def test_load_and_unload_cycles_leak_nothing():
         time.sleep(1)
         symbolizer.advance(boot_ns())
         after = state(symbolizer)
-        assert after[0] <= before[0]  # names may still be read at that time
+        assert after[0] <= before[0]  # names may still be being read in ``before``
         assert after[1] == before[1]
         assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None
@@ -322,9 +322,9 @@ def test_load_and_unload_cycles_leak_nothing():
 
 
 def state(symbolizer):
-    """Open descriptors, size of the newest tables, and memory of the process in KiB."""
+    """Returns the number of open descriptors, the newest tables' bytes, and resident KiB."""
     descriptors = []
-    for _ in range(5):  # one more is open while names are read
+    for _ in range(5):  # reading names opens another one
         time.sleep(0.2)
         symbolizer.advance(boot_ns())
         descriptors.append(len(os.listdir("/proc/self/fd")))

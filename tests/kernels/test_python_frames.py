@@ -49,11 +49,11 @@ CHAIN = (
     ("first", False),
     ("serve", True),
 )
-"""In Python 3.11, also whether C calls the interpreter for each."""
+"""The call chain: each function, and whether C calls the interpreter for it in Python 3.11."""
 
 
 def read_stacks(running, samples):
-    """(code, whether C has called it) of each frame; without Python frames: empty."""
+    """Returns each stack's frames as (code, whether C called it), if it has Python frames."""
     return [
         [
             (running.python_codes.get(frame.code), frame.is_from_c)
@@ -64,7 +64,7 @@ def read_stacks(running, samples):
 
 
 def own_calls(stack):
-    """(function, whether C has called it) of the frames of this file."""
+    """Returns (function, whether C called it) for the frames in this file."""
     return tuple((code.function, by_c) for code, by_c in stack if code and code.file == __file__)
 
 

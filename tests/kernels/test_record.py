@@ -1,4 +1,4 @@
-"""`record` and `doctor` on this kernel, with programs whose callers are known."""
+"""``record`` and ``doctor`` on this kernel, with programs whose callers are known."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ CALLERS = {
     "waits": {"serve"},
     "in_handler": {"handle"},
 }
-"""Callers of the functions of chains.c that neither the C library nor the kernel calls."""
+"""The callers of the functions in chains.c, except those called by libc or the kernel."""
 GO_CALLERS = {
     "main.fib": {"main.fib", "main.work"},
     "main.deep": {"main.deep", "main.channels.func1"},
@@ -45,18 +45,19 @@ GO_ROOTS = {"runtime.main", "main.main.func1", "main.channels.func1"}
 
 
 class Seen(NamedTuple):
-    """A recorded stack: names of user and kernel frames, outermost first."""
+    """A recorded stack: the names of its user and kernel frames, outermost first."""
 
     kind: str
     user: tuple[str, ...]
     kernel: tuple[str, ...]
-    is_pending: bool  # the table of a file was not read yet: on a busy host that takes seconds
+    is_pending: bool  # the unwind table of a file had not been read, which may take seconds
 
 
 def record(directory, program, is_enough):
-    """Record a program, on and off the CPU; returns its stacks with their numbers of samples.
+    """Records a program, on and off the CPU; returns its stacks with their numbers of samples.
 
-    Records longer if that was not enough, because emulated CPUs may take minutes to load tables.
+    Records again, for longer, until there are enough, since emulated CPUs may load tables for
+    minutes.
     """
     for seconds in (15, 60, 240):
         result = record_for(seconds, directory, program)
@@ -66,7 +67,7 @@ def record(directory, program, is_enough):
 
 
 def record_for(seconds, directory, program):
-    """Record for some seconds."""
+    """Records a program for a number of seconds."""
     file = directory / f"{seconds}.otlp"
     options = ["-d", f"{seconds}s", "-F", "199", "--off-cpu", "-o", file]
     command = [*COMMAND, "record", *options, "--", program]
@@ -92,7 +93,7 @@ def see(kind, stack):
 
 
 def find_wrong(stacks, callers):
-    """Returns the pairs of a caller and a function that no execution of the program has."""
+    """Returns the pairs of caller and function in the stacks that the program cannot produce."""
     return {
         (caller, frame)
         for seen in stacks
@@ -102,7 +103,7 @@ def find_wrong(stacks, callers):
 
 
 def count_on_cpu(stacks, condition):
-    """Samples on the CPU with all tables, by whether their user stack meets a condition."""
+    """Counts on-CPU samples with all tables by whether the user stack meets a condition."""
     counts = Counter()
     for seen, number in stacks.items():
         if seen.kind == "on_cpu" and seen.user and not seen.is_pending:
@@ -111,7 +112,7 @@ def count_on_cpu(stacks, condition):
 
 
 def share(stacks, condition):
-    """Share of samples on the CPU whose user stack meets a condition, of those with all tables."""
+    """Returns the share of on-CPU samples with all tables whose user stack meets a condition."""
     counts = count_on_cpu(stacks, condition)
     assert counts.total() >= ENOUGH, counts
     return counts[True] / counts.total()

@@ -1,4 +1,4 @@
-"""The sampler on this kernel: every CPU, without root, while CPUs come and go."""
+"""The sampler on this kernel: on every CPU, without root, while CPUs go offline and online."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ def test_the_error_names_missing_capabilities(capabilities, missing):
 
 
 def assert_cpu1_is_sampled(running):
-    """Assert that CPU 1 is sampled within seconds."""
+    """Asserts that CPU 1 is sampled within seconds."""
     busy = subprocess.Popen(["taskset", "-c", "1", *BUSY], stderr=-3)
     try:
         samples = drain_until(running, lambda samples: len(on_cpu1(samples)) >= 50)

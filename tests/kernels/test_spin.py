@@ -17,7 +17,7 @@ pytestmark = pytest.mark.kernel
 
 CHAIN = ("kprof_leaf", "kprof_mid", "kprof_thread", "kthread", "ret_from_fork")
 if platform.machine() == "aarch64":
-    # The kernel follows frame records, which a leaf has not: it leaves out the leaf's caller.
+    # The kernel follows frame records. A leaf has none, so its caller is left out.
     CHAIN = (CHAIN[0], *CHAIN[2:])
 INSIDE = CHAIN[: CHAIN.index("kthread")]
 INIT = ("kprof_init_leaf", "kprof_init_mid", "kprof_spin_init")
@@ -30,14 +30,14 @@ def _unloaded():
 
 
 def spin_stacks(symbolizer, samples, leaf):
-    """Samples whose leaf is the spinning function, with their resolved stacks."""
+    """Returns samples whose leaf is the spinning function, with their resolved stacks."""
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     results = [(s, stacks.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
     return [(s, stack) for s, stack in results if stack.frames[0].function == leaf]
 
 
 def check_frame(frame, file: KernelObject, name: str):
-    """Module, build id, function and RVA, as the module's file has them."""
+    """Checks a frame's module, build id, function and RVA against the module's file."""
     assert frame.function == name
     assert frame.module.name == "kprof_spin"
     assert frame.module.build_id == file.build_id
@@ -60,7 +60,7 @@ def test_the_call_chain_of_a_module_is_resolved():
         for frame, name in zip(stack.frames, INSIDE, strict=False):
             check_frame(frame, file, name)
         pcs = array("Q", raw.words(KERNEL_SIDE))
-        # the leaf is exact, a caller is the byte before its return address
+        # A leaf has the exact address, a caller the byte before its return address.
         wanted = [pcs[0] - module.base, *(pc - 1 - module.base for pc in pcs[1 : len(INSIDE)])]
         assert [frame.address for frame in stack.frames[: len(INSIDE)]] == wanted
 

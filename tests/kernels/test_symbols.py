@@ -1,4 +1,4 @@
-"""Symbols of many modules compared with their files, and of code without a file."""
+"""Symbols of many modules, compared with their files, and of code without a file."""
 
 import platform
 import subprocess
@@ -17,7 +17,7 @@ from otel_kprofiler.symbols import HiddenCause, KernelSymbolizer
 
 pytestmark = pytest.mark.kernel
 
-# Small ones without hardware; loaded in this order, with what they depend on.
+# Small modules that need no hardware, loaded in this order with their dependencies.
 MODULES = (
     *("xxhash_generic", "soundcore", "libcrc32c", "dummy", "ifb", "sch_fq", "tcp_bbr"),
     *("tcp_vegas", "nls_utf8", "nls_ascii", "michael_mic", "cmac", "ccm", "br_netfilter"),
@@ -26,7 +26,7 @@ MODULES = (
 
 
 def visible(symbolizer):
-    """A symbolizer's visible state, picklable."""
+    """Returns why symbols are hidden, and how many are found, in a form that can be pickled."""
     return symbolizer.hidden, len(symbolizer.find("schedule"))
 
 
@@ -51,7 +51,7 @@ def test_bpf_programs_are_named():
         # Linux 5.10 names subprograms after the program that they belong to.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
         symbolizer = KernelSymbolizer.live()
-        # Each as a leaf: for a caller, the preceding address would be looked up.
+        # Resolves each as a leaf, since a caller is looked up by the preceding address.
         frames = [symbolizer.resolve_addresses([symbol.address])[0] for symbol in symbols]
     assert symbols
     for symbol, frame in zip(symbols, frames, strict=True):
@@ -103,7 +103,7 @@ def load(name):
 
 
 def overlapping_sizes():
-    """Pairs of neighbours where one starts below address + size of the other."""
+    """Returns pairs of modules where one starts below address plus size of the other."""
     fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
     extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
     return [low for low, high in pairwise(extents) if sum(low) > high[0]]
@@ -111,9 +111,10 @@ def overlapping_sizes():
 
 @pytest.fixture(scope="module")
 def modules():
-    """Many modules, loaded while the tracer keeps clones of their init functions."""
-    # since 6.4 the parts of a module are placed apart: the large data of the last one here does
-    # not fit into the hole that its text is in, so its size reaches over the one before
+    """Loads many modules while the tracer keeps clones of their init functions."""
+    # Since Linux 6.4, the parts of a module are allocated separately. The large data of the last
+    # module loaded here does not fit into the gap where its text is, so that its address plus size
+    # reaches beyond the previous module.
     insert()
     load("nls_iso8859_1")
     remove()
@@ -125,7 +126,7 @@ def modules():
 
 
 class Truth:
-    """Runtime addresses of all module functions, from the files alone."""
+    """The runtime addresses of all module functions, computed from the files alone."""
 
     def __init__(self, modules):
         names = {}
@@ -143,10 +144,10 @@ class Truth:
         ]
 
     def at(self, address):
-        """All (module, name) pairs that an address may have, from the nearest symbol below.
+        """Returns all (module, name) pairs of the nearest symbol at or below an address.
 
-        Labels without a size end the function that they are in, as in kallsyms. Empty when
-        the address lies behind the end of that symbol.
+        A label without a size ends the function that contains it, as in kallsyms. The result is
+        empty if the address is beyond the end of the symbol.
         """
         start = self._starts[bisect_right(self._starts, address) - 1]
         ends, aliases = self._names[start]
@@ -154,7 +155,7 @@ class Truth:
 
 
 def shown(frame):
-    """Module and linker name shown by a frame."""
+    """Returns the module and linker name that a frame has."""
     if not frame.lines:
         return None
     return frame.module.name, frame.lines[-1].system_name or frame.lines[-1].function

@@ -1,4 +1,4 @@
-"""Spans that programs publish by thread contexts, on this kernel."""
+"""Spans that programs publish in thread contexts, on this kernel."""
 
 import pytest
 

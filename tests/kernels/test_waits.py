@@ -22,12 +22,12 @@ SECONDS = 5
 
 
 def time_on_cpu(pid):
-    """In nanoseconds, by the scheduler's own account."""
+    """Returns a process's CPU time in nanoseconds, as counted by the scheduler."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
 def observe(pid):
-    """Measures a process: time passed, CPU time, exact totals; state and kernel stack of waits."""
+    """Returns elapsed time, CPU time and exact totals of a process, and its waits' stacks."""
     with sampler(off_cpu=OffCpuConfig(samples_per_second=1000)) as running:
         drain_for(running, 1)
         running.read_waits()
@@ -62,7 +62,7 @@ def test_waits_are_counted_exactly_and_sampled_without_root():
             passed, ran, totals, waits = as_nobody(capabilities, lambda: observe(process.pid))
         finally:
             process.kill()
-    # What it did between the readings of the clock and of the totals is in one of them only.
+    # Clock and totals are read one after the other, so they differ slightly.
     assert totals.total_ns == pytest.approx(passed - ran, rel=0.05, abs=50_000_000)
     assert totals.by_state[WaitState.INTERRUPTIBLE] > totals.total_ns / 2
     assert len(waits) > 10
@@ -72,5 +72,5 @@ def test_waits_are_counted_exactly_and_sampled_without_root():
             continue
         names = [symbols[bisect.bisect(symbols, (address, "~")) - 1][1] for address in addresses]
         assert find_cause(state, names) is WaitCause.SLEEP, names
-        at = names.index("__schedule")  # its callees trace the switch
+        at = names.index("__schedule")  # the functions below it trace the switch
         assert names[at : at + 2] == ["__schedule", "schedule"], names

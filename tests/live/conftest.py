@@ -1,4 +1,4 @@
-"""Fixtures: both loaders, and a file that receives profiles of services."""
+"""Fixtures: both loaders, and a file to which services write their profiles."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from tests.strict_receiver import StrictReceiver
 
 @pytest.fixture(scope="session")
 def compile_once():
-    """bcc's compiler, run once for each source and set of descriptors."""
+    """Returns bcc's compiler, with results cached by source, programs and descriptors."""
     compiled, compile_now = {}, bcc.compile_programs
 
     def compile_programs(spec, maps):
@@ -37,7 +37,7 @@ def compile_once():
 
 @pytest.fixture(params=["libbpf", *further("bcc")])
 def loader(request, monkeypatch, compile_once):
-    """The loader that samplers use by default; tests name both where `make test` needs both."""
+    """Sets the samplers' default loader; tests with this fixture run with each loader."""
     monkeypatch.setattr(bcc, "compile_programs", compile_once)
     if not {"libbpf": LibbpfLoader, "bcc": BccLoader}[request.param].is_installed():
         pytest.skip(f"{request.param} is not installed (packages libbpf1, python3-bpfcc)")
@@ -47,7 +47,7 @@ def loader(request, monkeypatch, compile_once):
 
 @pytest.fixture(scope="session")
 def public_python():
-    """A Python with this package that other users can run."""
+    """Returns a Python with this package that other users can run."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv, to become another user")
     return get_public_python()
@@ -55,7 +55,7 @@ def public_python():
 
 @pytest.fixture
 def no_low_descriptors():
-    """All descriptors that select(2) supports are in use."""
+    """Occupies all descriptors that select(2) supports."""
     soft, hard = limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
     with contextlib.ExitStack() as taken:
@@ -67,13 +67,13 @@ def no_low_descriptors():
 
 @pytest.fixture
 def to_file(tmp_path):
-    """Environment of a service that writes its profiles to a file, and the file's windows."""
+    """Returns a file with the environment that makes a service write its profiles to it."""
     return ToFile(tmp_path / "profiles.jsonl")
 
 
 @pytest.fixture
 def receiver():
-    """Accepts requests of profiles that follow all rules."""
+    """Starts a receiver that accepts only profiles that conform to all rules."""
     receiver = StrictReceiver()
     yield receiver
     receiver.close()

@@ -1,4 +1,4 @@
-"""A program with thirty functions, exactly one of which causes kernel time."""
+"""A program with thirty functions, of which exactly one causes kernel time."""
 
 import os
 
@@ -15,7 +15,7 @@ def handle():
     for number in range({functions}):
         step = globals()[f"step_{{number}}"]
         step()
-        re.sub("a", step, "a")  # once more, through C code
+        re.sub("a", step, "a")  # called again, from C code
 
 
 def main(seconds):
@@ -30,8 +30,8 @@ if __name__ == "__main__":
 
 
 def write_program(path):
-    """Write the program; returns the number of the line that causes kernel time."""
-    directory = os.path.dirname(os.__file__)  # has some hundred entries
+    """Writes the program; returns the number of the line that causes kernel time."""
+    directory = os.path.dirname(os.__file__)  # has hundreds of entries
     steps = [
         _STEP.format(number=number, hot=HOT, directory=directory) for number in range(FUNCTIONS)
     ]

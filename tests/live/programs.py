@@ -1,4 +1,4 @@
-"""Real BPF programs for tests: loaded by bpf(2), libbpf or bcc, found in kallsyms."""
+"""Loads and runs real BPF programs for tests, and finds their symbols in kallsyms."""
 
 import contextlib
 import ctypes
@@ -24,7 +24,7 @@ _TRACING = 26
 _TRACE_FENTRY = 24
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-_MOVE = struct.Struct("<BBhi")  # one instruction: operation, registers, offset, immediate value
+_MOVE = struct.Struct("<BBhi")  # struct bpf_insn: code, registers, off, imm
 
 _CHURN = """
 import os, sys, time
@@ -75,19 +75,19 @@ class _RunAttributes(ctypes.Structure):
 
 
 def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
-    """Instructions of a program with several functions; the first loops ``spin`` times."""
+    """Returns a program with several functions, of which the first loops ``spin`` times."""
     last = functions - 1
-    # The first function: count down, call each other function, return XDP_PASS.
+    # The first function counts down, calls each other function, and returns XDP_PASS.
     body = [_MOVE.pack(0xB7, 0x06, 0, number)]  # r6 = number
     if spin:
         body += [
             _MOVE.pack(0xB7, 0x07, 0, spin),  # r7 = spin
             _MOVE.pack(0x07, 0x07, 0, -1),  # r7 -= 1
-            _MOVE.pack(0x55, 0x07, -2, 0),  # if r7 != 0, go to the previous line
+            _MOVE.pack(0x55, 0x07, -2, 0),  # if r7 != 0 goto the previous line
         ]
     length = len(body) + last + 2
     for index in range(last):
-        target = length + 2 * index  # each other function has two instructions
+        target = length + 2 * index  # other functions have two instructions each
         body.append(_MOVE.pack(0x85, 0x10, 0, target - len(body) - 1))  # call
     body += [_MOVE.pack(0xB7, 0x00, 0, 2), _MOVE.pack(0x95, 0, 0, 0)]  # r0 = 2; exit
     for index in range(last):
@@ -96,7 +96,7 @@ def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
 
 
 def load(number: int = 0, *, name: str = "kprof_test", functions: int = 1, spin: int = 0) -> int:
-    """Load an XDP program; returns its descriptor."""
+    """Loads an XDP program; returns its descriptor."""
     return _load(_XDP, instructions(number, functions, spin), name)
 
 
@@ -114,12 +114,12 @@ def _load(kind: int, code: bytes, name: str, **more: int) -> int:
 
 
 def churn_command(seconds: float, name: str) -> list[str]:
-    """A command that loads and unloads 1,000 programs per second and prints their number."""
+    """Returns a command that loads and unloads 1,000 programs per second and prints the total."""
     return [sys.executable, "-c", _CHURN, str(Path(__file__).parent), str(seconds), name]
 
 
 def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, int]:
-    """Attach an empty program to a kernel function, for which the kernel creates a trampoline.
+    """Attaches an empty program to a kernel function, for which the kernel creates a trampoline.
 
     Returns descriptors of the attachment and of the program.
     """
@@ -132,7 +132,7 @@ def attach_fentry(function: str, *, name: str = "kprof_fentry") -> tuple[int, in
 
 
 def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
-    """Run a program that loops ``spin`` times at a tracepoint, on one CPU.
+    """Attaches a program that loops ``spin`` times to a tracepoint, on one CPU.
 
     Returns descriptors of the attachment and of the program. Raises ``OSError`` if tracefs
     cannot be mounted.
@@ -158,23 +158,23 @@ def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
 
 
 def run(fd: int, repeat: int) -> None:
-    """Run an XDP program a number of times; the kernel creates a dispatcher for it."""
+    """Runs an XDP program ``repeat`` times; the kernel creates a dispatcher for it."""
     packet = bytes(64)
     attributes = _RunAttributes(fd, 0, (ctypes.c_uint32 * 2)(len(packet), 0), repeat=repeat)
     attributes.data_in = ctypes.cast(packet, ctypes.c_void_p).value
     while True:
         try:
             bpf_call(_PROG_TEST_RUN, attributes)
-        except InterruptedError:  # the kernel stops for any pending signal
+        except InterruptedError:  # any pending signal interrupts the run
             continue
         return
 
 
 def kallsyms(*blocks: str) -> set[tuple[int, str]]:
-    """Returns addresses and names of symbols in some blocks, using a simple parser.
+    """Returns the addresses and names of symbols in given blocks, using a simple parser.
 
     The kernel iterates over its list by index, so a line is missing if an earlier symbol is
-    unloaded during the reading; if two readings agree, none is missing.
+    unloaded during the read. Once two reads agree, no line is missing.
     """
     before = None
     while (result := _read_kallsyms(blocks or ("bpf",))) != before:
@@ -191,16 +191,16 @@ def _read_kallsyms(blocks: tuple[str, ...]) -> set[tuple[int, str]]:
     return results
 
 
-_perf_events: dict[int, int] = {}  # by process; opened before it loads the program
+_perf_events: dict[int, int] = {}  # opened before the program is loaded, by pid
 
 
 def holds_sampler(pid: int) -> bool:
-    """Returns whether a process samples: its program is loaded, and events were opened since.
+    """Returns whether a process samples: its program is loaded and has been attached to events.
 
-    In between, the process loads unwind tables. Call this function from the start of the process
-    on.
+    Between the two, the process loads unwind tables. Poll this function from the start of the
+    process.
     """
-    with contextlib.suppress(OSError):  # descriptors come and go
+    with contextlib.suppress(OSError):  # a descriptor may be closed meanwhile
         files = list(Path(f"/proc/{pid}/fd").iterdir())
         events = sum(file.readlink().name == "anon_inode:[perf_event]" for file in files)
         texts = [Path(f"/proc/{pid}/fdinfo/{file.name}").read_text() for file in files]
@@ -211,6 +211,6 @@ def holds_sampler(pid: int) -> bool:
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors; the kernel then unloads the programs asynchronously."""
+    """Closes descriptors; the kernel then unloads the programs asynchronously."""
     while fds:
         os.close(fds.pop())

@@ -1,4 +1,4 @@
-"""Frames of this process's threads, sampled while they run functions that a test specifies."""
+"""Samples the threads of this process while they run given functions, and decodes the frames."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ PROCESS = _OWN.process._replace(image_tag=7)
 
 @contextlib.contextmanager
 def sampling(*, pid=None, register=True, codes=None, **settings):
-    """Runs a sampler on a process, by default this one, which is registered."""
+    """Samples a process, by default this process, which is registered for Python frames."""
     register = register and pid is None
     config = {"samples_per_second": 999, "target_pids": (pid or os.getpid(),), **settings}
     sampler = EbpfSampler(SamplerConfig(**config), python_codes=codes)
@@ -39,7 +39,7 @@ def take(sampler, work, *args, seconds=0.5, least=20):
 
 
 def frames(sampler, sample):
-    """(function, instruction, whether C has called it) of each frame, leaf first."""
+    """Returns (function, instruction, whether C called it) for each frame, leaf first."""
     named = []
     for frame in parse_python_stack(sample.words(PYTHON_SIDE)).frames:
         code = sampler.python_codes.get(frame.code)

@@ -1,4 +1,4 @@
-"""Runs samplers."""
+"""Runs a sampler for the duration of a test."""
 
 import contextlib
 
@@ -7,7 +7,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 @contextlib.contextmanager
 def sampling(**settings):
-    """Yields a running sampler with these fields of its configuration."""
+    """Runs a sampler with these configuration fields during the block."""
     sampler = EbpfSampler(SamplerConfig(**settings))
     sampler.start()
     try:

@@ -1,4 +1,4 @@
-"""Services for tests: separate processes that profile themselves."""
+"""Runs services, which are separate processes that profile themselves."""
 
 import os
 import socket
@@ -19,9 +19,9 @@ def work(seconds):
 
 
 def run(code, *, wrapper=(), env=None, timeout=120):
-    """Run a service in its own process, which must exit with status 0.
+    """Runs a service in a separate process; asserts that it exits with status 0.
 
-    A wrapper drops privileges that it may need to read the checkout.
+    With a wrapper, which may drop privileges, the service does not need to read the checkout.
     """
     python = get_public_python().words if wrapper else [sys.executable]
     done = subprocess.run(
@@ -34,7 +34,7 @@ def run(code, *, wrapper=(), env=None, timeout=120):
 
 
 def ask(place, timeout_s):
-    """Request a page of a web service on a Unix socket, ignoring the response."""
+    """Requests a page from a web service on a Unix socket, and ignores the response."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(place))
@@ -44,12 +44,12 @@ def ask(place, timeout_s):
 
 
 def problems(log):
-    """Lines of a service's log, except for BPF symbols lost because the machine was busy."""
+    """Returns the lines of a service's log, except those about BPF symbol records lost."""
     return [line for line in log.splitlines() if not line.startswith("BPF symbol records lost")]
 
 
 class ToFile:
-    """A file to which a service writes its profiles."""
+    """A file to which a service writes its profiles, and the environment for that."""
 
     def __init__(self, path):
         self.path = path
@@ -59,7 +59,7 @@ class ToFile:
         }
 
     def pids(self):
-        """Number of samples by process."""
+        """Returns the number of samples by process id."""
         results = {}
         for window in read_profiles(str(self.path)):
             for group in window.profiles[0].resources:

@@ -16,7 +16,7 @@ _PARTS = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|([^\x1b]+)|(\x1b)")
 
 
 class Page:
-    """Renders a stream like a terminal; supports the escape sequences that top sends."""
+    """A screen that renders a stream, with the escape sequences that ``top`` sends."""
 
     def __init__(self, columns, lines):
         self.modes = set()
@@ -43,7 +43,7 @@ class Page:
                 assert parameters == "2"
                 self.resize(self.columns, self.height)
             elif final in "hl":
-                if parameters == "?1049":  # the other screen, which is empty like this one
+                if parameters == "?1049":  # the alternate screen, which is empty at first
                     self.resize(self.columns, self.height)
                 (self.modes.add if final == "h" else self.modes.discard)(parameters)
             else:
@@ -68,12 +68,12 @@ class Page:
 
 
 class Terminal:
-    """Runs a program on a terminal of some size; a context manager.
+    """Context manager that runs a program on a terminal of a given size.
 
     Attributes:
-        page: what the terminal shows.
-        process: the program.
-        before: settings of the terminal when the program started.
+        page: the screen of the terminal.
+        process: the program's process.
+        before: the terminal's settings when the program started.
     """
 
     def __init__(self, words, columns=80, lines=24, **environment):
@@ -102,7 +102,7 @@ class Terminal:
         return termios.tcgetattr(self._slave)
 
     def resize(self, columns, lines):
-        """Change the size; the kernel notifies the program."""
+        """Changes the size, of which the kernel notifies the program."""
         self.page.resize(columns, lines)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
 
@@ -110,12 +110,12 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def hang_up(self):
-        """Close the terminal, as a lost connection does."""
+        """Closes the terminal, as a lost connection does."""
         os.close(self._slave)
         os.close(self._master)
 
     def read(self, seconds=0.05):
-        """Render the program's output, waiting for some."""
+        """Waits for output of the program, and renders it."""
         if select.select([self._master], [], [], seconds)[0]:
             data = os.read(self._master, 65536)
             while select.select([self._master], [], [], 0.01)[0]:
@@ -123,7 +123,7 @@ class Terminal:
             self.page.feed(data.decode())
 
     def wait_for(self, *wanted, seconds=20):
-        """Read until the page contains all these strings; returns the page."""
+        """Reads until the page contains all these strings; returns the page."""
         deadline = time.monotonic() + seconds
         while not all(one in self.page.text for one in wanted):
             assert time.monotonic() < deadline, f"no {wanted} on\n{self.page.text}"
@@ -131,7 +131,7 @@ class Terminal:
         return self.page.text
 
     def end(self, seconds=20):
-        """Wait for the program to exit; returns its status."""
+        """Waits for the program to exit; returns its status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)

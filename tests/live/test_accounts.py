@@ -1,4 +1,4 @@
-"""Accounts read while sampling: each one covers every sample."""
+"""Each account that is read while sampling covers every sample."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def _load():
 
 
 def assert_whole(account):
-    """Check that the account covers every sample taken, of each kind."""
+    """Checks that the account covers every sample taken, of each kind."""
     kinds = account.get("kinds", {}).values()
     for key in ("taken", "received", "waiting", "earlier") if kinds else ():
         assert account[key] == sum(kind[key] for kind in kinds)
@@ -119,7 +119,7 @@ def test_the_status_of_a_sampling_agent_has_no_gaps(tmp_path, request):
 
 
 class Slow(InMemoryProfileExporter):
-    """An exporter slow enough for many accounts to be read."""
+    """An exporter that is slow, so that many accounts are read during an export."""
 
     name = "slow"
 
@@ -131,7 +131,7 @@ class Slow(InMemoryProfileExporter):
 @pytest.mark.long
 @pytest.mark.usefixtures("_load")
 def test_stats_of_a_service_under_load_have_no_gaps(tmp_path):
-    """Covers a processor added while running, and a restart of the profiler."""
+    """Covers a processor that is added while the profiler runs, and a restart of the profiler."""
     provider = ProfilerProvider(Resource({"service.name": "svc"}), shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(Slow()))
     provider.add_profile_processor(

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.live
 
 SECONDS = 4
 
-# Sources: perf.data's header (tools/perf/Documentation/perf.data-file-format.txt) and its records
-# (uapi/linux/perf_event.h, tools/lib/perf/include/perf/event.h).
+# From tools/perf/Documentation/perf.data-file-format.txt (header), uapi/linux/perf_event.h and
+# tools/lib/perf/include/perf/event.h (records).
 PERF_FILE_DATA = 40
 RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_STAT_ROUND = 17, 18, 77
 
-# Functions of each area that any kernel runs under the load; at least three must be seen.
+# Functions in each area that any kernel runs under the load; three of them must be sampled.
 AREAS = {
     "file system": r"vfs_\w+|ext4_\w+|xfs_\w+|btrfs_\w+|ovl_\w+|generic_\w+|filemap_\w+|"
     r"__filemap_\w+|shmem_\w+|ksys_(read|write)|do_sys_open\w*|path_openat|link_path_walk|"
@@ -40,10 +40,10 @@ AREAS = {
 
 
 def hide_programs_loaded(data):
-    """Turn KSYMBOL and BPF_EVENT records of ``perf.data`` into records that perf script ignores.
+    """Changes KSYMBOL and BPF_EVENT records in ``perf.data`` so that perf script ignores them.
 
-    If several profilers listen, the kernel makes these records longer than their headers say, and
-    perf script gives up at the first. Other tests load programs at the same time.
+    If several profilers listen, the kernel makes these records longer than their headers state, and
+    perf script stops at the first of them. Other tests load BPF programs at the same time.
     """
     content = bytearray(data.read_bytes())
     start, size = struct.unpack_from("<QQ", content, PERF_FILE_DATA)
@@ -87,7 +87,7 @@ def profiled(tmp_path_factory):
         ["perf", "script", "-F", "ip,sym", "-i", data], capture_output=True, text=True, check=True
     )
     frames = re.findall(r"^\s+([0-9a-f]{16}) (\S+)", script.stdout, re.MULTILINE)
-    # The padding before a function is the function's.
+    # Padding before a function is attributed to the function.
     kernel = {
         (int(ip, 16), name.removeprefix("__pfx_")) for ip, name in frames if ip.startswith("ffff")
     }
@@ -118,7 +118,7 @@ def test_addresses_sampled_by_perf_have_the_same_names(profiled):
             continue
         (frame,) = symbolizer.resolve_addresses([ip])
         if frame.unresolved is Unresolved.FREED_INIT:
-            continue  # perf uses the preceding symbol; we show only module and RVA
+            continue  # perf uses the preceding symbol, ``record`` none
         line = frame.lines[-1] if frame.lines else None
         if line and name in {line.function, line.system_name}:
             continue

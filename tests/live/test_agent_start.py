@@ -75,14 +75,14 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     ]
     assert any(frame.function for frame in frames)
     nameless = {frame.unresolved for frame in frames if not frame.function}
-    # The unwinder may err, and the idle task of the first CPU was started by init code.
+    # The kernel's unwinder may err, and init code started the first CPU's idle task.
     assert nameless <= {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED, Unresolved.FREED_INIT}
 
 
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
 def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_fix(tmp_path):
-    """A clone in the home directory of a user who calls sudo may be such an installation."""
+    """A clone in the home directory of a user who runs sudo may be such an installation."""
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

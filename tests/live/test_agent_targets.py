@@ -1,4 +1,4 @@
-"""Containers, pods and units: the agent identifies them, and samples only the selected ones."""
+"""The agent identifies containers, pods and units, and samples only the selected ones."""
 
 import contextlib
 import os
@@ -46,15 +46,15 @@ FORMS = {
     "ecs": "ecs/73bd0b8c4a9e4f7e8a0b1c2d3e4f5a6b/{}",
     "nested": f"docker/{container_id(99)}/docker/{{}}",
 }
-"""Cgroup names as runtimes use them, by the name of the process in it."""
+"""Cgroup paths in the forms that runtimes use, by the name of the process in the cgroup."""
 
 
 @pytest.fixture
 def place(tmp_path):
-    """Starts copies of the shell under other names, in new cgroups; the agent has priority."""
+    """Returns a function that starts a copy of the shell under another name in a new cgroup."""
     root = find_cgroup_root(Access())
     if root is None or os.geteuid() != 0:
-        pytest.skip("needs root and a hierarchy of cgroups of version 2")
+        pytest.skip("needs root and a cgroup v2 hierarchy")
     started, made = [], []
 
     def make(path):
@@ -67,7 +67,7 @@ def place(tmp_path):
             except FileExistsError:
                 continue
             except OSError as error:
-                pytest.skip(f"cannot make a cgroup: {error}")
+                pytest.skip(f"cannot create a cgroup: {error}")
             made.append(directory)
         return directory
 
@@ -102,9 +102,9 @@ def place(tmp_path):
 
 @pytest.fixture
 def agent(tmp_path, place):
-    """Starts an agent; returns a function that reads the attributes of all processes so far.
+    """Returns a function that starts an agent; it returns a reader of the processes' attributes.
 
-    It ends before the cgroups are removed.
+    The agent exits before the cgroups are removed.
     """
     running = []
 
@@ -137,7 +137,7 @@ def agent(tmp_path, place):
 
 
 def wait_for(read, is_there):
-    """Returns the attributes once they contain the expected ones."""
+    """Waits until a condition holds for the attributes; returns them."""
     deadline = time.monotonic() + WAIT_S
     while not is_there(result := read()):
         names = {one.get("process.executable.name") for one in result}
@@ -158,7 +158,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
     for number, (name, form) in enumerate(FORMS.items()):
         expected[name] = container_id(number)
         place(name, form.format(expected[name]))
-    # in a cgroup namespace of its own, as runtimes make it
+    # In a separate cgroup namespace, as runtimes create.
     expected["private"] = container_id(50)
     place("private", f"docker/{expected['private']}", "unshare", "--cgroup")
     place("monitor", f"machine.slice/libpod-conmon-{container_id(51)}.scope")
@@ -180,7 +180,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
 
 @pytest.mark.long
 def test_processes_that_exit_immediately_are_attributed_to_their_container(agent, place):
-    """Their container comes from the cgroup in the sample, since /proc no longer lists them."""
+    """Their container comes from the cgroup id in the sample, since /proc no longer lists them."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
     place("spawns", f"docker/{container_id(1)}", script=brief)
 
@@ -209,13 +209,13 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
     place("beside", other.replace("kprofiler-test", "another-test"))
     place("outside")
     read = agent(f"target_{targets}")
-    time.sleep(2)  # there is load, but none of it is selected
+    time.sleep(2)  # the host is busy, but nothing is selected
     assert read() == []
     place("inside", path)
     place("private", path, "unshare", "--cgroup")
     place("below", f"{path}/below")
     result = wait_for(read, lambda result: {"inside", "private", "below"} <= by_name(result).keys())
-    # the shell that enters the cgroup, and unshare, are in it as well
+    # The shell that enters the cgroup, and unshare, are in the cgroup as well.
     assert by_name(result).keys() <= {"inside", "private", "below", "dash", "sh", "bash", "unshare"}
 
 
@@ -251,7 +251,7 @@ def test_a_name_filter_can_be_changed_by_a_reload(agent, place):
 
 @pytest.mark.long
 def test_an_agent_in_a_cgroup_namespace_identifies_containers(agent, place):
-    """In a container, the agent may see its own cgroup as the root."""
+    """In a container, the agent may see its own cgroup as the root cgroup."""
     if not shutil.which("unshare"):
         pytest.skip("needs unshare")
     own = place.make(f"docker/{container_id(3)}")

@@ -1,4 +1,4 @@
-"""Receivers as strict as Pyroscope and Parca accept every request, and drop nothing."""
+"""Receivers as strict as Pyroscope and Parca accept all requests and drop no samples."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ KINDS = ("grpc", "application/x-protobuf", "application/json")
 
 
 def run_agent(receiver, path, *, exporter="", of_receiver=""):
-    """Run the agent until each kind of request has arrived twice; returns its account."""
+    """Runs the agent until each kind of request has arrived twice; returns its account."""
     path.write_text(
         AGENT.format(
             grpc=receiver.grpc, http=receiver.http, exporter=exporter, receiver=of_receiver

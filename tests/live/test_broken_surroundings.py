@@ -1,4 +1,4 @@
-"""Missing files, thread limits, closed pipes: two lines with cause and fix, no traceback."""
+"""Unreadable files, thread limits and closed pipes cause two-line errors, not tracebacks."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from otel_kprofiler.model import Level
 from tests.agent_account import parse_account
 from tests.further import further
 
-USER = "64123"  # has no processes, since the limit counts all of a user's
+USER = "64123"  # without processes, which would count towards the limit
 CONFIG = """
 receivers: {{kprofiler: {{send_idle_frames: true, reporter_interval: 200ms}}}}
 exporters: {{file: {{path: "{0}/a.jsonl"}}, file/2: {{path: "{0}/b.jsonl"}}}}
@@ -27,7 +27,7 @@ service:
 
 @pytest.fixture
 def open_directory():
-    """A directory that all users can access, unlike pytest's."""
+    """Creates a directory that all users can access, unlike pytest's directories."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o777)
         yield Path(name)

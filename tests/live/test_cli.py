@@ -1,4 +1,4 @@
-"""The commands as users call them, on this host."""
+"""The commands as users run them, on this host."""
 
 import contextlib
 import gzip
@@ -37,7 +37,7 @@ def call(*words, **kwargs):
 
 @contextlib.contextmanager
 def busy():
-    """Runs a load to sample that yields the CPUs to the tested command."""
+    """Runs a load for samples, at a low priority so that it does not slow the tested command."""
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"])
     try:
         yield
@@ -65,7 +65,7 @@ def test_a_terminal_shows_a_progress_bar(tmp_path, words):
 
 @pytest.mark.parametrize("suffix", further_of(SUFFIXES, ("html", "otlp", "pprof", "txt")))
 def test_the_suffix_selects_the_format(tmp_path, suffix):
-    """Also checks that unusual process names do not break a recording."""
+    """Also checks that unusual process names do not damage a recording."""
     program = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[2J")
     shutil.copy(shutil.which("dd"), program)
     outputs = tmp_path / "outputs"
@@ -89,7 +89,7 @@ def test_the_suffix_selects_the_format(tmp_path, suffix):
     if suffix == "pprof":
         content = gzip.decompress(content)
     elif suffix == "txt":
-        return  # has no process names
+        return  # the format has no process names
     assert b"\\xff" in content or b"\\\\xff" in content
     if suffix == "folded":
         assert b"\x1b" not in content
@@ -139,7 +139,7 @@ def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
 
 @contextlib.contextmanager
 def recording(*words, **kwargs):
-    """Starts ``record``, and yields once it samples."""
+    """Starts ``record``, and yields when it samples."""
     command = [sys.executable, "-m", "otel_kprofiler", "record", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs) as record:
         try:
@@ -218,12 +218,12 @@ def test_a_replay_names_code_without_files(tmp_path):
     (first,) = map(made_code, read_profiles(str(recorded)))
     (window,) = map(made_code, read_profiles(str(again)))
     assert any(line.function.startswith("JS:*hot ") and line.line for line in first)
-    # Stacks with pending names are recorded with the names of one of their samples.
+    # A stack with pending names is recorded with the names from only one of its samples.
     assert sum(((first - window) + (window - first)).values()) <= 0.05 * sum(first.values())
 
 
 def made_code(window):
-    """Counts samples by the line of their leaf, which is not in a file."""
+    """Counts samples whose leaf is generated code, by the leaf's line."""
     results = Counter()
     for (*_, frames), count in stacks_in(window).items():
         module, _, lines, _ = frames[0] if frames else ("", 0, (), None)
@@ -285,7 +285,7 @@ def test_help_takes_little_cpu_time():
 
 
 def as_nobody(python, capabilities, words, directory):
-    """Run a command as uid 65534 with ambient capabilities only."""
+    """Runs a command as uid 65534 with ambient capabilities only."""
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
     return subprocess.run(
         [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command,
@@ -296,7 +296,7 @@ def as_nobody(python, capabilities, words, directory):
 
 @pytest.fixture
 def nobodys(tmp_path):
-    """A directory that uid 65534 can write to."""
+    """Creates a directory that uid 65534 can write to."""
     os.chmod(tmp_path, 0o777)
     for parent in tmp_path.parents:
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):

@@ -31,7 +31,7 @@ BY_ID = ".build-id/ab/" + "ab" * 19 + ".debug"
 
 
 class Container:
-    """A program's root directory, on a file system only in the program's mount namespace."""
+    """A program's root directory, on a file system that only its mount namespace has."""
 
     def __init__(self, directory, build_id, function="hot"):
         self.root = directory / "root"
@@ -44,7 +44,7 @@ class Container:
         run("objcopy", f"--add-gnu-debuglink={self.debug}", self.program)
 
     def running(self, prepare, enter=None):
-        """Runs the program in a root prepared by shell commands."""
+        """Runs the program during the block, in a root prepared by shell commands."""
         script = (
             'mount -t tmpfs none "$1" && cp -p "$2" "$1/works" && debug=$3 && cd "$1" && '
             f"{{ {prepare} ; }} && {enter or ENTERED['pivot_root']}"
@@ -67,7 +67,7 @@ def loading(detail="names"):
 
 
 def add(names, process, path="/works"):
-    """Queue the program of a process as the agent does; returns its key, and an address in it."""
+    """Requests symbols for a process's program as the agent does; returns the file's key."""
     opened = open_regular(Access(), f"/proc/{process.pid}/exe")
     try:
         status = os.fstat(opened.fd)
@@ -87,7 +87,7 @@ def address_of(path, function):
 
 
 def name_in(container, process, path="/works"):
-    """Returns the name of ``hot``'s code, or why it has none."""
+    """Returns the name found for the address of ``hot``, or the reason for a missing name."""
     with loading() as names:
         key = add(names, process, path)
         names.finish(60)
@@ -125,7 +125,7 @@ def test_a_debug_file_without_a_build_id_is_matched_by_checksum(tmp_path):
 
 @pytest.mark.parametrize("build_id", [BUILD_ID, NO_BUILD_ID])
 def test_a_different_debug_file_on_the_host_is_not_used(build_id, tmp_path):
-    """The host's file has the path that the container's debug file would have."""
+    """The host has a file at the path that the container's debug file would have."""
     container = Container(tmp_path / "one", build_id)
     other = Container(tmp_path / "two", OTHER_ID, "cold")
     (tmp_path / "host").mkdir()
@@ -157,7 +157,7 @@ def test_special_files_are_not_opened(kind, tmp_path):
 @pytest.mark.parametrize("climb", ["", "/../../../../../../../../../.."])
 def test_symlinks_cannot_escape_the_container(climb, tmp_path):
     container = Container(tmp_path, BUILD_ID)
-    outside = f"{climb}{container.debug}"  # what the program's own would be
+    outside = f"{climb}{container.debug}"  # the path of the right file outside of the root
     with container.running(f"ln -s {outside} works.debug") as process:
         assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
 

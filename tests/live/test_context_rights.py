@@ -1,4 +1,4 @@
-"""Spans of native programs read with CAP_BPF and CAP_PERFMON alone."""
+"""CAP_BPF and CAP_PERFMON suffice to read the spans of native programs."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SOMEBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
 
 @pytest.fixture
 def folder():
-    """A directory that all users can write to."""
+    """Creates a directory that all users can write to."""
     with open_directory(0o777) as folder:
         yield folder
 
@@ -38,7 +38,7 @@ def record_as_nobody(folder, public_python):
     payload = write_payload(folder)
 
     def record(user):
-        """Record a program, longer if it gets little CPU time; returns its links and output."""
+        """Records a program, for longer on a busy host; returns its links and output."""
         out = folder / f"{user[1]}.otlp"
         words = [*user, program, payload, folder / f"{user[1]}.log", "4"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""Samples have the spans published by other projects' writers, and no others."""
+"""Samples have the spans that other projects' writers publish, and no other spans."""
 
 import os
 
@@ -18,9 +18,10 @@ THREADS = 8
 
 
 def check(name, words, log, missing=0.0):
-    """Run a program; check that its samples have the spans that it logs, and their attributes.
+    """Runs a program; checks that its samples have the spans that it logs, with their attributes.
 
-    A share of the samples in spans may lack a link: garbage collectors move the objects being read.
+    Up to the share ``missing`` of samples in spans may lack a link, because garbage collectors move
+        the objects that are read. Yields each link and its trace flags.
     """
     with Reader(name.encode()) as reader, Service(words, log) as service:
         reader.collect_until(lambda: reader.count_links() >= WANTED)
@@ -57,7 +58,7 @@ def test_samples_have_the_span_published_by_ddprof(tmp_path):
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)
 def test_samples_have_the_span_published_by_pprof_for_nodejs(tmp_path, monkeypatch, writer):
-    for name in ("_AGAIN_S", "_SHARE"):  # the variable is searched for again on each look
+    for name in ("_AGAIN_S", "_SHARE"):  # search again for the variable on each look
         monkeypatch.setattr(thread_contexts, name, 0)
     log = tmp_path / "log"
     words = nodejs_writer.command(writer, log, THREADS)

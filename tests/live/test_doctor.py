@@ -1,4 +1,4 @@
-"""The doctor on this host: its printed fixes work."""
+"""The fixes that ``doctor`` prints on this host work."""
 
 import json
 import os
@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def settings():
-    """Keeps the settings that the doctor examines."""
+    """Prevents changes of the host settings that the doctor examines."""
     with hold_settings(changes=False):
         yield
 
@@ -57,7 +57,7 @@ def test_the_fix_for_missing_capabilities_works_as_printed(public_python):
 def test_file_capabilities_work_for_a_dedicated_python(public_python):
     if not shutil.which("setcap"):
         pytest.skip("setcap is not installed")
-    # Not below pytest's directory, which only its owner may enter.
+    # Not in pytest's directory, which only its owner may enter.
     directory = tempfile.mkdtemp(dir="/tmp")
     try:
         os.chmod(directory, 0o755)
@@ -76,7 +76,7 @@ def test_file_capabilities_work_for_a_dedicated_python(public_python):
         fix = last[last.index("setcap cap_bpf") :]
         done = subprocess.run(["sh", "-c", fix], capture_output=True, text=True)
         if done.returncode:
-            pytest.skip(f"this file system has no capabilities: {done.stderr}")
+            pytest.skip(f"this file system does not support file capabilities: {done.stderr}")
         after = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert after.returncode == 0, after.stdout
         assert after.stdout.splitlines()[-1] == "works"

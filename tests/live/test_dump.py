@@ -1,4 +1,4 @@
-"""`dump` shows what threads do, compared with programs that report it themselves."""
+"""``dump`` shows what threads do, compared with programs that report it themselves."""
 
 import contextlib
 import json
@@ -96,7 +96,7 @@ map_page()
 
 @contextlib.contextmanager
 def running(*command):
-    """A program in a process group of its own, and its lines up to "ready"."""
+    """Runs a program in a new process group; yields its pid, and its output up to "ready"."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -115,7 +115,7 @@ def python(resting, others=""):
 
 
 def dump(pid, *options):
-    """The threads of processes, as `dump` shows them, each with its stack; leaf first."""
+    """Returns the threads that ``dump`` shows, each with its stack, leaf first."""
     done = subprocess.run(
         [*COMMAND, "-p", str(pid), "-f", "json", *options],
         capture_output=True, text=True, timeout=120,
@@ -144,7 +144,7 @@ def program(tmp_path_factory):
     if not shutil.which("gcc"):
         pytest.skip("gcc is not installed")
     path = tmp_path_factory.mktemp("dump") / "threads_at_rest"
-    # as Debian builds its programs: without frame pointers
+    # Without frame pointers, as Debian builds its programs.
     words = ["gcc", "-O2", "-fomit-frame-pointer", "-pthread", SOURCE, "-o", path]
     subprocess.run(words, check=True, timeout=60)
     return path
@@ -185,9 +185,9 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
 
 @pytest.mark.long
 def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
-    """Anything that takes that lock to read the process's memory or mappings would wait forever."""
+    """Reading the process's memory or mappings would wait forever for this lock."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
-        fuse.freeze("read", delay_s=120)  # `ps` waits until it is thawed, too
+        fuse.freeze("read", delay_s=120)  # limited, since ``ps`` waits as well
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
             try:
                 while "State:\tD" not in Path(f"/proc/{pid}/status").read_text():
@@ -217,7 +217,7 @@ def test_the_duration_of_a_wait_matches_the_sleeping_program():
         latest = time.monotonic_ns()
     waited = thread["waited_seconds"] * 1e9
     assert waited < latest - int(began)
-    # Between its word and its sleep the program may wait for a CPU.
+    # The program may wait for a CPU after it prints the time and before it sleeps.
     assert waited > earliest - int(began) - 1e9
 
 
@@ -251,7 +251,7 @@ def test_a_thread_that_uses_a_cpu_has_its_stack():
 def test_a_second_dump_shows_which_threads_have_moved():
     with running(*python(1, "tick,")) as (pid, _):
         has_ticked = False
-        while not has_ticked:  # on a busy machine, it may not run in between
+        while not has_ticked:  # a busy machine may not run it in the interval
             threads = dump(pid, "--interval", "0.5s")
             stuck = [t for t in threads if "leaf" in functions(t, "python")]
             assert [t["moved"] for t in stuck] == [False]
@@ -294,7 +294,7 @@ def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
 
 
 def test_every_one_of_two_thousand_threads_has_its_frames(program):
-    """200 threads wait in Python code; `-rP` shows how long the dump took."""
+    """Of these, 200 threads wait in Python code; ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         wait_until_at_rest(pid)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The embedded profiler on the running kernel, and its effects on the service."""
+"""The embedded profiler on the running kernel, and its effects on a service."""
 
 import contextlib
 import json
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.live
 
 
 def work(seconds):
-    """Use an amount of CPU time, mostly in the kernel."""
+    """Uses CPU time for a number of seconds, mostly in the kernel."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         os.listdir("/proc/self/task")
 
 
 def count_leaves(windows, suffix):
-    """Number of samples in functions whose names have a suffix."""
+    """Returns the number of samples whose leaf function has a suffix in its name."""
     return sum(
         len(sample.timestamps_unix_ns)
         for window in windows
@@ -94,7 +94,7 @@ def test_profiler_threads_are_named_daemons_that_stop_with_it():
     before = set(threading.enumerate())
     with profiling():
         ours = set(threading.enumerate()) - before
-        # The first also exports; the last starts when there is a file to read.
+        # The first also exports. The last starts once there is a file to read.
         expected = {"kprofiler-drain", "kprofiler-ksymbols", "kprofiler-files", "kprofiler-tables"}
         expected.add("kprofiler-symbols")
         if Path("/proc/modules").exists():
@@ -296,7 +296,7 @@ def test_descendants_are_linked_to_the_spans_they_publish(links):
         wanted = (lambda all, linked: linked) if links else (lambda all, linked: all > 1)
         while not wanted(*of_child()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        time.sleep(0 if links else 3)  # a window after the process context was read
+        time.sleep(0 if links else 3)  # until a window after the process context is read
         os.kill(pid, 9)
         found = of_child()[1]
         assert set(found) == ({span_id} if links else set()), found
@@ -323,7 +323,7 @@ def test_samples_have_the_pids_of_their_pid_namespace(target, to_file):
         assert stats["linked"] > 0.9 * stats["samples"], stats
         """,
         wrapper=["unshare", "--fork", "--pid", "--mount-proc"],
-        # samples of the profiler's own threads, which run in user mode, have no span
+        # Excludes the profiler's threads, which run in user mode and have no span.
         env={**to_file.env, "OTEL_KPROFILER_TARGET": target, "OTEL_KPROFILER_STACKS": "kernel"},
     )
     assert set(to_file.pids()) == {1}
@@ -446,7 +446,7 @@ def test_a_forked_child_has_its_own_profiler_and_the_parent_continues(to_file):
         assert os.waitpid(pid, 0)[1] == 0
         print(os.getpid(), pid)
         """,
-        # Since 3.12, Python warns about every fork of a process with threads.
+        # From 3.12 on, Python warns about every fork of a process with threads.
         env={**to_file.env, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
     assert problems(done.stderr) == []
@@ -549,7 +549,7 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
 
 
 def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
-    """A bug in the profiler causes one log entry, and only the profiles are lost."""
+    """A bug in the profiler causes a single log entry, and nothing but profiles is lost."""
     with profiling() as (profiler, _):
         monkeypatch.setattr(KernelSymbolizer, "advance", None)
         deadline = time.monotonic() + 60
@@ -593,7 +593,7 @@ def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(t
 
 
 class Receiver(HttpServer):
-    """Receives OTLP over HTTP; counts requests by path."""
+    """An OTLP/HTTP receiver that counts requests by path."""
 
     def __init__(self):
         self.came = Counter()
@@ -672,7 +672,7 @@ sys.meta_path.insert(0, Blocker)
     ],
 )
 def test_a_service_does_not_need_the_dependencies_of_commands(environment, unused):
-    """The service imports none of them, and logs no message if they are not installed."""
+    """The service does not import them, and logs no message if they are not installed."""
     with Receiver() as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}"
         environment = {

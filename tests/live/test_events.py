@@ -1,4 +1,4 @@
-"""Samples at perf events other than the clock: their sums are numbers of events."""
+"""Samples at perf events other than the clock: their values sum to the number of events."""
 
 import json
 import os
@@ -43,7 +43,7 @@ sleep()
 
 
 def record(path, *options, run=()):
-    """Runs ``record``; returns what it printed."""
+    """Runs ``record``; returns its output."""
     return subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "record", *options, "-o", path, "--force",
          *(("--", *run) if run else ())],
@@ -52,7 +52,7 @@ def record(path, *options, run=()):
 
 
 def report(path, *options):
-    """Returns what ``report --json`` prints, by kind."""
+    """Returns the output of ``report --json``, by kind."""
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "report", "--json", *options, path],
         capture_output=True, text=True, timeout=60, check=True,
@@ -61,13 +61,13 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the page faults of the function that writes the load's memory: the most of any."""
+    """Returns the maximum of page faults in a function, the one that writes the load's memory."""
     return max(group["self"] for group in part["groups"])
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Returns the reports of a load, and what perf counted for it in the same run."""
+    """Returns the reports on a load, and the counts that perf has for the same run."""
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("events")
@@ -96,7 +96,7 @@ def test_event_counts_match_perf(compared, name):
     by_process, _, by_perf = compared
     kind = name.replace("-", "_")
     if name == "cpu-migrations" and os.cpu_count() == 1:
-        pytest.skip("one CPU: no thread can move to another")
+        pytest.skip("needs two CPUs, so that threads migrate")
     groups = by_process[kind]["groups"]
     ours = sum(group["self"] for group in groups if not group["name"].startswith("perf ("))
     assert by_perf[name] >= {"page-faults": PAGES, "cpu-migrations": MOVES - 1}.get(name, SLEEPS)
@@ -108,7 +108,7 @@ def test_every_page_touched_is_in_the_function_that_touched_it(compared):
 
 
 def test_a_period_and_a_rate_estimate_the_same_number(tmp_path):
-    rounds = 20  # a rate needs time to adapt, and an estimate needs some hundred samples
+    rounds = 20  # a rate needs time to adapt, an estimate hundreds of samples
     path = str(tmp_path / "x.otlp")
     done = record(
         path, "-e", "page-faults:period=64", "-e", "minor-faults:freq=499",

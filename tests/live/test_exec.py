@@ -1,4 +1,4 @@
-"""Samples of a process that execs or drops privileges describe it at the time of the sample."""
+"""Samples from a process that execs or changes its user describe it at the sample's time."""
 
 import os
 import shutil
@@ -25,15 +25,15 @@ SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
 
 @pytest.fixture
 def shells(tmp_path):
-    """Two programs with different process names."""
+    """Returns the paths of two programs with different names."""
     results = [shutil.copy("/bin/dash", tmp_path / name) for name in ("first", "second")]
     return [str(path) for path in results]
 
 
 def sample(command, resources, *, go=None, **settings):
-    """Returns a command's samples with their Resources, which are read as late as in windows.
+    """Samples a command; returns its pid, and samples with Resource attributes read as in windows.
 
-    The file ``go`` is created once its first program was read.
+    Creates the file ``go`` when the program ``first`` has been sampled and read.
     """
     settings = {"samples_per_second": 999, "stacks": "both", **settings}
     sampler = EbpfSampler(SamplerConfig(**settings))
@@ -87,7 +87,7 @@ def test_samples_before_and_after_an_exec_are_attributed_to_their_programs(
     assert min(results["first", "first"], results["second", "second"]) > 5
     paths = {attributes.get("process.executable.path") for _, attributes in own}
     assert first in paths
-    assert paths <= {first, second, None}  # the second may have exited before it was read
+    assert paths <= {first, second, None}  # the second may exit before it is read
 
 
 def test_children_have_their_parents_name_until_they_exec(shells, resources):
@@ -203,7 +203,7 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
 
 
 def test_a_recording_keeps_only_the_script_among_an_interpreters_arguments(tmp_path):
-    """The test checks the first row, tables, and a file that is read back."""
+    """Neither reports nor the recorded file contain the other arguments."""
     script = tmp_path / "manage.py"
     script.write_text(
         "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"

@@ -1,4 +1,4 @@
-"""The first stacks of already running programs are complete: their unwind tables are preloaded."""
+"""The first stacks of running programs are complete, since their tables are preloaded."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ BUSY = [sys.executable, "-c", "while True: sorted(map(str, range(9999)))"]
 
 
 def record(pids=(), **options):
-    """Records processes that were already running; returns how their user stacks end."""
+    """Records running processes; returns how their user stacks end."""
     before = read_processes(Access())
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
     sampler = EbpfSampler(config)
@@ -80,7 +80,7 @@ def test_a_busy_host_has_complete_stacks_from_the_first_sample():
 
 @pytest.fixture
 def busy():
-    """Runs a process that calls functions of Python, libc and the interpreter; returns its id."""
+    """Runs a process that calls functions in Python, libc and the interpreter; yields its pid."""
     with subprocess.Popen(BUSY) as process:
         time.sleep(0.3)
         yield process.pid
@@ -104,7 +104,7 @@ def test_a_listing_that_takes_all_the_time_leaves_time_for_loading(busy, monkeyp
 
 @pytest.mark.parametrize("knows_files", [True, False])
 def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files):
-    """If the files that it will map were not preloaded, its first stacks would be truncated."""
+    """Its first stacks are truncated if the files that it will map are not preloaded."""
     ends = Counter()
     for _ in range(3):
         with HeldCommand(["bash", "-c", "for ((i = 0; i < 99999; i++)); do :; done"]) as command:
@@ -118,7 +118,7 @@ def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files
 
 
 def follow(command, config):
-    """Records a command until it ends; returns how its user stacks end."""
+    """Records a command until it exits; returns how its user stacks end."""
     sampler, samples = EbpfSampler(config), []
     try:
         sampler.start()
@@ -141,7 +141,7 @@ def test_the_first_stacks_of_a_process_are_truncated_without_preloading(busy):
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
-    """Covers a profiler outside the namespace and one inside."""
+    """Covers a profiler outside the namespace, and a profiler inside."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:
         try:
@@ -160,7 +160,7 @@ def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
 
 
 def record_own_child():
-    """Record the second process of a pid namespace, from inside."""
+    """Records the second process of a PID namespace, from inside."""
     namespace = os.stat("/proc/self/ns/pid")
     with subprocess.Popen(BUSY) as child:
         time.sleep(0.3)

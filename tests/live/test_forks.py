@@ -1,4 +1,4 @@
-"""Forks of profiled services: the parent continues, and children are profiled as configured."""
+"""After a fork of a profiled service, the parent continues and children follow the setting."""
 
 import contextlib
 import json
@@ -167,7 +167,7 @@ WAYS = [
 
 @pytest.fixture
 def children(tmp_path):
-    """Runs a service with one child; returns the child's pid, samples, and exit time in seconds."""
+    """Returns a function that runs a service with a child: pid, samples, exit time in s."""
 
     def run_children(way, method, env):
         if way.startswith("billiard"):
@@ -190,7 +190,7 @@ def children(tmp_path):
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    On a busy machine, an export may take longer than the exit waits for it.
+    The test is repeated if the export takes longer than the exit waits for it, on a busy machine.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):
@@ -238,7 +238,7 @@ def app(environ, start_response):
 
 @pytest.mark.parametrize("first", ["sdk", "profiler"])
 def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_path, first):
-    """Profiler and SDK update the Resource in fork hooks, which run in order of import."""
+    """Profiler and SDK update the Resource in fork hooks, which run in the order of the imports."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
     (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))
     with socket.socket() as free:
@@ -260,7 +260,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
     try:
         deadline = time.monotonic() + 120
-        # Sequential requests may all be served by the same worker.
+        # The same worker might handle all sequential requests.
         with ThreadPoolExecutor(4) as clients:
             while len(answers) < 2 or {answer[0] for answer in answers.values()} != {"running"}:
                 assert time.monotonic() < deadline, answers
@@ -280,7 +280,7 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
 
 
 def test_an_explicit_resource_gets_the_instance_id_of_the_childs_traces():
-    """A Resource whose id was that of the traces gets the child's; any other keeps its own."""
+    """A Resource with the traces' instance id gets the child's new id; other ids are kept."""
     done = run(
         """
         from opentelemetry import trace

@@ -1,4 +1,4 @@
-"""Samples of Go programs have the labels and the span of their goroutine, and no others."""
+"""Samples of Go programs have exactly the labels and the span of their goroutine."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ BUILDS = {
 
 
 def build(directory, name="static", version="local", source="labels"):
-    """Compile a Go program; returns its path."""
+    """Compiles a Go program; returns its path."""
     environ, options = BUILDS[name]
     path = directory / "goroutines"
     environ = {
@@ -66,7 +66,7 @@ class Goroutines(Service):
 
 
 def compare(reader, log, kind=ON_CPU):
-    """Numbers of samples by how their link compares with the goroutines' log."""
+    """Counts samples by how their links compare with the goroutines' log."""
     spans, threads = {}, defaultdict(list)
     for tid, lines in log.items():
         for times, trace, span in lines:
@@ -77,7 +77,7 @@ def compare(reader, log, kind=ON_CPU):
     first_ns = min(sample.time_ns for sample in samples if sample.link)
     counts = Counter()
     for sample in samples:
-        # The end of a wait is reported a little later: by then, the thread may have gone on.
+        # The end of a wait is reported late, when the thread may have moved on, so use the middle.
         wait = sample.wait
         time_ns = wait.start_ns + wait.duration_ns // 2 if wait else sample.time_ns
         if sample.link:
@@ -107,7 +107,7 @@ def check(directory, program, extra=None):
     counts = compare(reader, log)
     assert counts["right"] >= WANTED, counts
     assert counts["wrong"] == 0, counts
-    assert counts["missing"] <= counts["right"] / 100, counts  # preempted, its thread in the kernel
+    assert counts["missing"] <= counts["right"] / 100, counts  # a goroutine was being preempted
     assert counts["none"] > 0, counts
     assert counts["labels"] > WANTED / 2, counts
 
@@ -151,7 +151,7 @@ def test_waits_have_the_labels_of_their_goroutine(tmp_path):
 
 @pytest.fixture
 def unsupported(tmp_path):
-    """A running program whose version of Go has no known layout."""
+    """Runs a program that states a Go version without a known layout."""
     path = build(tmp_path)
     content = path.read_bytes()
     at = content.index(b"\xff Go buildinf:")

@@ -1,4 +1,4 @@
-"""The agent with coarser Resources: what it sends, and a reload that changes the grain."""
+"""The agent sends Resources of the configured grain, which a reload can change."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ def test_a_reload_changes_how_the_agent_merges_processes(start, tmp_path):
         )
 
     def groups():
-        """Resources of each window so far that has samples."""
+        """Returns the Resources of each window so far that has samples."""
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         windows = decode_windows(whole) if whole else []

@@ -1,4 +1,4 @@
-"""With hidden kallsyms, the BPF iterator provides the same symbols as root's kallsyms."""
+"""With hidden kallsyms, the BPF iterator provides the symbols that root sees in kallsyms."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def is_bpf(frame):
 
 @pytest.fixture
 def truth():
-    """Root's kallsyms, read while addresses are visible."""
+    """Returns a symbolizer that read kallsyms as root, while addresses are visible."""
     result = KernelSymbolizer.live(Access())
     if result.hidden:
         pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
@@ -53,7 +53,7 @@ def load():
 
 @pytest.fixture
 def hidden(truth):
-    """Hide addresses from all users during the context."""
+    """Hides addresses from all users during the test."""
     with hold_settings(changes=True):
         before = RESTRICT.read_text()
         try:
@@ -66,8 +66,8 @@ def hidden(truth):
             RESTRICT.write_text(before)
 
 
-# Kernel frames: address, whether it is a leaf, its name and start as resolved without root, whether
-# it is of a BPF program; and why symbols are hidden.
+# Prints why symbols are hidden, and for each kernel frame the address, whether it is a leaf, and
+# the name and start that it is resolved to without root.
 SAMPLE_FRAMES = """
 import json, sys, time
 from otel_kprofiler.host import Access
@@ -135,7 +135,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
     named = others = 0
     for pc, is_leaf, function, address in frames:
         (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
-        if is_bpf(frame) or not frame.function:  # code loaded or unloaded in between
+        if is_bpf(frame) or not frame.function:  # may be unloaded meanwhile
             others += 1
             continue
         assert (frame.function, frame.address) == (function, address), hex(pc)

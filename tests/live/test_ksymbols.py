@@ -1,4 +1,4 @@
-"""Ksymbols of the running kernel: exact names, at the time of each sample."""
+"""Ksymbols of the running kernel have exact names at the time of each sample."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ def now_ns():
 
 @contextlib.contextmanager
 def watching(*, polled=True, **options):
-    """A symbolizer that tracks ksymbols, with its watch, which reads no ring before a poll."""
+    """Yields a symbolizer that tracks ksymbols, and its watch, which reads rings only in polls."""
     try:
         watch = KsymbolWatch(**options)
     except HostError as error:
@@ -57,7 +57,7 @@ def watching(*, polled=True, **options):
 
 
 def catch_up(symbolizer):
-    """Advance until everything up to now is applied."""
+    """Advances until all records up to now are applied."""
     start_ns = now_ns()
     while symbolizer.advance(now_ns()) < start_ns:
         assert now_ns() - start_ns < 120 * 10**9
@@ -70,7 +70,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """Loads programs; unloads those still in the list at the end."""
+    """Loads programs; at the end of the block, unloads those still in the yielded list."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]
@@ -80,7 +80,7 @@ def programs(count, **options):
 
 
 def wait_unloaded(symbols):
-    """Wait until the kernel, which unloads programs asynchronously, has none of them."""
+    """Waits until kallsyms has none of the symbols, since programs are unloaded asynchronously."""
     deadline = time.monotonic() + 120
     while symbols & kallsyms():
         assert time.monotonic() < deadline
@@ -88,7 +88,7 @@ def wait_unloaded(symbols):
 
 
 def mine(symbols):
-    """Only this test's programs; other processes may load and unload theirs at any time."""
+    """Returns only the symbols of tests' programs, since other processes may load programs too."""
     return {symbol for symbol in symbols if "kprof_" in symbol[1]}
 
 
@@ -125,7 +125,7 @@ def test_several_watches_do_not_interfere():
 
 
 def test_programs_loaded_earlier_are_read_exactly():
-    """Methods that do not use kallsyms report lengths: addresses past a program have no name."""
+    """Methods other than kallsyms report lengths, so addresses past a program have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:
         walked = {(s.start, s.name): s for s in ProgramReader().read()}
@@ -148,7 +148,7 @@ def test_programs_loaded_earlier_are_read_exactly():
 
 
 def own_programs():
-    """Ids and tags of the programs that this process holds."""
+    """Returns the ids and tags of the programs that this process holds."""
     results = {}
     for file in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def own_programs():
 
 
 def test_programs_of_both_loaders_have_names_lines_and_details(loader):
-    """The test checks full names, source lines, id, type and tag, with either loader."""
+    """Each loader's programs have their full names, source lines, id, type and tag."""
     with watching() as (symbolizer, _), sampling():
         catch_up(symbolizer)
         ((number, tag),) = own_programs().items()
@@ -184,7 +184,7 @@ def test_programs_of_both_loaders_have_names_lines_and_details(loader):
 
 
 def test_samples_of_an_unloaded_program_are_named():
-    """The dispatcher that the kernel creates for test runs of XDP is known, too."""
+    """The dispatcher that the kernel creates for test runs of XDP programs is named, too."""
     with watching() as (symbolizer, _):
         sampler = EbpfSampler(SamplerConfig(samples_per_second=999))
         sampler.start()
@@ -209,14 +209,14 @@ def test_samples_of_an_unloaded_program_are_named():
 
 
 def kallsyms_s():
-    """Seconds to read kallsyms on this machine with the present programs."""
+    """Returns the seconds that a read of kallsyms takes now."""
     started = time.monotonic()
     Path("/proc/kallsyms").read_bytes()
     return time.monotonic() - started
 
 
 def test_the_table_is_exact_after_a_forced_loss():
-    """3,000 programs are loaded while nobody reads the rings, which have one page each."""
+    """3,000 programs are loaded while nobody reads the rings, each of which has one page."""
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(3000) as fds:
         catch_up(symbolizer)
         there = mine(kallsyms(*BLOCKS))
@@ -235,9 +235,9 @@ def test_the_table_is_exact_after_a_forced_loss():
 
 
 def test_frames_sampled_during_a_loss_have_no_name():
-    """A program was unloaded unseen, and another may have been loaded at its address.
+    """If the unload of a program is lost, another program may have been loaded at its address.
 
-    Once all symbols have been reread, an address without a symbol certainly has no program.
+    Once all symbols have been reread, an address without a symbol is not in any program.
     """
     results = set()
     for _ in range(10):
@@ -296,7 +296,7 @@ def cpu_s(tasks):
 
 
 def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
-    """The test runs for KPROFILER_CHURN_S seconds (default 4)."""
+    """The test runs for ``KPROFILER_CHURN_S`` seconds (4 by default)."""
     seconds = float(os.environ.get("KPROFILER_CHURN_S", "4"))
     others = {*TASKS.iterdir()} - {TASKS / str(threading.get_native_id())}
     with watching() as (symbolizer, watch):
@@ -320,7 +320,7 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
         assert counts.added >= loads
         assert counts.kallsyms_reads == 0
         assert spent < loading_s, f"{spent:.3f} s to follow {loads} loads of {loading_s:.3f} s"
-        assert len(os.listdir("/proc/self/fd")) <= fds + 1  # the pipe of the process
+        assert len(os.listdir("/proc/self/fd")) <= fds + 1  # the pipe to the churning process
         assert not [s for s in known(symbolizer) if s[1].endswith("kprof_churn")]
         assert memory[-1] - memory[len(memory) // 2] < 8 << 20, "history is bounded"
 
@@ -345,7 +345,7 @@ def test_closing_does_not_wait_for_a_full_reading():
 
 
 class FilesThatFail(Access):
-    """Files that fail as when the process has no descriptors left."""
+    """Access to files that fails as if no descriptors were left."""
 
     fails = False
 
@@ -383,9 +383,9 @@ def offline(cpu):
         path.write_text("1")
 
 
-@pytest.mark.long  # while the CPU goes offline, all other tests pause, and lose records
+@pytest.mark.long  # other tests pause and lose records
 def test_a_cpu_that_was_offline_is_followed_again():
-    """Even after the CPU was offline briefly, symbols that may have been missed are read."""
+    """Symbols that may have been missed are read, even after the CPU was offline only briefly."""
     with watching() as (symbolizer, watch):
         time.sleep(1.2)
         with offline(1):
@@ -413,7 +413,7 @@ def has_uncertain(symbolizer):
 
 
 def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
-    """The child has a copy of the parent's symbols and its own watch."""
+    """The child has a copy of the parent's symbols and a new watch."""
     with (
         watching() as (parent, watch),
         programs(1, name="kprof_kept"),
@@ -438,7 +438,7 @@ def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
             assert gone not in names
             assert any(name.endswith("_kprof_new") for _, name in names)
             (frame,) = child.resolve_addresses([gone[0] + 1], time_ns=since_ns + 1)
-            if frame.unresolved is not Unresolved.RECORDS_LOST:  # others load programs, too
+            if frame.unresolved is not Unresolved.RECORDS_LOST:  # another process may load programs
                 assert frame.module.name in {name for _, name in known(child)} - {gone[1]}
             deadline = time.monotonic() + 60
             while has_uncertain(child):
@@ -452,7 +452,7 @@ def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
 
 
 def fork_while_watching():
-    """Exits with 0 if the child holds nothing and its parent continues."""
+    """Asserts that a forked child holds no descriptors and that its parent continues."""
     before = set(os.listdir("/proc/self/fd"))
     with watching() as (symbolizer, _):
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""A recording of a program of known parallelism, weighed by latency."""
+"""A recording of a program with known parallelism, weighted by latency."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ EDGE_S = 0.02
 
 
 def totals(directory, *words):
-    """The total of each function in seconds."""
+    """Returns the total of each function, in seconds."""
     command = [*COMMAND, "report", "--json", *words, "x.otlp"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]
@@ -68,6 +68,6 @@ def test_serial_time_keeps_its_weight_and_parallel_time_is_divided(tmp_path):
     assert time["serial"] == pytest.approx(1, rel=0.1)
     assert time["parallel"] == pytest.approx(2, rel=0.1)
     assert latency["serial"] == pytest.approx(time["serial"], abs=EDGE_S)
-    # On a busy machine, the two threads run at different times for a part of it.
+    # On a busy machine, the two threads are not always running at the same time.
     assert time["parallel"] / 2 - EDGE_S <= latency["parallel"] <= time["parallel"]
     assert latency["parallel"] <= elapsed_s + EDGE_S

@@ -1,4 +1,4 @@
-"""Both loaders load the same programs from one source, and explain failures."""
+"""Both loaders load the same programs from the same source, and explain failures."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def test_both_loaders_create_the_same_maps():
 
 
 def read_tags(loader, spec):
-    """The kernel's tag (hash of the instructions) of each program, by name."""
+    """Returns each program's tag, which is the kernel's hash of the instructions, by name."""
     loaded, tags = loader.load(spec), {}
     try:
         for name in spec.programs:
@@ -104,7 +104,7 @@ def test_bcc_finds_programs_of_a_source_by_name(tmp_path, monkeypatch):
 
 
 def test_unrequested_programs_are_not_loaded(tmp_path):
-    """The kernel may not support their type, such as `ksym` before 6.0."""
+    """The kernel may not support a program's type, such as ``ksym`` before 6.0."""
     unknown = tmp_path / "unknown.bpf.o"
     unknown.write_bytes(ITERATORS.object.read_bytes().replace(b"iter/ksym\0", b"iter/none\0"))
     loaded = LibbpfLoader().load(ITERATORS._replace(object=unknown))
@@ -153,7 +153,7 @@ def test_a_rejected_program_is_an_error_with_the_verifiers_log(tmp_path, capfd):
 
 
 def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
-    """BPF ring buffers on an old kernel are an example."""
+    """An example is a BPF ring buffer on an old kernel."""
     monkeypatch.setitem(bcc.MAPS, "ring", bcc.MAPS["ring"]._replace(kind=999))
     with pytest.raises(KernelFeatureError, match="Invalid argument"):
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()
@@ -161,9 +161,7 @@ def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
 
 @pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
 def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
-    """The verifier takes longer than the interval between signals, and gives up when one is
-    pending.
-    """
+    """The verifier takes longer than the signals' interval, and gives up if a signal is pending."""
     count = 0
 
     def tick(_number, _frame):
@@ -175,7 +173,7 @@ def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
     try:
         sampler = EbpfSampler(SamplerConfig(stacks="user"), loader=LibbpfLoader())
         sampler.start()
-        assert sampler.tables is not None  # unwinds by tables, not frame pointers
+        assert sampler.tables is not None  # the program that unwinds by tables
         sampler.close()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -21,7 +21,7 @@ SERVICE = """
     from otel_kprofiler import KernelProfiler
 
     profiler = KernelProfiler.from_env().start("raise")
-    trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))  # later than the profiler
+    trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))  # after the profiler
     tracer = trace.get_tracer("service")
     truth = {}
 
@@ -60,7 +60,7 @@ SERVICE = """
 
     with tracer.start_as_current_span("batch job") as job:
         note(job, "batch job")
-        profiler.flush_window(10_000)  # from now on the late provider is watched
+        profiler.flush_window(10_000)  # makes it watch the late provider
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(serve, range(6)))
         with tracer.start_as_current_span("step") as step:
@@ -94,7 +94,7 @@ def test_every_linked_sample_of_a_service_names_its_endpoint(to_file):
                 wrong.append((sample.link.local_root, name))
             else:
                 unnamed += count
-    # A window may end before a route is known; its samples then have the name of the span.
+    # If a window ends before the route is known, its samples have the span's name.
     assert all(name.startswith(result) for result, name in wrong)
     assert len(wrong) <= 0.01 * right
     assert right > 1000

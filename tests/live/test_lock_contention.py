@@ -1,4 +1,4 @@
-"""Waits for the kernel's locks: their exact time, their holder, and their stacks."""
+"""Waits for kernel locks have their exact time, the lock's holder, and a stack."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def _has_faults():
 
 
 def run_sampler(command, **settings):
-    """Returns what a command printed, samples and counts during it."""
+    """Runs a command and a sampler; returns the output, the samples and the counts."""
     sampler = EbpfSampler(
         SamplerConfig(on_cpu=False, stacks="both", events=(CONTENTION,), **settings)
     )
@@ -70,13 +70,13 @@ def run_sampler(command, **settings):
 
 @pytest.fixture(scope="module")
 def held():
-    """The program's own measurements, the samples of its waiters, and the counts."""
+    """Returns the program's own measurements, the samples of its waiters, and the counts."""
     output, samples, counts = run_sampler(LOAD, target_comms=(b"lock_waiter", b"lock_holder"))
     return json.loads(output), samples, counts
 
 
 def test_waits_are_exact_for_each_type_of_lock(held):
-    """All writes but a few that were late wait until the holder is done, and little longer."""
+    """Writers wait until the holder is done and little longer, except a few that come late."""
     measured, _, counts = held
     waits, total_ns = counts.locks["rwsem:W"]
     assert ROUNDS <= waits <= ROUNDS * WAITERS
@@ -92,7 +92,7 @@ def test_each_long_wait_is_a_sample_with_its_holder(held):
     assert {sample.kind for sample in samples} == {LOCK_CONTENTION}
     assert {sample.comm for sample in long} == {b"lock_waiter"}
     assert {sample.wait.type for sample in long} == {"rwsem:W"}
-    # Later waiters may wait for the writers before them.
+    # Late waiters may wait for earlier writers.
     holders = {sample.wait.holder for sample in long if sample.wait.holder}
     assert {LockHolder(tid, b"lock_holder") for tid in measured["holders"]} <= holders
     assert {holder.comm for holder in holders} <= {b"lock_holder", b"lock_waiter"}
@@ -155,7 +155,7 @@ def test_waits_during_a_pause_are_not_counted():
 
 
 def test_the_profilers_own_waits_are_left_out():
-    """Its waits may be for the locks of its own maps, where a sample could not be written."""
+    """It may wait for the locks of its own maps, where a sample could not be written."""
     sampler = EbpfSampler(
         SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
     )

@@ -1,4 +1,4 @@
-"""The agent's log is one JSON object per line, without secrets, whatever libraries log."""
+"""The agent's log has one JSON object per line and no secrets, whatever libraries log."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ WANTED = ("otlp_grpc: localhost", "otlp_http/unverified: ", "otlp_http/proxy: ",
 
 
 def answer(request):
-    """Echo the request, in a response with malformed headers."""
+    """Echoes the request in a response with malformed headers."""
     if request.command == "CONNECT":
         request.send_error(407, f"no to {request.headers['Proxy-Authorization']}")
         return
@@ -116,6 +116,6 @@ def test_recordings_never_show_credentials(address, monkeypatch):
         capture_output=True,
         text=True,
     )
-    assert done.returncode in (1, 2), done.stderr  # an error that was said, not a signal
+    assert done.returncode in (1, 2), done.stderr  # an error, not a signal
     assert "s3cret" not in done.stdout + done.stderr
     assert "bWU6czNjcmV0" not in done.stdout + done.stderr

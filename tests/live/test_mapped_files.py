@@ -1,4 +1,4 @@
-"""Opens files mapped by real processes, whatever has happened to their paths."""
+"""Files mapped by real processes are opened whatever has happened to their paths."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 
 class Without(Access):
-    """Access without some privileges: fails like the kernel does without the capability."""
+    """Access that fails as the kernel does for processes without some capabilities."""
 
     def __init__(self, *routes):
         super().__init__()
@@ -110,7 +110,7 @@ def test_a_file_of_a_different_size_is_not_opened(program):
 
 
 def test_a_mapping_whose_address_another_file_reuses_is_gone(program, tmp_path):
-    """Libraries loaded one after the other often get the same address."""
+    """Libraries loaded one after the other often have the same address."""
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid, running(other):
         request = wanted(pid, program)
@@ -119,7 +119,7 @@ def test_a_mapping_whose_address_another_file_reuses_is_gone(program, tmp_path):
 
 
 def test_a_file_that_reuses_the_inode_number_is_not_opened(program):
-    """Inode number and size do not identify a file: file systems reuse numbers immediately."""
+    """Inode number and size do not identify a file, as file systems reuse numbers immediately."""
     with running(program) as pid:
         request = wanted(pid, program)
         other = request._replace(modified=request.modified + 1)
@@ -222,7 +222,7 @@ def test_an_exited_process_does_not_affect_files_of_others(program):
 
 
 def test_details_of_an_overwritten_file_are_discarded(program):
-    """Their build id would come from the new content."""
+    """The file's build id would be read from the new content."""
     request, known = request_of(program), KnownFiles()
     places = FilePlaces([program.parent])
 
@@ -230,7 +230,7 @@ def test_details_of_an_overwritten_file_are_discarded(program):
         def open_fd(self, path):
             fd = super().open_fd(path)
             program.write_bytes(program.read_bytes())
-            os.utime(program, ns=(0, 0))  # the clock of the file system may be coarse
+            os.utime(program, ns=(0, 0))  # since file timestamps may be coarse
             return fd
 
     files = Overwritten()
@@ -241,17 +241,17 @@ def test_details_of_an_overwritten_file_are_discarded(program):
 
 
 def test_only_regular_files_are_opened(tmp_path):
-    """A path may now lead to a device, where opening has side effects."""
+    """A path may by now lead to a device, whose opening has side effects."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(MappedFileError) as caught:  # an open for reading would block
+    with pytest.raises(MappedFileError) as caught:  # opening to read would block
         open_mapped(request_of(pipe), Access(), known_path=str(pipe))
     assert caught.value.problem is FileProblem.NOT_SAME
 
 
 @pytest.fixture
 def overlay(tmp_path):
-    """A mounted overlay of two file systems."""
+    """Mounts an overlay of two file systems."""
     for name in ("low", "other", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "held", tmp_path / "other"], check=True)
@@ -276,7 +276,7 @@ def overlay(tmp_path):
     ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
 )
 def test_overlay_files_have_the_inode_of_their_layer(overlay, name, layer):
-    """The kernel's mapping refers to the layer's file; stat reports the overlay's device."""
+    """The kernel's mapping refers to the layer's file, but stat reports the overlay's device."""
     merged = overlay / "merged" / name
     if not merged.exists():
         shutil.copy(overlay / "low" / "first", merged)

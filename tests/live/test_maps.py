@@ -1,4 +1,4 @@
-"""Mappings of real processes: looked up by address, and listed."""
+"""Mappings of real processes are found by address, and listed."""
 
 import ctypes
 import errno
@@ -84,7 +84,7 @@ def check_every_mapping(odd_mappings):
         and (one.mapping.path, one.mapping.file_offset) == (row.path, row.file_offset)
         for one, row in zip(result, rows, strict=True)
     ]
-    # The heap and unnamed memory may have grown; no other mapping changes.
+    # The heap and unnamed memory may have grown; no other mapping may change.
     assert all(match or not row.inode for match, row in zip(same, rows, strict=True))
     for one, row in zip(result, rows, strict=True):
         if row.inode:

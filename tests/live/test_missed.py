@@ -33,7 +33,7 @@ def running(**settings):
 
 
 def call(seconds=SECONDS):
-    """Make system calls in a loop."""
+    """Makes system calls in a loop."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for _ in range(100):
@@ -41,12 +41,11 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Returns counts with a system call tracer, the ticks in that time, and this process's
-    ticks.
+    """Samples under a system call tracer; returns the counts, all ticks, and this process's ticks.
     """
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
-        call(0.1)  # counts begin at a tick that is not missed
+        call(0.1)  # so that counting begins at a sample
         tracer = attach_tracer("raw_syscalls/sys_enter", spin, cpu)
         try:
             ran = -time.thread_time()
@@ -55,7 +54,7 @@ def measure(cpu, spin):
             ran += time.thread_time()
         finally:
             close_all(tracer)
-        call(0.1)  # the last read is at a sample, too
+        call(0.1)  # so that counting ends at a sample
         ticks = time.monotonic() - began
         sampler.stop()
         sampler.drain()
@@ -63,7 +62,7 @@ def measure(cpu, spin):
 
 
 def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
-    """A slow program at a tracepoint of every system call causes misses; few occur without it."""
+    """A slow program at the tracepoint of all system calls causes misses; a fast one causes few."""
     try:
         results = [measure(cpu, spin) for spin in (1, 20_000)]
     except OSError as error:

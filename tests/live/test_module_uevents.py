@@ -1,4 +1,4 @@
-"""Module uevents from the running kernel, in the test's own network namespace."""
+"""Module uevents from the running kernel, in a network namespace of the test."""
 
 import ctypes
 import errno
@@ -42,7 +42,7 @@ class Namespace:
 
     def _open(self, options):
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(CLONE_NEWNET):  # of this thread alone
+        if libc.unshare(CLONE_NEWNET):  # for this thread only
             self.error = os.strerror(ctypes.get_errno())
             return
         self.events = Uevents(**options)
@@ -81,7 +81,7 @@ def test_a_forked_child_holds_no_socket(tmp_path):
     opened = open_sockets() - before
     assert len(opened) == 1
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forks with threads
         pid = os.fork()
     if pid == 0:
         os._exit(len(opened & open_sockets()))
@@ -99,7 +99,7 @@ def namespace():
 
 @pytest.fixture
 def host(tmp_path, namespace):
-    """Captured files that tests change; the real kernel announces the changes."""
+    """Returns captured files that tests change; the real kernel announces the changes."""
     result = Host(tmp_path)
     result.events = namespace
     result.load("old", TEXT + 0x100000, announce=False)
@@ -117,7 +117,7 @@ def symbolizer(host, namespace):
 
 
 def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
-    """File id and RVA are known within 250 ms; names are those at the time of each sample."""
+    """File id and RVA are resolved within 250 ms, and names for the time of each sample."""
     delays = []
     for _ in range(5):
         host.load("fresh")
@@ -143,7 +143,7 @@ def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
 
 @pytest.fixture(params=["pyroute2", "standard library"])
 def source(request, monkeypatch):
-    """A function that opens the socket."""
+    """Returns the implementation of the uevent socket to use."""
     if request.param == "standard library":
         monkeypatch.setitem(sys.modules, "pyroute2.netlink.uevent", None)
     return request.param

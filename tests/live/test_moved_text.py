@@ -1,4 +1,4 @@
-"""Text moved to anonymous memory is resolved and unwound with its file's symbols and tables."""
+"""Text moved to anonymous memory is resolved and unwound with the file's symbols and tables."""
 
 import shutil
 import subprocess
@@ -10,8 +10,8 @@ from unwind_maps import compile_c
 
 pytestmark = pytest.mark.live
 
-# Copies a page of its text, and maps the copy over it, as libraries for huge pages do. With APART,
-# the copy stays elsewhere, where no file is around it, and runs there.
+# The program copies a page of its text and maps the copy over the page, as huge-page libraries do.
+# With APART, the copy runs at another address, which no mapping of the file surrounds.
 MOVES = r"""
     #define _GNU_SOURCE
     #include <string.h>
@@ -52,7 +52,7 @@ for (;;) zlib.deflateSync(content);
 
 
 def record(pid, directory):
-    """Stacks, root first, with how often each was sampled."""
+    """Records a process; returns its stacks, root first, each with its number of samples."""
     output = Path(directory, "profile.folded")
     command = [sys.executable, "-m", "otel_kprofiler", "record", "-p", str(pid), "-d", "2s"]
     done = subprocess.run(
@@ -76,7 +76,7 @@ def record_moved(command, directory):
 
 
 def holes(maps, path):
-    """Executable mappings without a file, between two of the same file."""
+    """Returns executable mappings without a file that lie between two mappings of ``path``."""
     lines = [line.split() for line in maps.splitlines()]
     return [
         line
@@ -91,7 +91,7 @@ def test_moved_text_has_names_and_complete_stacks(tmp_path):
     assert holes(maps, str(program)), maps
     in_text = [(stack, count) for stack, count in stacks if stack[-1] == "inner"]
     whole = [count for stack, count in in_text if stack[-4:] == WHOLE]
-    # The first samples come before the table does.
+    # The first samples are taken before the table is loaded.
     assert sum(whole) > 0.7 * sum(count for _, count in in_text) > 0, stacks
     assert sum(count for _, count in in_text) > 0.7 * sum(count for _, count in stacks), stacks
 
@@ -125,7 +125,7 @@ def test_node_with_large_pages_has_named_frames(tmp_path):
         pytest.skip("no node here")
     pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not pages.exists() or "[never]" in pages.read_text():
-        pytest.skip("transparent huge pages are off: node does not move its text")
+        pytest.skip("transparent huge pages are disabled, so node does not move its text")
     stacks, maps = record_moved([node, "--use-largepages=on", "-e", SPIN], tmp_path)
     if not holes(maps, str(Path(node).resolve())):
         pytest.skip("this node does not move its text")

@@ -45,7 +45,7 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error(words):
     assert run(f"{words} | true").stderr == ""
 
 
-# Runs commands in forked children of a process that has loaded them: much faster than exec.
+# Runs commands in forked children of a process that has imported them, much faster than by exec.
 RUN_ALL = """
 import importlib, json, os, sys
 from otel_kprofiler.cli.main import COMMANDS, main
@@ -98,7 +98,7 @@ PRINTERS = [
 
 @pytest.fixture
 def directory():
-    """A directory with a profile, a configuration, and files inaccessible to other users."""
+    """Creates a directory with a profile, a configuration, and files closed to other users."""
     directory = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's directory is closed to other users
     directory.chmod(0o755)
     start = 1_700_000_000_000_000_000
@@ -114,7 +114,7 @@ def directory():
 
 
 def run_all(cases, directory, python=sys.executable):
-    """Exit status and standard error of each case: words, standard output, whether as nobody."""
+    """Runs cases (words, standard output, whether as nobody); returns status and errors of each."""
     done = subprocess.run(
         [python, "-c", RUN_ALL],
         input=json.dumps(cases), capture_output=True, text=True, cwd=directory, timeout=60,

@@ -1,4 +1,4 @@
-"""Recordings of the installed perf: reports agree with ``perf script`` in counts and names."""
+"""Reports on recordings of the installed perf have the counts and names of ``perf script``."""
 
 import json
 import re
@@ -42,7 +42,7 @@ int main(void) {
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A recording of a program with frame pointers."""
+    """Returns a recording by perf of a program with frame pointers."""
     for tool in ("perf", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}")

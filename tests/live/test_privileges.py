@@ -1,4 +1,4 @@
-"""Capabilities that each thread drops, as shown by the kernel; in separate processes."""
+"""Each thread drops capabilities, as the kernel shows for separate test processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The stream of process events, compared with programs that log what they do."""
+"""The stream of process events agrees with the logs of programs."""
 
 import contextlib
 import os
@@ -83,7 +83,7 @@ def storm(tmp_path_factory):
 
 
 def describe(event, path):
-    """Returns the record the program should report for an event; None for ignored events."""
+    """Returns the line that the program should log for an event; None for ignored events."""
     match event:
         case Started():
             return f"started {event.process.tgid}"
@@ -98,15 +98,15 @@ def describe(event, path):
 
 
 def take(events):
-    """The events up to now: the kernel has written them when the system call has returned."""
+    """Returns the events up to now, which the kernel writes before the system call returns."""
     time.sleep(2 * SETTLE_NS / 1e9)
     return events.poll()
 
 
 def take_loss(events, storm):
-    """The events of a storm that overflows a ring.
+    """Runs a storm that overflows a ring; returns its events, including the loss.
 
-    The kernel reports the loss with the next event of that CPU, which may be idle.
+    The kernel reports a loss with the next event on the same CPU, so this causes one on each CPU.
     """
     subprocess.run([*storm, "20"], stdout=subprocess.DEVNULL, check=True)
     seen = take(events)
@@ -120,7 +120,7 @@ def take_loss(events, storm):
 
 
 def family(events, root):
-    """Events of a process and of its descendants."""
+    """Returns the events of a process and its descendants."""
     pids, result = {root}, []
     for event in events:
         if isinstance(event, Lost):
@@ -239,7 +239,7 @@ def test_only_registered_processes_are_reported(storm):
 
 @contextlib.contextmanager
 def family_of_three():
-    """Pids of a shell, its child and its grandchild, which all wait."""
+    """Runs a shell, its child and its grandchild, which all wait; yields their pids."""
     script = "sh -c 'sleep 100 & echo $$ $!; wait' & wait"
     with subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -291,12 +291,12 @@ def test_a_loss_triggers_a_full_read(storm):
         known = set(events._table.pids())
         run.kill()
         run.wait()
-    assert len(known ^ alive) < 20  # events of other programs, which start and exit all the time
+    assert len(known ^ alive) < 20  # other programs start and exit all the time
     assert run.pid in known
 
 
 def test_a_process_discovered_while_it_starts_is_reported_once(storm):
-    """The stream is opened while processes start: none is missing or reported twice."""
+    """If the stream is opened while processes start, none is missing or reported twice."""
     stop = threading.Event()
     started = []
 

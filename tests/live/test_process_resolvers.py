@@ -1,4 +1,4 @@
-"""User code of real processes and files: resolved as of the lookup, never from another process."""
+"""User code in real processes and files is resolved as mapped at the time of the lookup."""
 
 import ctypes
 import mmap
@@ -78,7 +78,7 @@ class Child:
         self.pid = process.pid
 
     def send(self, *words):
-        """Sends a command; returns the current or last address of the library's function."""
+        """Sends a command; returns the current or previous address of the library's function."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
@@ -109,7 +109,7 @@ def processes():
 
 
 def symbol(path, name):
-    """Address, size and section of a symbol, according to binutils."""
+    """Returns address, size and section of a symbol, according to binutils."""
     result = subprocess.run(["readelf", "-sW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()
@@ -119,7 +119,7 @@ def symbol(path, name):
 
 
 def offset_of(path, address):
-    """File offset of an address, according to binutils."""
+    """Returns the file offset of an address, according to binutils."""
     result = subprocess.run(["readelf", "-lW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()
@@ -306,7 +306,7 @@ def test_code_without_a_file_has_a_reason(processes):
 
 
 def test_generated_code_is_named_by_its_perf_map(processes):
-    """Like a compiler, the test writes the map at any time before the code runs."""
+    """Like a JIT compiler, the test writes the map before the code runs."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -363,7 +363,7 @@ def test_a_file_with_unreadable_symbols_is_still_identified(child, first, error)
 
 
 class Broken:
-    """Reads no symbols."""
+    """A symbol reader that always fails."""
 
     def __init__(self, error):
         self.error = error

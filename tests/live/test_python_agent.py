@@ -1,4 +1,4 @@
-"""Python frames of other processes, sampled by a user whose only privilege is loading programs."""
+"""Python frames of other processes, sampled by a user who may only load BPF programs."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def built(folder):
 
 
 def publish(python, folder):
-    """An interpreter that any user can run; a copy if it is in a home directory."""
+    """Returns an interpreter that any user can run, copied if it is in a home directory."""
     return Python(publish_interpreter(python.command, folder / python.version), python.version)
 
 
@@ -54,7 +54,7 @@ from tests.interpreters import Journal
 journal = Journal()
 tracking = PythonTracking(journal)
 tracking.start()
-for _ in range(2):  # the second one is taken when what the first one needs is open
+for _ in range(2):  # once the second is taken, all files are open
     journal.see(1)
     while journal.seen:
         time.sleep(0.01)
@@ -74,9 +74,9 @@ sys.stdin.read()
 
 
 def test_new_processes_of_other_users_are_registered(folder, public_python):
-    """With CAP_PERFMON, their executable is found by path, and must have the same build id.
+    """With CAP_PERFMON, their executable is found by path and must have the recorded build id.
 
-    Their mappings cannot be read, so that the kernel's records are followed.
+    Their mappings cannot be read, so the kernel's mmap records are used instead.
     """
     python = publish(find_pythons()[0], folder)
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -93,7 +93,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 
 @pytest.mark.long
 def test_two_versions_are_sampled_with_one_in_other_namespaces(built, folder, public_python):
-    """CAP_BPF and CAP_PERFMON are enough for processes of the same user that run already."""
+    """CAP_BPF and CAP_PERFMON suffice for running processes of the same user."""
     result = find_pythons()
     pythons = [publish(one, folder) for one in (result[0], result[-1])]
     first, second = pythons

@@ -1,4 +1,4 @@
-"""A process with forged interpreter objects that change while they are read."""
+"""Forged interpreter objects that change while they are read do no harm."""
 
 import array
 import ctypes
@@ -29,10 +29,10 @@ _TYPE, _SIZE, _STATE = 8, 16, 32
 
 
 class Forgery:
-    """Memory that looks like an interpreter's; `spoil` overwrites some of it.
+    """Memory that looks like an interpreter's, parts of which ``spoil`` overwrites.
 
     Args:
-        tid: the thread in the list of threads.
+        tid: the id of the only thread in the list of threads.
     """
 
     def __init__(self, generator, tid):
@@ -69,7 +69,7 @@ class Forgery:
         kind.from_address(at).value = value
 
     def make_frame(self, number):
-        """Makes a frame whose caller is the next frame, or rarely an arbitrary one, even itself."""
+        """Makes a frame whose caller is the next frame, or rarely any frame, including itself."""
         choose, at = self._generator.choice, self._frames[number]
         following = [*self._frames, 0][number + 1]
         self._put(at + LAYOUT.frame_previous, choose((following,) * 30 + (choose(self._frames), 0)))
@@ -96,7 +96,7 @@ class Forgery:
         self._put(at + _STATE, self._generator.getrandbits(32), ctypes.c_uint32)
 
     def spoil(self):
-        """Overwrite a few words, and rebuild some objects."""
+        """Overwrites a few words, and rebuilds some objects."""
         choose, bits = self._generator.choice, self._generator.getrandbits
         if bits(3):
             self.make_frame(self._generator.randrange(FRAMES))
@@ -139,7 +139,7 @@ def test_forged_frames_do_no_harm(seed):
         accounted = sampler.counts()["on_cpu"]
     assert samples > 500  # the programs ran all the time
     assert with_frames
-    assert ns / runs < 2_000_000  # about 50 µs on an idle machine; a hypervisor may pause it
+    assert ns / runs < 2_000_000  # 50 µs if idle; a hypervisor may pause the CPU
     assert counts["described"]
     assert {"not_code", "outside"} <= counts.keys()
     assert accounted.taken == accounted.received + sum(accounted.lost.values())

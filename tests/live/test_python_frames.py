@@ -53,7 +53,7 @@ def recurse(depth):
 
 
 CHAIN = [("leaf", False), ("generate", True), ("middle", True), ("outer", True)]
-"""With a flag for frames called from C."""
+"""The functions of the call chain, each with a flag that C calls it."""
 
 
 def own_part(found):
@@ -61,7 +61,7 @@ def own_part(found):
 
 
 def in_leaf(sampler, samples):
-    """Stacks with :func:`leaf` on top: the others were taken in the test itself."""
+    """Returns the stacks with :func:`leaf` on top; others were sampled in the test's own code."""
     return [stack for stack in stacks(sampler, samples) if stack[0][0] == "leaf"]
 
 
@@ -182,7 +182,7 @@ def test_the_limit_can_change_while_the_sampler_runs():
 
 
 def test_dropped_code_objects_are_described_again():
-    """There is no room for two descriptions: they evict each other with each sample."""
+    """The cache has no room for two descriptions, so they evict each other with each sample."""
     with sampling(codes=KnownCodes(max_bytes=2500)) as sampler:
         take(sampler, outer, seconds=1)
         sampler.stop()
@@ -195,7 +195,7 @@ def test_dropped_code_objects_are_described_again():
 
 
 def test_different_code_at_the_same_address_is_a_different_function():
-    """Code objects are created and freed, and usually reuse the previous one's memory."""
+    """Code objects are created and freed, and usually reuse the memory of the previous one."""
     source = "import os\ndef f{0}():\n{1} return os.listdir('/usr/bin')\n"
     addresses = Counter()
 
@@ -207,7 +207,7 @@ def test_different_code_at_the_same_address_is_a_different_function():
         function = space[f"f{number}"]
         addresses[id(function.__code__)] += 1
         function()
-        space.clear()  # the function refers to it: else its code would wait for the collector
+        space.clear()  # frees the code now, not in a collection
 
     with sampling() as sampler:
         samples = take(sampler, churn, seconds=2)
@@ -242,7 +242,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[3], sys.argv[1], sys.ar
 
 
 def test_a_process_must_be_registered_again_after_an_exec(tmp_path):
-    """The new program is not read until its own address is registered."""
+    """The new program is not read until its address of ``_PyRuntime`` is registered."""
     switch = tmp_path / "switch"
     folder = os.path.dirname(__file__)
     command = [sys.executable, "-c", SERVICE, folder, str(switch), SERVICE]

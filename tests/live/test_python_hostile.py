@@ -1,4 +1,4 @@
-"""A process that fills its interpreter's memory with arbitrary data while it is sampled."""
+"""Arbitrary data in the memory of a sampled interpreter does no harm."""
 
 import ctypes
 import os
@@ -48,7 +48,7 @@ class FakeInterpreter:
         self._words[start + offset // 8] = value
 
     def scribble(self):
-        """Change everything behind the thread state's links."""
+        """Changes everything that the thread state's links lead to."""
         choose = self._random.choice
         frames = [FRAMES + FRAME_WORDS * n for n in range(64)]
         codes = [CODES + CODE_WORDS * n for n in range(64)]
@@ -74,7 +74,7 @@ class FakeInterpreter:
             self.put(code, offset, choose(HUGE))
         self.put(code, 8, self.process.code_type)
         self.put(code, 16, 1000)
-        # Strings and tables lie in other code objects, with any length and state.
+        # Strings and tables are inside of other code objects, with any length and state.
         for offset in (LAYOUT.code_file, LAYOUT.code_name, LAYOUT.code_table):
             self.put(code, offset, self.address(choose((CODES, CODES + 700, WORDS - 4))))
         self.put(code, LAYOUT.code_traceable, 0)

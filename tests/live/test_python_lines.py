@@ -40,7 +40,7 @@ def record(path, *words):
 
 
 def read_samples(path):
-    """Times and stacks, in order."""
+    """Reads times and stacks, in order."""
     return sorted(
         (
             (time_ns, sample.stack)
@@ -54,10 +54,9 @@ def read_samples(path):
 
 
 def innermost_lines(samples, entry="getdents64"):
-    """Returns the innermost Python lines of samples in a system call, after the interpreter's
-    start.
+    """Counts the innermost Python lines in samples of a system call, after start-up.
 
-    Imports also read directories.
+    Start-up is excluded because imports also read directories.
     """
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
@@ -68,7 +67,7 @@ def innermost_lines(samples, entry="getdents64"):
 
 
 def check_hot_line(samples, program, hot_line):
-    """Check that all samples in the system call have the planted line, except unread ones."""
+    """Checks that samples in the system call have the planted line, or, rarely, no Python frame."""
     lines = innermost_lines(samples)
     missing = lines.pop(None, 0)
     (((line,), count),) = lines.items()
@@ -97,7 +96,7 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
         if names[:2] == [f"step_{HOT}", "sub"]:
             kinds = [side.kind for side in stack.sides if side.kind is not KERNEL_SIDE]
             while kinds[:1] == [USER_SIDE]:
-                kinds.pop(0)  # what the function called
+                kinds.pop(0)  # frames that the function called
             called_back[tuple(kinds[:3])] += 1
     most, count = called_back.most_common(1)[0]
     assert most == (PYTHON_SIDE, USER_SIDE, PYTHON_SIDE), "re.sub is C code between them"
@@ -106,9 +105,9 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
 
 @pytest.mark.parametrize("symbols", ["names", "off"])
 def test_a_replay_shows_what_the_recording_showed(program, hot_line, tmp_path, symbols):
-    """The replay uses only the recording, and shows Python frames between native frames.
+    """The replay uses only the recording, and places Python frames between native frames.
 
-    The replay must recognize the interpreter's loop, so the recording always contains its name.
+    A replay must recognize the interpreter's loop, so recordings always contain the loop's name.
     """
     command = ["--user-symbols", symbols, *RATE, "--", sys.executable, program, "0.5"]
     live = record(tmp_path / "x.otlp", "--raw", tmp_path / "x.raw", *command)
@@ -199,7 +198,7 @@ def test_report_shows_the_hot_line_of_a_service_under_gunicorn_first(program, ho
     while recording.poll() is None:
         try:
             ask(place, timeout_s=5)
-        except OSError:  # the server does not listen yet, or has stopped
+        except OSError:  # the server is starting or has stopped
             time.sleep(0.05)
     assert recording.returncode == 0
     lines = innermost_lines(read_samples(path))

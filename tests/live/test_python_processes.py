@@ -1,4 +1,4 @@
-"""CPython processes on this machine are found, with the addresses they report themselves."""
+"""CPython processes are found, with the addresses that they report themselves."""
 
 import contextlib
 import mmap
@@ -18,7 +18,7 @@ from tests.interpreters import VERSIONS, Journal, environment, find_missing, fin
 
 pytestmark = pytest.mark.live
 
-# Writes its pid and the address of its _PyRuntime; then does what each line says.
+# Prints its pid and the address of its _PyRuntime, then obeys the command on each input line.
 PROGRAM = """
 import ctypes, os, select, sys
 def report():
@@ -45,7 +45,7 @@ while True:
         os._exit(0)
 """
 
-# Maps a file executable when it reads a line.
+# Maps a file as executable when it reads a line.
 LOADS = r"""
     #include <fcntl.h>
     #include <poll.h>
@@ -62,7 +62,7 @@ LOADS = r"""
             ;
     }
 """
-# Maps and unmaps code until the end of its input.
+# Maps and unmaps code until its input ends.
 CHANGES = r"""
     #include <poll.h>
     #include <sys/mman.h>
@@ -100,7 +100,7 @@ class Target:
         self._process.stdin.flush()
 
     def end(self):
-        """Stop the target; its child reads end of file and exits as well."""
+        """Stops the target; its child reads end of file and exits as well."""
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -108,7 +108,7 @@ class Target:
 
 @pytest.fixture
 def start():
-    """Starts targets; ended afterwards."""
+    """Returns a function that starts targets, which are stopped after the test."""
     targets = []
 
     def start_target(command=sys.executable):
@@ -134,7 +134,7 @@ def changes(tmp_path_factory):
 
 @contextmanager
 def tracked(**options):
-    """Yields the processes registered by a real sampler; both end with the block."""
+    """Runs a sampler with Python tracking during the block; yields the registered processes."""
     config = SamplerConfig(samples_per_second=999, python_frames=1, stacks="both", **options)
     with closing(EbpfSampler(config)) as sampler:
         sampler.start()
@@ -261,7 +261,7 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
             ]
             paths = [one.path for one in code]
             if str(spins) not in paths or not any("/libc." in path for path in paths):
-                return False  # before its execve, or before its last executable file is mapped
+                return False  # still before execve(2) or the last mapping
             pages = sum(one.end - one.start for one in code) // mmap.PAGESIZE
             return first in seen and seen[first].program == (code[0].device, code[0].inode, pages)
 
@@ -275,7 +275,7 @@ def test_each_program_without_an_interpreter_is_reported_at_most_once_a_minute(s
         time.sleep(0.5)
         see()
         whole = seen[first].program
-        if second in seen and seen[second].program.inode == whole.inode:  # as it was being loaded
+        if second in seen and seen[second].program.inode == whole.inode:  # seen during loading
             assert seen[second].program.code_pages < whole.code_pages
 
 

@@ -1,4 +1,4 @@
-"""A service has Python frames whenever it starts, and logs once why if it has none."""
+"""A service has Python frames however it is started, or logs once why it has none."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from otel_kprofiler.pipeline.python_frames import PythonFrames
 pytestmark = pytest.mark.live
 
 STARTS = int(os.environ.get("KPROFILER_STARTS", "2"))
-# Threads that compute, wait, start and end, from before the profiler starts.
+# Threads compute, wait, start and exit, even before the profiler starts.
 SERVICE = textwrap.dedent(
     """
     import os, threading, time
@@ -55,7 +55,7 @@ ENVIRONMENT = {
     "OTEL_KPROFILER_OFF_CPU": "on",
     "OTEL_KPROFILER_SAMPLES_PER_SECOND": "99",
 }
-# seccomp(2): process_vm_readv(2) fails with EPERM, as in containers with such a profile.
+# Uses seccomp(2) to make process_vm_readv(2) fail with EPERM, as some container profiles do.
 REFUSED = """
 import ctypes, struct
 code = struct.pack("=HBBIHBBIHBBIHBBI", 0x20, 0, 0, 0, 0x15, 0, 1, 310,
@@ -116,7 +116,7 @@ FREE_THREADED = """struct { char cookie[8]; unsigned long version, free_threaded
     ids=["version", "free-threaded"],
 )
 def test_record_and_top_report_processes_without_python_frames(tmp_path, runtime, reason):
-    """The processes' executable has CPython's section, with content that is rejected."""
+    """The processes' executable has CPython's section, but its content is rejected."""
     program = compile_c(
         tmp_path / "python3.1",
         f"""

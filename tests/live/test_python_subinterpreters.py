@@ -1,4 +1,4 @@
-"""Processes with subinterpreters: each thread has its current interpreter's Python frames."""
+"""In processes with subinterpreters, threads have their current interpreter's frames."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tests.interpreters import VERSIONS, environment, find_missing, find_pythons
 
 pytestmark = pytest.mark.live
 
-# An idle interpreter, one that a thread runs all the time, and one that a thread runs now and then.
+# One interpreter is idle, a thread always runs the second, and another thread sometimes the third.
 PROGRAM = """
 import os, sys, threading, time
 try:
@@ -67,7 +67,7 @@ ALTERNATING = {"work_alternating", "compute_alternating"}
 
 
 def take(command, *arguments, enough):
-    """Returns (thread id, functions) of stacks with Python frames, by the program's own report."""
+    """Returns the function names in the Python stacks of the main, busy and third thread."""
     with subprocess.Popen(
         [command, "-c", PROGRAM, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
@@ -101,7 +101,7 @@ def test_an_idle_subinterpreter_hides_no_frames(minor):
 
 @pytest.mark.parametrize("minor", further_of(VERSIONS, ("3.12", "3.14")))
 def test_each_thread_has_the_frames_of_its_current_interpreter(minor):
-    """Before 3.13, only the main interpreter's frames are read."""
+    """Before Python 3.13, only the main interpreter's frames are read."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     python = next(python for python in find_pythons() if python.minor == minor)

@@ -14,7 +14,7 @@ from tests.truth.python.chains import GREENLET, STYLES
 from tests.truth.python.measure import building, churning, measure, running
 
 SAMPLES = 1500
-MAX_ABSENT = 0.04  # twice what many samples have
+MAX_ABSENT = 0.04  # twice the usual share
 
 pytestmark = [
     pytest.mark.live,
@@ -49,7 +49,7 @@ def test_every_stack_matches_the_running_code(built, minor):
 
 
 def test_each_greenlet_has_its_own_frames(built, monkeypatch):
-    """A greenlet has no callers, and no frames before it starts or after it ends."""
+    """A greenlet has no callers, and no frames before it starts or after it finishes."""
     greenlet = pytest.importorskip("greenlet")
     monkeypatch.setenv("PYTHONPATH", str(Path(greenlet.__file__).parents[1]))
     python = Python(Path(sys.executable), platform.python_version())

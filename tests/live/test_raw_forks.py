@@ -1,4 +1,4 @@
-"""Children of C's ``fork()``, in which no Python fork hook runs, and their first calls."""
+"""Children of C's ``fork()``, which runs no Python fork hooks, profile themselves once called."""
 
 import pytest
 from services import problems, run

@@ -1,6 +1,6 @@
-"""A saved profile reads back as ``record`` shows it, in every format.
+"""In every format, a saved profile is read back as ``record`` shows it.
 
-A recording is replayed into each format, and into files of profiles, which ``report`` converts.
+A recording is replayed into each format, and into profile files, which ``report`` converts.
 """
 
 import json
@@ -60,7 +60,7 @@ def run(directory, *words):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A raw recording, its replay in each format, and a profile recorded live."""
+    """Returns a raw recording, its replay in each format, and a profile recorded live."""
     directory = tmp_path_factory.mktemp("recorded")
     (directory / "nameless.c").write_text(NAMELESS)
     subprocess.run(["gcc", "-O1", "-s", "-o", "nameless", "nameless.c"], cwd=directory, check=True)
@@ -84,7 +84,7 @@ def recorded(tmp_path_factory):
 
 
 def read_page(path):
-    """Reads the samples of a page, with all displayed properties."""
+    """Reads the samples in a page, with all displayed properties."""
     page = data(path.read_text())
     strings, frames, nodes = page["strings"], page["frames"], page["nodes"]
     texts = {"name", "module", "reason", "file"}

@@ -1,4 +1,4 @@
-"""``record -- COMMAND``: how it ends, what it prints, and what it leaves behind."""
+"""``record -- COMMAND``: its exit status, its output, and the end of the command's processes."""
 
 import os
 import signal

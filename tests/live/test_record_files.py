@@ -1,4 +1,4 @@
-"""Files of ``record``: no recording is lost, and nothing else is overwritten."""
+"""Files written by ``record``: no recording is lost, and no other file is overwritten."""
 
 import gzip
 import itertools
@@ -25,7 +25,7 @@ SHORT = ["-d", "0.5s", "--stacks", "kernel", "--idle"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _kernel_load():
-    """Keep the kernel busy: the timers of idle CPUs may stop, so an idle host has no samples."""
+    """Keeps the kernel busy, since the timers of idle CPUs may stop and then cause no samples."""
     program = "import os\nwhile True: os.urandom(65536)"
     with subprocess.Popen(["nice", sys.executable, "-S", "-c", program]) as load:
         yield
@@ -40,7 +40,7 @@ def record(directory, *words, **kwargs):
 
 
 def start(directory, *words):
-    """Starts a recording of an hour, and waits until it samples."""
+    """Starts a recording that lasts an hour, and waits until it samples."""
     command = [*RECORD, *SHORT, "-d", "1h", *map(str, words)]
     running = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
     while not holds_sampler(running.pid):

@@ -1,4 +1,4 @@
-"""``record`` of some processes: by id, name, cgroup and container."""
+"""``record`` with filters on processes: by id, name, cgroup and container."""
 
 import contextlib
 import os
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.live
 RECORD = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "499"]
 LOOP = "while :; do :; done"
 WAIT = "while [ ! -e go ]; do sleep 0.1; done"
-"""A ``sleep`` of the target may be sampled, too."""
+"""Waits for the file ``go``; the target's ``sleep`` may be sampled, too."""
 WORK = "i=0; while [ $i -lt 500000 ]; do i=$((i+1)); done"
 LONG = ["-d", "120s"]
-"""Longer than a recording that ends with its processes."""
+"""A duration that is longer than any recording that ends when its processes exit."""
 
 
 def record(directory, *words, prefix=()):
@@ -32,7 +32,7 @@ def record(directory, *words, prefix=()):
 
 
 def record_from_go(directory, *words):
-    """Create the file ``go`` when the recording samples."""
+    """Records, and creates the file ``go`` once the recording samples."""
     command = [*RECORD, "--force", "-o", "x.folded", *LONG, *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=directory) as running:
         while not holds_sampler(running.pid):
@@ -50,7 +50,7 @@ def processes(directory):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Starts copies of the shell under other names; ended afterwards.
+    """Returns a function that starts copies of the shell under other names.
 
     The recording has priority over an unrelated program, named ``beside``.
     """
@@ -73,15 +73,15 @@ def programs(tmp_path):
 
 @pytest.fixture
 def cgroup():
-    """A new cgroup of version 2, with processes of its own."""
+    """Creates a cgroup v2; yields a function that starts processes in it."""
     root = find_cgroup_root(Access())
     if root is None or os.geteuid() != 0:
-        pytest.skip("needs root and a hierarchy of cgroups of version 2")
+        pytest.skip("needs root and a cgroup v2 hierarchy")
     path = Path(root.path) / f"kprofiler-test-{os.getpid()}"
     try:
         path.mkdir()
     except OSError as error:
-        pytest.skip(f"cannot make a cgroup: {error}")
+        pytest.skip(f"cannot create a cgroup: {error}")
     yield path
     for directory in [*path.iterdir(), path]:
         if directory.is_dir():
@@ -121,7 +121,7 @@ def test_a_thread_id_is_not_a_process(tmp_path):
 
 
 def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs, tmp_path):
-    """They are followed even if their parent exits first; unrelated processes are excluded."""
+    """Descendants are followed even if their parent exits first; other processes are excluded."""
     programs("beside", LOOP)
     orphan = "sleep 4; head -c 5G /dev/zero > /dev/null; true"
     target = programs("target", f"{WAIT}; ( {orphan} ) & {WORK}; sleep 2; exit 0")
@@ -197,7 +197,7 @@ def test_a_pod_is_selected_by_its_uid(programs, cgroup, tmp_path):
 
 @pytest.fixture
 def in_namespace(tmp_path):
-    """Runs a script in a pid namespace; ``./inner`` is a copy of the shell."""
+    """Returns a function that runs a script in a PID namespace; ``./inner`` is a shell."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("needs root and unshare")
     shutil.copy(shutil.which("sh"), tmp_path / "inner")
@@ -215,7 +215,7 @@ NAMESPACED = " ".join([*RECORD, "-o", "x.folded"])
 
 
 def test_pids_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
-    # Process 1 is the shell, 2 the target; its child is sampled too.
+    # Process 1 is the shell, process 2 the target, whose child is sampled too.
     target = f"./inner -c '(exec dd if=/dev/zero of=/dev/null bs=1M) & {LOOP}'"
     done = in_namespace(f"{target} & {NAMESPACED} -d 3s -p 2", "--mount-proc")
     assert done.returncode == 0, done.stderr
@@ -223,7 +223,7 @@ def test_pids_are_in_the_callers_pid_namespace(in_namespace, tmp_path):
 
 
 def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path):
-    """A command is found by the name of its file, which only /proc shows."""
+    """A command is found by the name of its executable, which only /proc shows."""
     (tmp_path / "command").symlink_to("inner")
     done = in_namespace(f"{NAMESPACED} -- ./command -c '{WORK}'", "--mount-proc")
     assert done.returncode == 0, done.stderr

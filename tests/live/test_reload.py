@@ -1,6 +1,6 @@
-"""SIGHUP while the agent samples: no sample is lost or duplicated, and nothing leaks.
+"""A reload by SIGHUP loses or duplicates no sample, and leaks nothing.
 
-Ten reloads by default; ``KPROFILER_RELOADS=100`` runs a hundred within 60 seconds.
+The test reloads ten times by default; ``KPROFILER_RELOADS=100`` reloads a hundred times in 60 s.
 """
 
 import bisect
@@ -49,7 +49,7 @@ service:
 
 
 class Receiver:
-    """Records windows received over gRPC."""
+    """A gRPC receiver that keeps the windows it receives."""
 
     def __init__(self):
         self.requests = []
@@ -81,7 +81,7 @@ class Systemd:
         self._socket.bind(self.path)
 
     def wait(self, state, seconds=30):
-        """The next message with a state such as ``READY=1``; empty on timeout."""
+        """Returns the next message with a state such as ``READY=1``; empty on timeout."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -98,7 +98,7 @@ class Systemd:
 
 
 class Witness:
-    """A fast, unchanged sampler: gaps that also appear in its samples are delays of the machine."""
+    """A fast sampler that is not reloaded, so that gaps in both are delays of the machine."""
 
     RATE = 3989
 
@@ -124,7 +124,7 @@ class Witness:
         self._thread.join()
 
     def delays(self, cpu):
-        """Intervals of boottime in which a sample of the witness is missing."""
+        """Returns the intervals, in boot time, in which the witness lacks a sample."""
         times = sorted(self.times[cpu])
         return [(a, b) for a, b in itertools.pairwise(times) if b - a > 1.5e9 / self.RATE]
 
@@ -143,7 +143,7 @@ def descriptors(pid):
 
 
 def settings(number):
-    """Settings for a reload: filters, windows and exporters change in turn."""
+    """Returns the settings for a reload; filters, windows and exporters change in turn."""
     return {
         "rate": RATE,
         "interval": ("1s", "700ms")[number // 2 % 2],
@@ -160,12 +160,12 @@ def boot_offset_ns():
 
 @pytest.fixture
 def agent(request, tmp_path, receiver):
-    """Starts the agent after running the parameter's code; ``write`` changes its configuration."""
+    """Starts an agent that first runs the parameter's code; ``write`` changes its configuration."""
     config, systemd = tmp_path / "agent.yaml", Systemd(tmp_path / "notify")
 
     def write(**values):
         path = tmp_path / f"profiles.{values['form']}"
-        # Atomically: the agent may still be reading it for the previous reload.
+        # Replaced atomically, since the agent may still be reading it for the previous reload.
         (tmp_path / "new.yaml").write_text(
             CONFIG.format(endpoint=receiver.endpoint, path=path, **values)
         )
@@ -189,7 +189,7 @@ def agent(request, tmp_path, receiver):
 
 
 def wait_for(holds, seconds=60):
-    """Wait for a condition, with a timeout for busy machines."""
+    """Waits for a condition, with a timeout that suits busy machines."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def wait_for(holds, seconds=60):
 
 
 def reload(agent):
-    """Send SIGHUP; returns the agent's status after the reload."""
+    """Sends SIGHUP; returns the agent's status after the reload."""
     agent.send_signal(signal.SIGHUP)
     message = agent.systemd.wait("READY=1")
     assert message
@@ -205,7 +205,7 @@ def reload(agent):
 
 
 def stop(agent):
-    """Stop the agent; returns the account and the log."""
+    """Stops the agent; returns the account and the log."""
     agent.send_signal(signal.SIGTERM)
     out, log = agent.communicate(timeout=60)
     assert agent.returncode == 0, log
@@ -253,8 +253,8 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
             if index == len(delays) or delays[index][0] >= b:
                 near = any(a < after and b > after - NEAR_NS for after in moments)
                 (ours if near else others).append((a, b))
-    # bpf(2) calls of other processes occasionally cost a sample, near reloads as often as at other
-    # times. An effect of reloads would appear at each of them.
+    # bpf(2) calls in other processes occasionally cause the loss of a sample, as often near reloads
+    # as at other times. An effect of reloads would appear at each reload.
     near = len(moments) * NEAR_NS
     elsewhere = seconds * 10**9 - near
     sys.stdout.write(
@@ -264,8 +264,8 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
     )
     assert len(ours) <= 3 + 2 * len(others) * near / elsewhere, (ours, others)
     assert all(b - a < 3.5e9 / RATE for a, b in ours)
-    # A file exporter is one descriptor; the first reload imports modules; files being read come and
-    # go.
+    # The count varies: a file exporter holds a descriptor, the first reload imports modules, and
+    # files are open only while they are read.
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1
 
 
@@ -310,7 +310,7 @@ def test_a_change_of_the_rate_closes_a_window(agent, receiver):
     slow = [w for w in windows if w.profiles[0].period_ns == 10**9 // 99]
     assert windows[-len(slow) :] == slow, "one after the other"
     for times in times_by_cpu(slow).values():
-        # A virtual machine may get an interrupt late, and the next one sooner.
+        # In a virtual machine, an interrupt may be late and the next one early.
         assert len(times) <= (times[-1] - times[0]) * 99 / 10**9 + 2
 
 
@@ -339,7 +339,7 @@ def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
     agent.write(**quick)
     set_threshold(80)
     received = -1
-    while received != len(receiver.windows):  # a busy agent needs a while
+    while received != len(receiver.windows):  # a busy agent takes a while
         received = len(receiver.windows)
         time.sleep(1)
     paused_ns = time.time_ns()

@@ -1,4 +1,4 @@
-"""Files whose symbols were evicted are opened again through the processes that map them."""
+"""Files whose symbols were evicted are reopened through processes that map them."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def on_overlay(program, mounts):
 
 
 def wanted(process, path=None, *, owner=0, device=None):
-    """Returns a process's executable as the agent recorded it when first opening it."""
+    """Returns a process's executable as the agent records it when it first opens the file."""
     exe = f"/proc/{process.pid}/exe"
     with open(exe, "rb") as file:
         status = os.fstat(file.fileno())
@@ -78,7 +78,7 @@ def test_a_file_on_an_overlay_is_opened_although_the_kernel_reports_another_devi
 ):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with on_overlay(program, mounts) as process:
-        elsewhere = device_number(os.stat("/").st_dev)  # like the inode's device
+        elsewhere = device_number(os.stat("/").st_dev)  # differs from the inode's device
         file = reopen(wanted(process, device=elsewhere), Access())
         assert content(file) == program.read_bytes()
 
@@ -96,7 +96,7 @@ def test_no_other_file_is_opened_when_no_process_maps_it(tmp_path, mounts):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with in_container(program, mounts) as process:
         asked = wanted(process)
-    shutil.copy2(program, mounts)  # equal, as far as the hash shows, at the same path
+    shutil.copy2(program, mounts)  # the same path, content and thus hash
     assert asked.details.path == str(mounts / "waits")
     assert reopen(asked, Access()) is None
 
@@ -130,7 +130,7 @@ def test_the_vdso_is_read_again():
 
 
 def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):
-    """The tables do not fit together: whichever was evicted is read again."""
+    """The two tables do not fit into memory at once, so the evicted one is read again."""
     functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
     program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)
     names = open_user_names(
@@ -157,7 +157,7 @@ def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp
             if names.name(file.key, text).unresolved is Unresolved.SYMBOLS_PENDING:
                 names.finish(60)
             found = names.name(file.key, text)
-            if found.unresolved is not Unresolved.SYMBOLS_DROPPED:  # it may have just left
+            if found.unresolved is not Unresolved.SYMBOLS_DROPPED:  # may have been evicted just now
                 assert found.lines[0].function.startswith("function_"), found
         assert names.counts().loaded > PROGRAMS
         assert (names.counts().gone, names.counts().refused) == (0, 0)

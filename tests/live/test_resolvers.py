@@ -15,12 +15,12 @@ from otel_kprofiler.symbols import lookup_addresses
 
 pytestmark = pytest.mark.live
 
-# Without randomization, so that the addresses of both are the same.
+# Without address randomization, so that both processes have the same addresses.
 SPIN = ["setarch", "-R", sys.executable, "-S", "-c", "while True: pass"]
 
 
 class OwnNames:
-    """Names all code after the process that runs it."""
+    """A resolver that names all code after the process that runs it."""
 
     def state(self, sample):
         return sample.process
@@ -76,7 +76,7 @@ def test_user_frames_are_named_by_the_given_resolver(spinning):
 
 
 def named(windows):
-    """Process and functions of each stack with user frames."""
+    """Yields the process and the functions of each stack with user frames."""
     for window in windows:
         for profile in window.profiles:
             for group in profile.resources:

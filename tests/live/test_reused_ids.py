@@ -15,7 +15,7 @@ pytestmark = pytest.mark.live
 
 PID = int(Path("/proc/sys/kernel/pid_max").read_text()) - 1
 ROUNDS = int(os.environ.get("KPROFILER_ROUNDS", "150"))
-# Both programs have their functions at the same addresses.
+# Both programs have functions at the same addresses.
 PROGRAM = """
 #include <time.h>
 static volatile unsigned long count;
@@ -28,7 +28,7 @@ __attribute__((noinline)) void work_of_NAME(double seconds) {
 }
 int main(void) { work_of_NAME(0.02); return 0; }
 """
-# clone3(2) with set_tid: the next process has the id of the one before.
+# Uses clone3(2) with set_tid, so that each process has the id of the previous process.
 DRIVER = """
 #define _GNU_SOURCE
 #include <linux/sched.h>
@@ -96,7 +96,7 @@ def test_reused_process_ids_never_mix_names(programs, tmp_path):
 
 
 def samples_of(path):
-    """Samples of a file with their Resource attributes."""
+    """Yields the samples in a file, with their Resource attributes."""
     for window in read_profiles(str(path)):
         for profile in window.profiles:
             for group in profile.resources:

@@ -1,4 +1,4 @@
-"""Samples of a thread are never those of an earlier thread with the same id."""
+"""Samples of a thread never have the name, span or waits of an earlier thread with its id."""
 
 import json
 import os
@@ -25,9 +25,9 @@ WANTED = 150
 
 
 def compare(samples, lives):
-    """Counts samples within the life of a thread by what they have of another thread.
+    """Counts samples during the lives of threads, by correctness of their name, span and waits.
 
-    A wait is late if it lasts into the life of the next thread with the same id.
+    A wait counts as late if it lasts into the life of the next thread with the same id.
     """
     by_tid = defaultdict(list)
     for tid, *life in lives:
@@ -39,7 +39,7 @@ def compare(samples, lives):
         on_tid = by_tid.get(sample.tid, ())
         at = bisect_right(on_tid, start_ns, key=lambda life: life[0]) - 1
         if at < 0 or start_ns > on_tid[at][1]:
-            continue  # before a thread has its name, or after its span
+            continue  # before the thread is named, or after its span
         _, _, name, link = on_tid[at]
         counts[sample.kind, "late"] += any(end_ns > life[0] for life in on_tid[at + 1 : at + 2])
         counts[sample.kind, "other name"] += sample.comm.decode() != name

@@ -47,7 +47,7 @@ READ = "while True: open('/proc/stat').read()"
 
 @contextlib.contextmanager
 def load(code, *, cpu=None):
-    """A Python process that keeps one CPU busy."""
+    """Runs a Python process that keeps one CPU busy."""
     pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
     process = subprocess.Popen([sys.executable, "-S", "-c", pin + code])
     try:
@@ -66,7 +66,7 @@ def collect(sampler, seconds, *, interval_s=0.05):
 
 
 def collect_until(sampler, wanted, *, count=1, timeout_s=60):
-    """Collect samples until a number of them match; the timeout suits busy machines."""
+    """Collects samples until ``count`` of them match; the timeout suits busy machines."""
     samples, result, end = [], 0, time.monotonic() + timeout_s
     while result < count:
         assert time.monotonic() < end, f"{result} of {len(samples)} samples are wanted ones"
@@ -86,7 +86,7 @@ def in_kernel(sample):
 
 
 def typical_period_ns(samples):
-    """The median period, which delayed interrupts on a busy machine do not affect."""
+    """Returns the median period, which interrupts delayed on a busy machine do not affect."""
     times = [[s.time_ns for s in samples if s.cpu == cpu] for cpu in range(os.cpu_count())]
     return statistics.median(b - a for a, b in itertools.pairwise(sorted(max(times, key=len))))
 
@@ -154,7 +154,7 @@ def test_every_sample_taken_is_received(rate):
 
 
 def test_no_sample_is_older_than_the_watermark():
-    """The test drains in quick succession at a high rate, to find records being written."""
+    """The test drains in quick succession at a high rate, to meet records being written."""
     with load(READ), load(READ), sampling(samples_per_second=10_000, stacks="both") as sampler:
         end, complete, advanced = time.monotonic() + 2, 0, 0
         while time.monotonic() < end or advanced < 10:
@@ -198,7 +198,7 @@ def test_a_filling_ring_ends_the_wait():
         )
         assert waited < 50
         assert used > 100_000, "woken by the fill mark, not by every record"
-        # Further records at the mark may each have posted one more event.
+        # Each further record beyond the mark may have posted another event.
         woken = (is_woken(sampler) for _ in range(1000))
         assert not all(woken), "a ring with a few records wakes nobody"
 
@@ -287,7 +287,7 @@ def idle_ticks(cpu):
 
 @contextlib.contextmanager
 def idling(cpu):
-    """Skips a test if it failed because other load kept the CPU busy."""
+    """Skips a test that failed because other load kept the CPU busy."""
     before = idle_ticks(cpu)
     try:
         yield
@@ -344,7 +344,7 @@ def test_interrupts_taken_while_idle_are_kept():
             with load(FLOOD, cpu=1):
                 samples = collect_until(sampler, lambda sample: sample.tid == 0)
                 samples += collect(sampler, 1)
-            # The flood may leave CPU 0 no idle time: check for idle ticks afterwards.
+            # The flood may leave CPU 0 no idle time, so check for idle ticks afterwards.
             deadline = time.monotonic() + 60
             while not sampler.counts()["on_cpu"].filtered["idle"] and time.monotonic() < deadline:
                 samples += collect(sampler, 0.1)
@@ -388,7 +388,7 @@ def test_a_cpu_back_online_is_sampled_again():
 
 
 def test_a_briefly_offline_cpu_is_sampled_again():
-    """The absence falls between two checks of the CPU list, which therefore does not show it."""
+    """The CPU is offline between two checks of the CPU list, which therefore do not show it."""
     with sampling(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):

@@ -23,7 +23,7 @@ FAST = {"samples_per_second": 999, "send_idle_frames": True, "stacks": "both"}
 
 @contextlib.contextmanager
 def busy(cpu):
-    """Load on a CPU: timers of an idle CPU that was offline may not fire."""
+    """Keeps a CPU busy, since the timers of an idle CPU that was offline may not fire."""
     work = subprocess.Popen(
         [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile True: pass"]
     )
@@ -35,7 +35,7 @@ def busy(cpu):
 
 
 class Witness:
-    """A fast, unchanged sampler: gaps that also appear in its samples are delays of the machine."""
+    """A fast sampler that is not changed, so that gaps in both are delays of the machine."""
 
     RATE = 3989
 
@@ -60,7 +60,7 @@ class Witness:
         self.times = times_by_cpu(self._samples)
 
     def stood_still(self, cpu, start, end):
-        """Returns whether interrupts were delayed: a sample of the witness is missing."""
+        """Returns whether interrupts were delayed, so that a sample of the witness is missing."""
         return any(
             b > start and a < end and b - a > 1.5 * 10**9 / self.RATE
             for a, b in itertools.pairwise(self.times[cpu])
@@ -87,7 +87,7 @@ def drain_for(sampler, seconds):
 
 
 def changes():
-    """Successive settings, none of which filters samples."""
+    """Yields successive settings, none of which filters samples."""
     yield from (
         {**FAST, "samples_per_second": 499},
         {**FAST, "samples_per_second": 997, "min_process_age_ns": 1},
@@ -120,7 +120,7 @@ def test_changes_cause_no_gap_and_no_duplicate_sample():
             if b - a > longest and any(a < after and b > before for before, after in moments)
         ]
         unexplained = [gap for gap in gaps if not witness.stood_still(cpu, *gap)]
-        # bpf(2) calls of other processes occasionally cost a sample.
+        # bpf(2) calls in other processes occasionally cause the loss of a sample.
         assert len(unexplained) <= 2
 
 
@@ -135,7 +135,7 @@ def test_the_new_period_applies_from_the_returned_time():
             samples += drain_for(sampler, 0.1)
             after = times_by_cpu([sample for sample in samples if sample.time_ns > changed])
     for times in after.values():
-        # A virtual machine may get an interrupt late, and the next one sooner.
+        # In a virtual machine, an interrupt may be late and the next one early.
         assert len(times) <= (times[-1] - times[0]) / period_ns + 2
 
 

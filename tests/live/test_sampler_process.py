@@ -1,4 +1,4 @@
-"""The sampler and its process: privileges, kill, fork, rejected programs."""
+"""The sampler's process: privileges, kills, forks and rejected programs."""
 
 import ctypes
 import errno
@@ -62,7 +62,7 @@ def restored_sysctl():
 
 
 def follow(fix):
-    """Run the commands of a fix as printed; returns the output of the last one."""
+    """Runs the commands of a fix as printed; returns the output of the last command."""
     steps = [step.partition(": ")[2] for step in fix.strip().split("; then ")]
     steps[-1] = fix.strip().rpartition("with: ")[2] if "with: " in fix else steps[-1]
     for step in steps:
@@ -73,7 +73,7 @@ def follow(fix):
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
 def test_two_capabilities_are_enough(public_python, restored_sysctl, loader):
-    """On distributions that restrict perf further, the printed fix is applied first."""
+    """On distributions that restrict perf further, the test first applies the printed fix."""
     with open(PARANOID) as file:
         level = int(file.read())
     done = run_as_nobody(public_python, *TWO_CAPABILITIES, loader=loader)
@@ -198,7 +198,7 @@ def test_a_forked_child_holds_nothing_and_the_parent_keeps_sampling(loader):
 
 
 def test_forking_while_another_thread_drains_is_safe():
-    """The child must not use its copy of the drain's lock and views."""
+    """The child must not use its copies of the drain's lock and memory views."""
     code = """
 import os, threading, time
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
@@ -247,7 +247,7 @@ def test_the_error_has_the_verifiers_log(tmp_path):
 
 
 def test_an_unsupported_map_type_is_a_missing_feature(tmp_path):
-    """On an old kernel, the type of BPF ring buffers is unknown."""
+    """An old kernel does not know BPF ring buffers, for example."""
     ring_type = struct.pack("<III", 0, 3 << 24, 0)  # BTF_KIND_ARRAY
     data = SAMPLER_OBJECT.read_bytes()
     sizes = [

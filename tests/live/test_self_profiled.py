@@ -1,4 +1,4 @@
-"""Agent and embedded profiler on one host: no CPU time is counted twice."""
+"""With an agent and an embedded profiler on one host, no CPU time is counted twice."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ stopped = []
 signal.signal(signal.SIGUSR1, lambda *_: stopped.append(1))
 profiler = KernelProfiler.from_env()
 profiler.start()
-os.nice(10)  # so that the agent, too, runs
+os.nice(10)  # leaves CPU time to the agent
 while True:
     os.listdir("/proc/self/task")
     if stopped:
@@ -56,7 +56,7 @@ MARK = "otel_kprofiler.self_profiled"
 
 
 class Parts:
-    """The agent and its sampled processes."""
+    """An agent and the processes that it samples."""
 
     def __init__(self, stack, directory):
         self._stack, self._directory = stack, directory
@@ -89,7 +89,7 @@ class Parts:
             return self.start(*command, stdout=subprocess.PIPE, stderr=log)
 
     def windows(self, path=None):
-        """Returns for each window the samples and the Resource of each process, by pid."""
+        """Returns the number of samples and the Resource of each process in each window, by pid."""
         path = path or self.path
         size, results = self._read[path]
         data = path.read_bytes()[size:] if path.exists() else b""
@@ -118,7 +118,7 @@ def parts(tmp_path):
 
 
 def stop(agent):
-    """Stop the agent; returns its account."""
+    """Stops the agent; returns its account."""
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0
@@ -132,7 +132,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     agent = parts.start_agent("leave_out")
 
     def without_service():
-        """Yields windows in which only the impostor was sampled, not the service."""
+        """Returns the windows in which only the impostor was sampled, not the service."""
         return [
             window
             for window in parts.windows()
@@ -140,7 +140,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
         ]
 
     parts.wait_for(lambda: len(without_service()) >= 5)
-    # It may appear until its context has been read, at the end of a window.
+    # Only until its context is read, at the end of a window, may the service appear.
     assert service.pid not in parts.windows()[-1]
     (_, resource) = parts.windows()[-1].get(impostor.pid, (0, None))
     assert resource is None or MARK not in resource.attributes

@@ -1,4 +1,4 @@
-"""SIGTERM in profiled services: pending samples are exported, and the signal takes effect."""
+"""On SIGTERM, profiled services export pending samples, and the signal takes effect."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.live
 
 
 def terminate(code, env):
-    """Run a service until it prints the number of samples, then terminate it."""
+    """Runs a service until it prints its number of samples, then sends SIGTERM."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORK + textwrap.dedent(code)],
         env={
@@ -103,7 +103,7 @@ def test_a_server_that_raises_the_signal_again_exports_everything_and_dies_of_it
 
 @pytest.mark.parametrize("idle", [*further(False), True])
 def test_workers_terminated_by_their_pool_export_pending_samples(to_file, idle):
-    """A pool ends an idle worker by a message and by SIGTERM at the same time."""
+    """A pool stops an idle worker with a message and SIGTERM at the same time."""
     code = """
     import multiprocessing
     def worker(_):
@@ -118,7 +118,7 @@ def test_workers_terminated_by_their_pool_export_pending_samples(to_file, idle):
         found = receiver.recv()
         if not BUSY:
             result.get()
-    print(*found, flush=True)  # no worker outlives its pool and keeps the pipe of the test open
+    print(*found, flush=True)  # no worker still holds the test's pipe
     time.sleep(600)
     """.replace("BUSY", "0" if idle else "600")
     service = SAMPLED.replace("HOW", "profiler.export_on_sigterm()") + textwrap.dedent(code)

@@ -1,4 +1,4 @@
-"""Links of real samples: the kernel program follows the interpreter's objects, or reads records."""
+"""The BPF program links samples by the interpreter's objects, or by published records."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def sampling(*, unsampled=False):
 
 @contextlib.contextmanager
 def current(span_context):
-    """Inside a span with this context, or with another object in its place."""
+    """Makes a span current that has this context, or another object in place of the context."""
     token = context.attach(trace.set_span_in_context(NonRecordingSpan(span_context)))
     try:
         yield
@@ -86,7 +86,7 @@ def test_trace_and_span_ids_of_every_size_are_read(trace_id, span_id):
 
 
 class Odd(tuple):
-    """Not a span context, but with the same layout."""
+    """An object that has the layout of a span context but is none."""
 
     __slots__ = ()
 
@@ -173,7 +173,7 @@ def test_starting_inside_a_span_links_that_span():
 
 
 def test_wrappers_of_spans_are_linked_by_their_span_context():
-    """The class appears while the profiler runs, and once the span is current."""
+    """The class is defined while the profiler runs, and once while the span is current."""
     run(
         BEFORE_THE_START
         + """

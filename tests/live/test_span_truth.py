@@ -1,4 +1,4 @@
-"""Span links of services, compared with the services' logs; `make test-span-truth` runs longer."""
+"""Span links of services, compared with their logs; ``make test-span-truth`` runs longer."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_samples_are_linked_to_the_current_span(name):
 def test_records_hold_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
-    # The first change in each uvloop thread goes unnoticed: a few of some hundred samples.
+    # The first change in each uvloop thread is missed, which affects a few of hundreds of samples.
     assert outcome.linked_share >= 0.98
 
 

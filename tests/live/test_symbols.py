@@ -42,7 +42,7 @@ def test_every_text_symbol_resolves_to_itself(symbolizer):
             assert frame.address == pc - text
             if frame.lines and frame.offset == 0:
                 assert name in symbolizer.explain(pc).names
-            else:  # a boundary, or a label at the padding of the next function
+            else:  # a boundary, or a label in padding
                 assert is_marker(name.encode()) or frame.offset < 0, name
             checked += 1
     assert checked > 10_000

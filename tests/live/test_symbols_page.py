@@ -1,4 +1,4 @@
-"""The examples of docs/symbols.md do what the page says."""
+"""The examples in docs/symbols.md do what the page says."""
 
 import ctypes
 import os
@@ -30,7 +30,7 @@ PROGRAM = """
 
 
 def run(heading, **given):
-    """Returns the names defined by the example below a heading."""
+    """Runs the example below a heading; returns the names that it defines."""
     (code,) = EXAMPLES[heading]
     exec(code, given)
     return given
@@ -78,13 +78,13 @@ def test_example_offsets_resolve_to_addresses(running, path, capsys):
     file = run("One file", path=path)["file"]
     (hidden,) = file.find("hidden")
     capsys.readouterr()
-    run("Offsets in files to addresses", path=path, pid=running["pid"],
+    run("Convert file offsets to addresses", path=path, pid=running["pid"],
         file_offset=hidden.file_offset)  # fmt: skip
     assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
 
 
 def test_example_filter_by_pid(running, capsys):
-    run("Some processes only", **running)
+    run("Resolve only some processes", **running)
     assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
 
 
@@ -95,7 +95,7 @@ def test_example_process_events():
 
         def printed(*words):
             lines.append(words)
-            process.stdin.close()  # all is followed now: the shell may continue
+            process.stdin.close()  # now all is tracked, so the shell may continue
 
         run("Process events", pid=process.pid, print=printed)
     assert any(pid == process.pid and "libc" in path for pid, _, path in lines)
@@ -106,7 +106,7 @@ def test_example_process_events():
 def test_example_custom_resolver(running, capsys):
     pid, address = running["pid"], running["address"]
     names = {0x7000: "compiled", address + 2: "preferred"}
-    given = run("A resolver of your own", pid=pid, names=names,
+    given = run("Write a resolver", pid=pid, names=names,
                 addresses=[0x7000, address, address + 2])  # fmt: skip
     assert functions(capsys.readouterr().out) == ["compiled", "hidden", "preferred"]
     result = given["resolver"].find("hidden", pid) + given["resolver"].find("compiled", pid)
@@ -140,15 +140,15 @@ def test_example_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
 
 def test_example_custom_finder(path, tmp_path, capsys):
     stripped, debug = separate(path, tmp_path)
-    run("A finder of debug files of your own", path=stripped, folder=str(tmp_path))
+    run("Write a finder of debug files", path=stripped, folder=str(tmp_path))
     assert capsys.readouterr().out == "[]\n"
     shutil.move(debug, tmp_path / build_id_of(stripped))
-    run("A finder of debug files of your own", path=stripped, folder=str(tmp_path))
+    run("Write a finder of debug files", path=stripped, folder=str(tmp_path))
     assert "hidden" in capsys.readouterr().out
 
 
 def separate(path, folder):
-    """A stripped copy of a program, and its debug file."""
+    """Creates a stripped copy of a program and its debug file; returns both paths."""
     stripped, debug = str(folder / "stripped"), str(folder / "symbols")
     subprocess.run(["objcopy", "--only-keep-debug", path, debug], check=True)
     subprocess.run(["strip", "-o", stripped, path], check=True)

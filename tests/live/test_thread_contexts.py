@@ -1,4 +1,4 @@
-"""Samples of native programs have the span published by their thread, and no other."""
+"""Samples of native programs have the span that their thread publishes, and no other span."""
 
 import bisect
 import contextlib
@@ -167,7 +167,7 @@ def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile)
         reader.drain()
         count = reader.count_links()
         deadline = time.monotonic() + LATEST_S
-        while reader.count_links() < count + 100:  # without a look, which would register it again
+        while reader.count_links() < count + 100:  # a look would register it again
             assert time.monotonic() < deadline
             time.sleep(0.1)
             reader.drain()
@@ -232,7 +232,7 @@ def test_python_samples_have_their_published_span(tmp_path, python):
         of_thread = threads.get(str(sample.tid), [])
         at = bisect.bisect_right(of_thread, sample.time_ns, key=lambda note: note[0]) - 1
         if at < 0 or sample.time_ns < first_ns or sample.time_ns >= of_thread[at][1]:
-            continue  # the thread changed its context
+            continue  # while the thread changes its context
         expected = of_thread[at][2]
         link = sample.link and (sample.link.trace_id + sample.link.span_id).hex()
         counts["right" if link == expected else "wrong" if link else "missing"] += 1
@@ -246,7 +246,7 @@ def test_python_samples_have_their_published_span(tmp_path, python):
 
 
 def record(pid, out):
-    """Record a process, longer if it gets little CPU time; returns its samples with a span."""
+    """Records a process, for longer if it gets little CPU time; returns samples with a span."""
     for duration in ("2s", "8s", "30s"):
         words = ["record", "--force", "-F", "499", "-d", duration, "-p", str(pid), "-o", str(out)]
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Timer slack of gRPC's threads: coarse in the agent and commands, unchanged in a service."""
+"""gRPC's threads have a coarse timer slack in the agent and commands, but not in a service."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = [
 
 COARSE_NS, DEFAULT_NS = 100_000_000, 50_000
 POLLING = "event_engine"
-"""The name of gRPC's threads that poll."""
+"""The name of gRPC's polling threads."""
 GRPC = {POLLING, "grpc_global_tim", "lifeguard"}
 CONFIG = """
 receivers: {{kprofiler: {{stacks: kernel}}}}
@@ -33,10 +33,10 @@ exporter.shutdown(0)
 
 
 def slacks(process, last):
-    """Timer slacks of a process's threads in nanoseconds, by their names.
+    """Returns the timer slacks of a process's threads in nanoseconds, by thread name.
 
-    Waits until a thread's name starts with ``last`` and all threads are named; a new thread
-    inherits its creator's name.
+    Waits until a thread's name starts with ``last`` and no thread has the name inherited from its
+    creator any more.
     """
     while True:
         assert process.poll() is None
@@ -44,7 +44,7 @@ def slacks(process, last):
         for tid in os.listdir(f"/proc/{process.pid}/task"):
             try:
                 name = Path(f"/proc/{tid}/comm").read_text().strip()
-                # The file is missing below task/, but exists as /proc/TID for each thread.
+                # This file exists in /proc/TID for each thread, but not in /proc/PID/task/TID.
                 slack = int(Path(f"/proc/{tid}/timerslack_ns").read_text())
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -62,7 +62,7 @@ def assert_only_grpc_is_coarse(threads):
 
 
 def hold(script):
-    """Returns the slacks in a process that has opened an exporter."""
+    """Runs a script that opens an exporter; returns its threads' timer slacks."""
     process = subprocess.Popen(
         [*get_public_python().words, "-c", script + HOLD],
         stdin=subprocess.PIPE,
@@ -85,7 +85,7 @@ def test_only_the_agents_grpc_threads_have_coarse_timers(tmp_path, receiver):
         stdout=subprocess.DEVNULL,
     )
     try:
-        # The thread that sends metrics is the last to start.
+        # The thread that sends metrics starts last.
         threads = slacks(process, "OtelPeriodic")
     finally:
         process.terminate()

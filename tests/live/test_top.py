@@ -1,4 +1,4 @@
-"""`top` on a real terminal: it shows what runs, and restores the terminal."""
+"""``top`` on a real terminal shows what runs, and restores the terminal."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ def test_a_planted_function_and_process_are_on_the_screen(busy):
         terminal.type("q")
         assert terminal.end() == 0
         assert terminal.settings() == terminal.before
-        assert terminal.page.modes == {"?25", "?7"}  # cursor and wrapping as usual
+        assert terminal.page.modes == {"?25", "?7"}  # visible cursor, wrapping
 
 
 def test_a_hangup_restores_the_terminal(busy):
@@ -118,7 +118,7 @@ def test_sigterm_ends_top_even_if_the_terminal_accepts_no_output(busy):
     with Terminal([*TOP, "-p", busy.pid, "--stacks", "kernel", "--window", "1s"]) as terminal:
         terminal.wait_for("q quit")
         terminal.type("\x13")  # Ctrl-S
-        time.sleep(1.2)  # until a screen is due
+        time.sleep(1.2)  # until the next screen is due
         terminal.process.terminate()
         assert terminal.end() == 143
         assert terminal.settings() == terminal.before
@@ -184,7 +184,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         thread.join()
         os.close(fd)
     assert heads == 2
-    _, columns, first, *_ = filter(None, lines)  # rows that follow: samples between two runs
+    _, columns, first, *_ = filter(None, lines)  # other rows: samples between runs
     assert columns.endswith("function of a BPF program")
     assert first.endswith("planted_bpf")
     assert "xdp" in first

@@ -1,4 +1,4 @@
-"""Samples at raw tracepoints: as many as the program causes, with values and stacks."""
+"""Samples at raw tracepoints match the program's events, with values and stacks."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.live
 OPENS, PACKETS, PAGES, WRITES = 3_000, 400, 20_000, 64
 PAYLOAD, WRITE = 100, 65_536
 QUEUE = 10
-"""Datagrams that a socket queues, at least (net.unix.max_dgram_qlen)."""
+"""The minimum number of datagrams that a socket queues (net.unix.max_dgram_qlen)."""
 LOAD = f"""
 import mmap, os, socket, sys
 def open_files():
@@ -27,7 +27,7 @@ def send():
         sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         for _ in range({QUEUE}):
             sender.send(bytes({PAYLOAD}))
-        receiver.close()  # drops the queue, in this process
+        receiver.close()  # drops the queued datagrams in this process
         sender.close()
 def touch():
     memory = mmap.mmap(-1, {PAGES} * mmap.PAGESIZE)
@@ -52,7 +52,7 @@ def run_load(*arguments):
 
 
 def has_disk(directory):
-    """Returns whether files in the directory are on a block device with direct I/O."""
+    """Returns whether the directory is on a block device that supports direct I/O."""
     path = directory / "probe"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
@@ -64,7 +64,7 @@ def has_disk(directory):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Reports of a load, by function and by process."""
+    """Returns reports on a load, by function and by process."""
     directory = tmp_path_factory.mktemp("tracepoints")
     arguments = [str(directory / "file")] if has_disk(directory) else []
     path = str(directory / "x.otlp")
@@ -79,7 +79,7 @@ def recorded(tmp_path_factory):
 
 
 def total_of(part, function):
-    """Returns the sum of values of a function of the load."""
+    """Returns the sum of the values in a function of the load."""
     return sum(group["total"] for group in part["groups"] if group["name"] == function)
 
 
@@ -93,16 +93,16 @@ def test_each_dropped_packet_counts_its_bytes(recorded):
 
 
 def test_pages_count_their_bytes(recorded):
-    """The kernel also allocates a page table for each 512 pages."""
+    """The kernel also allocates a page table for every 512 pages."""
     allocated = total_of(recorded[0]["mm_page_alloc"], "touch") / os.sysconf("SC_PAGE_SIZE")
     assert PAGES <= allocated <= PAGES * 1.02
 
 
 def test_block_requests_count_their_bytes(recorded):
     if not recorded[1]:
-        pytest.skip("the temporary directory is on no block device")
+        pytest.skip("the temporary directory is not on a block device")
     written = total_of(recorded[0]["block_bio_queue"], "write")
-    assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # the file system's own blocks
+    assert WRITES * WRITE <= written <= WRITES * WRITE * 1.2  # plus metadata of the file system
 
 
 def test_the_leaf_is_the_function_with_the_tracepoint(recorded):
@@ -114,7 +114,7 @@ def test_the_leaf_is_the_function_with_the_tracepoint(recorded):
 
 
 def run_sampler(config, action):
-    """Returns samples and counts of a sampler that runs during an action."""
+    """Runs a sampler during an action; returns its samples and counts."""
     sampler = EbpfSampler(config)
     sampler.start()
     try:
@@ -163,7 +163,7 @@ def test_only_chosen_cpus_are_sampled():
     first = min(os.sched_getaffinity(0))
     everywhere = os.sched_getaffinity(0)
     if len(everywhere) == 1:
-        pytest.skip("one CPU: there is no other to leave out")
+        pytest.skip("needs two CPUs, to leave one out")
     try:
 
         def act(_):
@@ -180,7 +180,7 @@ def test_only_chosen_cpus_are_sampled():
 
 
 def test_samples_for_which_the_ring_has_no_room_are_counted():
-    """Tracepoints occur in interrupts, and the clock interrupts their programs."""
+    """Tracepoints occur in interrupts, and the clock's interrupt occurs in their programs."""
     names = ("mm_page_alloc", "sched_waking", "sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=19,
@@ -201,7 +201,7 @@ def test_samples_for_which_the_ring_has_no_room_are_counted():
 
 @pytest.mark.long
 def test_programs_that_interrupt_each_other_write_whole_records():
-    """The clock interrupts programs of other tracepoints, and its interrupt has a tracepoint."""
+    """The clock interrupts tracepoints' programs, and its interrupt contains a tracepoint."""
     names = ("sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=4999,

@@ -24,7 +24,7 @@ LIMIT_S = 120
 
 @contextlib.contextmanager
 def service(*options):
-    """Starts the page's service; returns its pid after a second of orders."""
+    """Starts the page's service; yields its pid after a second of orders."""
     with subprocess.Popen([sys.executable, PROGRAM, *options], stdout=subprocess.PIPE) as process:
         try:
             assert b"ms an order" in process.stdout.readline()
@@ -34,24 +34,24 @@ def service(*options):
 
 
 def run(command, folder, pid=0):
-    """Returns the output of a page's command, for a process of this test and a shorter time."""
+    """Runs a command from the page on this test's process, for less time; returns its output."""
     command = (
         command.removeprefix("sudo ")
         .replace("17201", str(pid))
         .replace("-d 10s", "-d 2s")
-        .replace("-n 3", "-n 0")  # few samples: chance orders the rows
+        .replace("-n 3", "-n 0")  # with few samples, the order varies
         .replace("-n 4", "-n 40")
     )
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["sh", "-ec", command], cwd=folder, env=os.environ | {"PATH": path},
                           capture_output=True, text=True, timeout=LIMIT_S, check=False)  # fmt: skip
-    none = "no sample matches" in done.stderr  # few samples, since the process hardly runs
+    none = "no sample matches" in done.stderr  # the process hardly runs
     assert done.returncode == 0 or none, f"{command}: {done.stderr}"
     return done.stdout
 
 
 def repeat(action, is_reached):
-    """The result of an action, repeated until it matches the page."""
+    """Repeats an action until its result matches the page; returns the result."""
     deadline = time.monotonic() + LIMIT_S
     while not is_reached(result := action()):
         assert time.monotonic() < deadline, result
@@ -76,7 +76,7 @@ def test_the_page_names_the_services_source_lines():
 def test_the_commands_lead_from_the_symptom_to_the_lines(tmp_path):
     system = subprocess.check_output(["stat", "-f", "-c", "%T", "/var/tmp"], text=True).strip()
     if system == "tmpfs":
-        pytest.skip("/var/tmp is a tmpfs: fsync waits for no disk")
+        pytest.skip("/var/tmp is a tmpfs, where fsync(2) does not wait for a disk")
     top, record, runs, calls, waits, compare = COMMANDS
 
     def record_and_report(pid, record=record, file="slow.otlp"):
@@ -96,7 +96,7 @@ def test_the_commands_lead_from_the_symptom_to_the_lines(tmp_path):
         texts = repeat(lambda: record_and_report(pid, mended, "mended.otlp"),
                        lambda texts: "on_cpu: " in texts[0] and "all waits: " in texts[1],
         )  # fmt: skip
-    assert "deepcopy" not in texts[0]  # a sample may be in line 18, which still reads one price
+    assert "deepcopy" not in texts[0]  # line 18 may still have a sample, at the read of one price
     assert "fsync" not in texts[1]
     assert WAITS not in texts[2]
     assert "deepcopy" in run(compare, tmp_path)

@@ -43,15 +43,15 @@ LACKS = {
     ("CAP_DAC_READ_SEARCH",): ("private",),
     ("CAP_SYS_PTRACE",): ("elsewhere", "deleted"),
 }
-"""Libraries that certainly cannot be opened, by missing capabilities."""
+"""The libraries that certainly cannot be opened, by missing capability."""
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Runs processes of root, each with code of a different library.
+    """Runs processes as root, each of which executes code in a different library.
 
-    All users may read the first library, only root the second; the third is mounted elsewhere, as
-    in a container, and the fourth was deleted.
+    All users may read the first library, but only root the second. The third is in another mount
+    namespace, as in a container, and the fourth is deleted.
     """
     place = tmp_path_factory.mktemp("rights")
     started = {}

@@ -1,4 +1,4 @@
-"""User stacks by unwind tables, frame by frame against an independent unwinder."""
+"""User stacks by unwind tables, compared frame by frame with an independent unwinder."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ PROGRAMS = Path(__file__).parents[1] / "truth" / "programs"
 HZ = 997
 STACKS = 250
 LONGEST_STEP = 400
-"""Units by which a step may overrun the limit: a mapping, a search, one call of the interpreter."""
+"""The units of work by which a step (mapping, search, interpreter) may exceed the limit."""
 
 needs_clang = pytest.mark.skipif(
     shutil.which("clang-14") is None or shutil.which("llvm-strip-14") is None,
@@ -41,13 +41,13 @@ needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not i
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The program that dumps registers and stacks."""
+    """Compiles the program that dumps registers and stacks."""
     return dumps.build(tmp_path_factory.mktemp("dump"))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """Compiles walk.cpp with flags, once for each set of them."""
+    """Returns a function that compiles walk.cpp, once for each set of flags."""
     folder, known = tmp_path_factory.mktemp("walk"), {}
 
     def compile_walk(*flags):
@@ -64,7 +64,7 @@ def compiled(tmp_path_factory):
 
 @contextmanager
 def running(*command):
-    """A process, killed at the end of the block."""
+    """Runs a process, and kills it at the end of the block."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
@@ -75,14 +75,14 @@ def running(*command):
 
 
 def take_loaded(dumper, pid, count=STACKS):
-    """Stacks from when no file is pending any more; some files are only used now and then."""
+    """Takes stacks until none is pending on a file's table; returns the last ``count`` stacks."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         result = dumper.take(pid, HZ, count)
         assert result, "no samples"
         if all(dump.stack.end is not StackEnd.PENDING for dump in result):
             return result
-    raise AssertionError(f"files stay pending: {dumper.tables.counts()}")
+    raise AssertionError(f"tables were not loaded within 60 s: {dumper.tables.counts()}")
 
 
 def assert_true(report, complete=0.98):
@@ -178,7 +178,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
         loaded = take_loaded(dumper, pid, 60)
         report = compare.compare(loaded, Maps(pid))
     assert not report.wrong, report.wrong[0]
-    # Between two chains, stacks are complete, and may contain files that no chain has.
+    # Between two chains, stacks are complete, and may contain files that the chains do not use.
     assert set(report.ends) <= {StackEnd.WORK_LIMIT, StackEnd.COMPLETE, StackEnd.PENDING}
     assert report.ends[StackEnd.WORK_LIMIT] > 30
     assert max(dump.work for dump in loaded) < DEFAULT_MAX_WORK + LONGEST_STEP
@@ -187,7 +187,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 @needs_clang
 @needs_gcc
 def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
-    limits = Limits(3 << 20, 1 << 20, 0)  # Python's or the C++ library's, but not both
+    limits = Limits(3 << 20, 1 << 20, 0)  # the tables of Python or libstdc++, not both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
         running("/usr/bin/python3", "-c", INTERPRETED) as python,
@@ -206,7 +206,7 @@ def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
 @needs_clang
 @needs_gcc
 def test_evicting_and_reloading_tables_causes_no_wrong_frame(built, tmp_path):
-    """A table in the wrong slot would be detected: frame sizes differ at equal addresses."""
+    """Frame sizes differ at equal addresses, so a table in the wrong slot would be detected."""
     command = costly.build(
         tmp_path, "short entries", files=25, entries=640, frame_bytes=136, alike=False
     )
@@ -285,7 +285,7 @@ def test_frame_pointers_are_followed_in_32_bit_processes(tmp_path):
     try:
         process = subprocess.Popen([target])
     except OSError as error:
-        pytest.skip(f"this kernel runs no 32-bit programs: {error}")
+        pytest.skip(f"this kernel does not run 32-bit programs: {error}")
     sampler = EbpfSampler(
         SamplerConfig(samples_per_second=499, stacks="both", target_pids=(process.pid,))
     )
@@ -339,7 +339,7 @@ def test_a_program_before_its_first_instruction_has_no_user_stack():
     stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
-    # A few steps of execve() follow the reported one.
+    # execve(2) continues for a few steps after the reported one.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
     assert len(stacks) < len(result)
 

@@ -1,4 +1,4 @@
-"""User stacks through programs and C libraries without unwind tables, checked by their calls."""
+"""User stacks in programs and C libraries without unwind tables match the known calls."""
 
 import platform
 import shutil

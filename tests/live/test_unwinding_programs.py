@@ -1,4 +1,4 @@
-"""User stacks of real programs, frame by frame against an independent unwinder.
+"""User stacks of real programs, compared frame by frame with an independent unwinder.
 
 ``make test-unwinding-truth`` compares more programs.
 """
@@ -35,7 +35,7 @@ SHORT = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The program that dumps registers and stacks."""
+    """Compiles the program that dumps registers and stacks."""
     return dumps.build(tmp_path_factory.mktemp("dump"))
 
 
@@ -48,6 +48,6 @@ def test_stacks_of_real_programs_are_correct(built, tmp_path, program):
     except subprocess.CalledProcessError as error:
         raise AssertionError(error.stderr.decode()) from error
     assert not report.wrong, f"{len(report.wrong)} wrong:\n" + "\n\n".join(report.wrong[:3])
-    # Among few stacks, a rare one has a large share.
+    # Among few stacks, a single rare stack is a large share.
     assert report.ends[StackEnd.COMPLETE] >= (program.share - 0.03) * report.total, report.ends
     assert report.verdicts[Verdict.EQUAL] >= 0.8 * report.total, report.verdicts

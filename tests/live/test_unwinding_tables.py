@@ -1,4 +1,4 @@
-"""Loads the tables of real files into real maps, and evicts them."""
+"""Tables of real files are loaded into real maps, and evicted."""
 
 import os
 import select
@@ -38,7 +38,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Known(Access):
-    """Files assumed to be at the requested path, so that no process is needed."""
+    """Access that finds files without a process, at the path of their request."""
 
     def __init__(self):
         super().__init__()
@@ -48,14 +48,14 @@ class Known(Access):
         return self.paths.get(path) or super().read_link(path)
 
     def ask(self, path, number):
-        """A request for a file, from the process of that number."""
+        """Returns a request for a file, from a process with the id ``number``."""
         request = request_of(path, tgid=number, start=0x1000, end=0x2000)
         self.paths[f"/proc/{number}/map_files/1000-2000"] = os.fspath(path)
         return request
 
 
 class Running:
-    """A started store on maps of its own; ``now_ns`` is set by the test."""
+    """A running store with separate maps, whose clock ``now_ns`` is set by tests."""
 
     def __init__(self, limits=None, **sizes):
         self.kernel = KernelMaps(**sizes)
@@ -106,7 +106,7 @@ def start():
 
 @pytest.fixture
 def hanging_write(monkeypatch):
-    """Sets the first event when a table is to be written to a map, and waits for the second."""
+    """Makes table writes hang: they set the first yielded event, and wait for the second."""
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(*args):
@@ -119,7 +119,7 @@ def hanging_write(monkeypatch):
 
 
 def test_a_hanging_thread_writes_to_no_maps_of_others(hanging_write):
-    """The thread may outlive its maps' object, whose descriptors other maps may then reuse."""
+    """The thread may outlive the maps' object, whose descriptors may then refer to other maps."""
     hangs, go_on = hanging_write
     running = Running()
     key = running.ask(LIBC)
@@ -313,7 +313,7 @@ def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     assert running.settle().refused == {Refusal.NOT_SAME: 1}
     assert running.kernel.file(request.key).state == FileState.UNAVAILABLE
     running.now_ns += 31 * SECOND_NS
-    # The store rereads the clock when it refuses another file.
+    # The store reads the clock again when it rejects another file.
     other = running.files.ask(program, 5_999_997)
     running.store.request(other._replace(key=other.key._replace(inode=1), size=1))
     deadline = time.monotonic() + 60
@@ -340,7 +340,7 @@ def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, progra
 
 @pytest.fixture
 def programs(tmp_path):
-    """Copies of one program, which are different files."""
+    """Creates copies of a program, which are different files."""
     first = compile_c(tmp_path / "program-0", WAITS)
     return [first] + [Path(shutil.copy(first, tmp_path / f"program-{n}")) for n in range(1, 12)]
 
@@ -380,7 +380,7 @@ def test_tables_in_use_are_not_evicted(start, programs):
 
 
 def load_early(running, *paths, until_s=60.0):
-    """Returns the requests' keys, once no request is awaited any more."""
+    """Preloads files, and waits for them; returns the keys of the requests."""
     requests = [running.files.ask(path, next(running.numbers)) for path in paths]
     running.store.load_early(requests, time.monotonic() + until_s)
     return [request.key for request in requests]
@@ -410,7 +410,7 @@ def test_unused_preloaded_tables_are_evicted_first(start, programs):
 
 @pytest.fixture
 def programs_without_tables(tmp_path):
-    """Programs whose search tables must be built."""
+    """Creates programs whose search tables must be built."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     return [Path(shutil.copy(first, tmp_path / f"static-{number}")) for number in range(20)]
 
@@ -418,7 +418,7 @@ def programs_without_tables(tmp_path):
 def test_preloading_makes_costly_tables_and_leaves_the_budget_to_samples(
     start, programs_without_tables, monkeypatch
 ):
-    """Each table costs half of the budget, and the clock that refills the budget is stopped."""
+    """Each table costs half of the budget, which is not refilled since the clock is stopped."""
     spent_ns = iter(range(0, SECOND_NS * 1000, SECOND_NS // 2))
     monkeypatch.setattr("otel_kprofiler.unwinding.store.children_time_ns", lambda: next(spent_ns))
     running = start()
@@ -546,7 +546,7 @@ def test_a_forked_child_closes_the_files_without_disturbing_its_parent(start, pr
 
 
 def test_a_file_changed_while_it_is_read_is_rejected_with_that_reason():
-    """The reason is not the error that the table's half-filled map would cause."""
+    """The reason is not the error that the incomplete table would cause."""
     kernel = KernelMaps()
     maps = kernel.open()
     views = []

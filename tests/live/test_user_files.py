@@ -1,4 +1,4 @@
-"""User stacks of real processes as files and addresses that match the files' symbols."""
+"""User stacks of real processes have files and addresses that match the files' symbols."""
 
 import os
 import signal
@@ -92,7 +92,7 @@ def running(*command, **options):
 
 
 def take_sides(pid, enough):
-    """User sides of a process, up to the first for which ``enough`` is true."""
+    """Returns a process's user sides, up to the first that satisfies ``enough``."""
     known = KnownFiles()
     config = SamplerConfig(samples_per_second=499, stacks="user", target_pids=(pid,))
     sampler, resolver = EbpfSampler(config, user_files=known), UserResolver(known)
@@ -113,7 +113,7 @@ def take_sides(pid, enough):
 
 
 def symbols(path):
-    """Functions of a file: address, size and name."""
+    """Returns address, size and name of the functions in a file."""
     with open(path, "rb") as file:
         elf = ELFFile(file)
         tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
@@ -127,7 +127,7 @@ def symbols(path):
 
 
 def mapped_symbols(pid):
-    """Functions of the files that a process executes, by name."""
+    """Returns the functions in the files that a process executes, by file name."""
     with open(f"/proc/{pid}/maps") as maps:
         rows = [line.split() for line in maps]
     paths = {row[5] for row in rows if row[1] == "r-xp" and row[-1].startswith("/")}
@@ -135,7 +135,7 @@ def mapped_symbols(pid):
 
 
 def functions(side, files):
-    """Maps each frame to the name of its function in the symbols of its file."""
+    """Returns each frame's function name from the symbols of its file."""
     names = []
     for frame in side.frames:
         results = {
@@ -172,7 +172,7 @@ def test_sampled_addresses_match_the_symbols_of_their_files(tmp_path, flags):
 
 
 def test_a_forked_child_has_complete_stacks(tmp_path):
-    """A forked child faults in code pages as it runs them: the callers' pages are missing."""
+    """A forked child faults in code pages only as it runs them, so callers' pages are missing."""
     program = compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")
     with running(program) as pid:
         children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -190,7 +190,7 @@ def test_a_forked_child_has_complete_stacks(tmp_path):
 
 
 def test_a_stack_ends_at_the_dynamic_linkers_entry_point(tmp_path):
-    """Short-lived programs spend most of their time there."""
+    """Short-lived programs spend most of their time in the dynamic linker."""
     known = KnownFiles()
     sampler = EbpfSampler(SamplerConfig(samples_per_second=1999, stacks="user"), user_files=known)
     program = compile_c(tmp_path / "short", "int main(void) { return 0; }", "-O1")

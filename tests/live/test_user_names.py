@@ -1,4 +1,4 @@
-"""Names of user frames while files appear, change and disappear."""
+"""User frames have the right names while files appear, change and disappear."""
 
 import re
 import shutil

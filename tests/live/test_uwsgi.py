@@ -1,4 +1,4 @@
-"""uWSGI workers profile themselves, however they were forked."""
+"""uWSGI workers profile themselves, however they are forked."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ ENOUGH = 50
 
 @contextlib.contextmanager
 def uwsgi(directory, options, env):
-    """A server of two processes; its address, its process, and its log."""
+    """Runs a server with two workers; yields its address, its process and its log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -95,14 +95,14 @@ def uwsgi(directory, options, env):
 
 
 def ask(address):
-    """The response to a request; None if there is none."""
+    """Sends a request; returns the response, or None without one."""
     url = f"http://{address}/"
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
 
 
 def wait_for_end(server):
-    """Wait until no process of the server is left."""
+    """Waits until all processes of the server have exited."""
     deadline = time.monotonic() + 60
     while True:
         server.poll()
@@ -133,7 +133,7 @@ def functions_of(sample):
 
 
 def read_samples(receiver):
-    """Pid, trace and functions of each accepted sample."""
+    """Returns pid, trace and functions of each accepted sample."""
     return [
         (
             group.resource.attributes["process.pid"],
@@ -161,14 +161,14 @@ def environment(receiver, starts_at):
 
 @pytest.mark.parametrize("way", further_of(WAYS, ("import", "postfork")))
 def test_workers_profile_themselves(receiver, tmp_path, way):
-    """All samples belong to workers and their traces; they arrive only when the workers stop."""
+    """All samples belong to workers and their traces, and arrive only when the workers stop."""
     starts_at, options = WAYS[way]
     (tmp_path / "shop.py").write_text(SERVICE)
     env = environment(receiver, starts_at)
     with uwsgi(tmp_path, options, env) as (address, server, log):
         answers = serve(address, server, log)
-        time.sleep(0.5)  # a worker of uWSGI that is still busy ends without atexit
-        # Twice interrupted, a worker would end without atexit: the master interrupts them.
+        time.sleep(0.5)  # a busy uWSGI worker would exit without atexit
+        # A worker that is interrupted twice exits without atexit, and the master interrupts them.
         for pid in [server.pid] if "--master" in options else {answer["pid"] for answer in answers}:
             os.kill(pid, signal.SIGTERM)
         wait_for_end(server)
@@ -189,7 +189,7 @@ def test_workers_profile_themselves(receiver, tmp_path, way):
 
 @pytest.mark.long
 def test_signals_to_workers_are_not_delivered_to_profiler_threads(receiver, tmp_path):
-    """Such a signal would not wake the thread that waits for requests; the worker would go on."""
+    """Such a signal would not wake the thread that waits for requests, nor stop the worker."""
     (tmp_path / "shop.py").write_text(SERVICE)
     starts_at, options = WAYS["import"]
     with uwsgi(tmp_path, options, environment(receiver, starts_at)) as (address, server, log):

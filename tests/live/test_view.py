@@ -1,4 +1,4 @@
-"""``view --live``: the page shows what runs on this host."""
+"""The page of ``view --live`` shows what runs on this host."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"
 
 @pytest.fixture
 def busy(tmp_path):
-    """A process that burns CPU time in a Python function."""
+    """Runs a process that uses CPU time in a Python function."""
     program = tmp_path / "busy.py"
     program.write_text("def burn_cpu_time():\n    while True:\n        pass\nburn_cpu_time()\n")
     with subprocess.Popen([sys.executable, program]) as process:
@@ -42,7 +42,7 @@ def view(*words):
 
 
 def wait_for(address, is_there):
-    """The first data that is not empty."""
+    """Waits until a condition holds for the page's data; returns the data."""
     deadline = time.monotonic() + 45
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"{address}profile.json", timeout=20) as answer:

@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def sleepers(tmp_path_factory):
-    """A program with a number of threads that sleep for a number of milliseconds each time."""
+    """Compiles a program with a number of threads that repeatedly sleep for given milliseconds."""
     directory = tmp_path_factory.mktemp("sleepers")
     (directory / "sleepers.c").write_text(SLEEPERS)
     subprocess.run(
@@ -87,7 +87,7 @@ def collect(sampler, seconds):
 
 
 def waits_of(samples, process):
-    """Counts the sampled waits of a process (up to two samples each) and sums their time."""
+    """Counts the sampled waits of a process, which have up to two samples, and sums their time."""
     mine = [sample for sample in samples if sample.kind is OFF_CPU and sample.tgid == process.pid]
     return len({(sample.tid, sample.wait.start_ns) for sample in mine}), sum(
         sample.value for sample in mine
@@ -103,7 +103,7 @@ def test_many_sleeping_threads_are_sampled_at_the_requested_rate(sleepers):
         exact = sum(
             one.total_ns for key, one in sampler.read_waits().items() if key.tgid == process.pid
         )
-        samples += sampler.drain()  # on a busy machine, reading the totals takes a second
+        samples += sampler.drain()  # reading totals may take a second
         counts = sampler.counts()["off_cpu"]
         threshold = sampler.wait_threshold_ns
     waits, estimate = waits_of(samples, process)

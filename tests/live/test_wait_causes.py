@@ -1,6 +1,6 @@
-"""Waits of known programs: `record --off-cpu` shows what each waits for.
+"""``record --off-cpu`` shows what known programs wait for.
 
-`make test-waits-truth` has each wait 1,000 times and more.
+In ``make test-waits-truth``, each program waits at least 1,000 times.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ pytestmark = [
     pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
 ]
 
-WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # at least; 0: enough to judge
+WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # minimum; 0: just enough
 TIMES = 2 * WAITS or 400
 
-# Each waits many times in one way only, under a name of its own.
+# Each program waits many times in a single way, in a thread of a separate name.
 FRAME = """
 import fcntl, mmap, os, resource, select, signal, socket, sys, threading, time
 path, times = sys.argv[1], int(sys.argv[2])
@@ -83,7 +83,7 @@ def hold():
     fcntl.flock(held, fcntl.LOCK_EX)
     os.write(writer, b"x")
     time.sleep(600)
-def count(*_):  # system calls resume after signals, unless handlers raise exceptions
+def count(*_):  # a handler that raises ends the system call
     global times
     times -= 1
     if not times:
@@ -139,7 +139,7 @@ OF_CPUS = {"run_queue", "throttled"}
 
 @pytest.fixture
 def file(tmp_path):
-    """A file of 32 MB on a disk, not only in memory."""
+    """Creates a file of 32 MB on a disk, not only in memory."""
     path = tmp_path / "file"
     with open(path, "wb") as made:
         made.write(os.urandom(32 << 20))
@@ -147,12 +147,12 @@ def file(tmp_path):
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     except OSError:
-        pytest.skip("files for tests are kept in memory here")
+        pytest.skip("the temporary directory is in memory")
     return path
 
 
 def make_limited_cgroup():
-    """A new cgroup that may use a CPU for 1 ms of every 2; None if there can be none."""
+    """Creates a cgroup that may use a CPU for 1 ms in every 2 ms; None if that is impossible."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     for root in [Path(mount[1]) for mount in mounts if mount[2].startswith("cgroup")]:
         made = root / f"kprofiler-test-{os.getpid()}"
@@ -175,7 +175,7 @@ def make_limited_cgroup():
 def half_a_cpu():
     made = make_limited_cgroup()
     if made is None:
-        pytest.skip("no cgroup with a limit of CPU time can be made here")
+        pytest.skip("cannot create a cgroup with a limit of CPU time")
     yield made
     made.rmdir()
 
@@ -188,7 +188,7 @@ def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_pat
     if cause == "throttled":
         place = request.getfixturevalue("half_a_cpu")
     result, weights = record_waiter(PROGRAMS[cause], cause, place, tmp_path)
-    # Others want the CPU, too.
+    # Other processes use the CPU, too.
     check(cause, result, weights, beside="run_queue" if cause == "throttled" else "")
 
 
@@ -198,23 +198,23 @@ def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_pat
 def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
     """Debian's interpreter has no symbol for the function that takes the GIL."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
-    check("gil", result, weights, beside="sleep")  # another thread takes the GIL
+    check("gil", result, weights, beside="sleep")  # other waits are for the other thread
 
 
 def check(cause, found, weights, *, beside=""):
-    """All waits have the cause, or the additional expected cause."""
+    """Checks that all waits have the cause, or the additional expected cause."""
     del found[beside], weights[beside]
-    # Long waits are all sampled; the others are too few to count on if the disk is fast.
+    # Long waits are all sampled. If the disk is fast, too few waits are long.
     assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 5)), found
-    # A process may wait for pages or locks of the kernel on its way out.
-    # On a busy machine the begin of some waits is unknown, and so is their cause.
+    # A process may wait for pages or kernel locks as it exits. On a busy machine, the start of some
+    # waits is unknown, and thus their cause.
     share = 0.01 if WAITS else 0.1
     assert found.total() - found[cause] <= max(2, share * found.total()), found
     assert weights[cause] >= 0.9 * weights.total(), weights
 
 
 def record_waiter(body, cause, place, tmp_path, python=sys.executable):
-    """Number of waits, and their time in nanoseconds, by cause."""
+    """Records a waiter; returns the number of waits and their time in nanoseconds, by cause."""
     written = tmp_path / "waits.otlp"
     program = FRAME.format(body=body)
     record = [

@@ -80,7 +80,7 @@ def collect(sampler, seconds):
 
 @pytest.fixture(scope="module")
 def functions():
-    """Gives the names of a sample's kernel functions, leaf first."""
+    """Returns a function that returns a sample's kernel function names, leaf first."""
     places = []
     for line in Path("/proc/kallsyms").read_text().splitlines():
         address, kind, name = line.split()[:3]
@@ -112,7 +112,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 @pytest.mark.parametrize("run", range(RUNS))
 def test_weights_estimate_the_totals(run):
-    """Ten processes are sampled sparsely; neither figure counts waits that are too short."""
+    """Ten processes are sampled sparsely; waits that are too short count in neither figure."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
                    for seed in range(10 * run, 10 * run + 10)]  # fmt: skip
@@ -131,14 +131,14 @@ def test_weights_estimate_the_totals(run):
         wait[0] += sample.value
         wait[1] += sample.wait.duration_ns
     raised = [value for value, duration in waits.values() if value > duration]
-    usual = sum(raised) / len(raised)  # the threshold, which rises while there are too many samples
+    usual = sum(raised) / len(raised)  # approximately the threshold, which changes
     close = 0
     estimate, exact, variance = 0, 0, 0.0
     for process in started:
         of_process = [wait for key, wait in waits.items() if key[0] == process.pid]
         weight = sum(value for value, _ in of_process)
         spread = sum(value * (value - duration) for value, duration in of_process)
-        # With few samples of a process, its error is imprecise.
+        # The error of a process with few samples is imprecise.
         error = math.sqrt(max(spread, usual * totals[process.pid])) + 0.01 * totals[process.pid]
         close += abs(weight - totals[process.pid]) <= 3 * error
         estimate, exact, variance = (
@@ -198,7 +198,7 @@ def test_waits_of_known_duration_have_that_duration_and_stack(functions):
             parts = [one for one in mine if start <= one.wait.start_ns <= end]
             asleep = [part for part in parts if part.wait.state is WaitState.INTERRUPTIBLE]
             if not asleep:
-                unknown += 1  # shorter than the threshold: a pipe that was written already
+                unknown += 1  # shorter than the threshold, as the pipe had data
                 continue
             result += any(SLEEPS_IN[name] in " ".join(functions(one)) for one in asleep)
             missing.append(end - start - sum(part.wait.duration_ns for part in parts))
@@ -230,12 +230,12 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
     assert len({s.start_time_ns for s in samples}) == 1
 
 
-# Places of ``struct thread`` (``wait_types.bpf.h``), in words of 32 bits.
+# Offsets in ``struct thread`` (``wait_types.bpf.h``), in 32-bit words.
 SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
 def test_a_wait_of_a_thread_that_ran_unseen_has_no_begin():
-    """The kernel omits a few switches, so the span at the start of a wait may have ended."""
+    """The kernel misses a few switches, so the span at the start of a wait may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed, samples = set(), []
     with running(stacks="both") as sampler, program(code) as process, contextlib.ExitStack() as end:
@@ -261,7 +261,7 @@ def test_a_wait_of_a_thread_that_ran_unseen_has_no_begin():
         for sample in samples
         if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
     ]
-    assert statuses.count(STACK_NOT_CAPTURED) >= len(changed) - 1, statuses  # or as it was woken
+    assert statuses.count(STACK_NOT_CAPTURED) >= len(changed) - 1, statuses  # one may be woken
 
 
 def test_an_ongoing_wait_is_sampled(functions):
@@ -280,7 +280,7 @@ def test_an_ongoing_wait_is_sampled(functions):
 
 
 def test_a_stuck_thread_is_sampled_although_its_earlier_waits_were_short(functions):
-    """With twenty such threads, the starts of most waits, which are short, are not reported."""
+    """With twenty such threads, most waits are short and their starts are not reported."""
     code = """
 import sys, threading, time
 def work():
@@ -291,7 +291,7 @@ for _ in range(20):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(60)
 """
-    # Ongoing waits get half of the sample rate of ended waits.
+    # The sample rate of ongoing waits is half that of ended waits.
     with running(rate=100) as sampler, program(code) as process:
         result, end = {}, time.monotonic() + 40
         while len(result) < 21:

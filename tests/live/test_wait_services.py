@@ -1,4 +1,4 @@
-"""A service that samples its own waits: causes, spans and totals of only its threads."""
+"""A service samples the waits of its own threads only, with causes, spans and totals."""
 
 import contextlib
 import json
@@ -57,8 +57,8 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
                     slept[sample.link.span_id.hex()] += sample.weight
     assert pids == {pid}
     assert exact >= sum(truth.values())
-    # Sleeps of 50 ms exceed the first threshold, so each is sampled with its full duration. A busy
-    # machine gives the profiler's first windows more waits, and a higher threshold.
+    # Sleeps of 50 ms exceed the first threshold, so each is sampled with its full duration. On a
+    # busy machine, the first windows have more waits, which raises the threshold.
     known = [span for span in truth if span in slept]
     assert len(known) >= len(truth) // 2, (len(known), len(truth))
     close = [span for span in known if abs(slept[span] - truth[span]) <= 0.3 * truth[span]]
@@ -112,7 +112,7 @@ TOLERANCE = 0.1 if SPANS >= 500 else 0.25
 
 @pytest.mark.long
 def test_span_parts_sum_to_the_span_duration(tmp_path):
-    """The parts are code, kernel and waits; requests under gunicorn record their duration."""
+    """The parts are code, kernel and waits; the requests, under gunicorn, log their duration."""
     file, place = ToFile(tmp_path / "profiles.jsonl"), tmp_path / "socket"
     (tmp_path / "shop.py").write_text(APP)
     command = [
@@ -129,7 +129,7 @@ def test_span_parts_sum_to_the_span_duration(tmp_path):
         while answered < SPANS:
             assert time.monotonic() < deadline
             assert server.poll() is None, server.stderr.read().decode()
-            with contextlib.suppress(OSError):  # it does not listen yet
+            with contextlib.suppress(OSError):  # not listening yet
                 ask(place, timeout_s=30)
                 answered += 1
     finally:

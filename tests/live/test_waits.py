@@ -1,4 +1,4 @@
-"""Exact totals of off-CPU time, compared with the kernel's account and the clock."""
+"""Exact totals of off-CPU time, compared with the scheduler's accounting and the clock."""
 
 import contextlib
 import os
@@ -23,8 +23,8 @@ pytestmark = [
 ]
 
 TOTALS = OffCpuConfig(samples_per_second=0)
-# Each says "ready" when it runs, works for the seconds of its argument, and prints the nanoseconds
-# of CLOCK_MONOTONIC from then on, those on a CPU, and its schedstat before and after.
+# Each program prints "ready", works for the seconds in its argument, and prints three numbers:
+# nanoseconds elapsed, on a CPU, and waiting for a CPU, the latter two from schedstat.
 FRAME = """
 import os, sys, threading, time
 def stat():
@@ -45,7 +45,7 @@ SPIN = "while time.monotonic() < end: pass"
 
 @pytest.fixture(params=["kernel", "wakers"])
 def account(request, monkeypatch):
-    """Source of the time at which threads become runnable: some kernels need the wakers."""
+    """Selects how threads are found to be runnable: by the scheduler's records, or by wakers."""
     if request.param == "wakers":
 
         def find(types):
@@ -66,7 +66,7 @@ def running(**settings):
 
 
 class Program:
-    """A process that waits in a given way on command."""
+    """A process that starts to wait in a given way on command."""
 
     def __init__(self, body, seconds, *, cpu=None):
         pin = [] if cpu is None else ["taskset", "-c", str(cpu)]
@@ -83,17 +83,17 @@ class Program:
         self.process.stdin.flush()
 
     def switches(self):
-        """How often the main thread has left its CPU."""
+        """Returns how often the main thread has been switched out."""
         with open(f"/proc/{self.process.pid}/status") as status:
             return sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
 
     def is_asleep(self):
-        """Returns whether the program is in nanosleep(2); earlier waits for a CPU do not count."""
+        """Returns whether the program is in nanosleep(2), not in an earlier wait for a CPU."""
         with open(f"/proc/{self.process.pid}/wchan") as function:
             return "nanosleep" in function.read()
 
     def reported(self):
-        """Nanoseconds elapsed, on a CPU, and waiting for one."""
+        """Reads the program's report: nanoseconds elapsed, on a CPU, and waiting for a CPU."""
         return [int(word) for word in self.process.stdout.readline().split()]
 
     def __enter__(self):
@@ -107,7 +107,7 @@ class Program:
 
 
 def read(sampler):
-    """Totals since the last read, by process id."""
+    """Returns the totals since the last read, by process id."""
     sampler.drain()
     results = {}
     for process, totals in sampler.read_waits().items():
@@ -120,7 +120,7 @@ def read(sampler):
 
 
 def measure(*programs):
-    """Returns each program's output, its totals, and the nanoseconds only in the totals."""
+    """Returns each program's report, its totals, and the ns by which the totals cover more time."""
     with running() as sampler, contextlib.ExitStack() as stack:
         started = [stack.enter_context(Program(*program[:2], **program[2])) for program in programs]
         time.sleep(0.2)
@@ -131,7 +131,7 @@ def measure(*programs):
         reported = [one.reported() for one in started]
         totals = read(sampler)
         passed = time.monotonic_ns() - start
-    # Before its start signal, and after its report, a program may have been off the CPU, too.
+    # The totals include off-CPU time before the start signal and after the report.
     return [
         (numbers, totals[one.process.pid], passed - numbers[0])
         for numbers, one in zip(reported, started, strict=True)
@@ -140,8 +140,9 @@ def measure(*programs):
 
 def test_wait_totals_and_cpu_time_sum_to_elapsed_time(account):
     (((wall, on_cpu, delay), totals, more),) = measure((SLEEP, 3, {}))
-    # In the kernel's account a thread that is woken on an idle CPU may run from then on: its clock
-    # is not read again (rq_clock_skip_update, kernel/sched/core.c). Here it is off until it runs.
+    # In schedstat, a thread woken on an idle CPU may run from the wake-up on, because the kernel
+    # does not update the clock again (rq_clock_skip_update in kernel/sched/core.c). In the totals,
+    # the thread is off the CPU until it runs.
     skipped = 100_000 * totals.switches
     assert wall - on_cpu == pytest.approx(totals.total_ns, rel=0.005, abs=more + skipped)
     if account == "wakers":
@@ -176,10 +177,10 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Returns a thread's totals while it waits for a CPU and afterwards, and its switches.
+    """Starves a thread; returns its totals meanwhile, its switches, and its later totals.
 
-    A thread with SCHED_FIFO takes the CPU for 0.8 s; the kernel lets it have no more than 0.95 s.
-    Returns None if it began or was read too late, because the machine was busy.
+    A SCHED_FIFO thread takes the CPU for 0.8 s; the kernel allows at most 0.95 s. Returns None if,
+    on a busy machine, that thread started or the totals were read too late.
     """
     first = """
 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -214,7 +215,7 @@ def test_a_woken_thread_that_does_not_run_waits_for_a_cpu(account):
         waiting, begun, after = next(filter(None, tries))
     assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
     assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
-    # the wait before the first of these has ended, the last has not
+    # The wait before the first switch has ended, the wait after the last switch has not.
     assert waiting.switches == begun, "an unfinished wait is counted"
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
@@ -246,13 +247,13 @@ for _ in range(200):
     if time.monotonic() > end: break
 """
     (((wall, _, _), totals, _),) = measure((body, 60, {}))
-    # 800 threads of 50 ms, and the main thread beside them.
+    # 800 threads wait 50 ms each; the main thread waits at the same time.
     assert totals.by_state[WaitState.INTERRUPTIBLE] >= 800 * 0.05e9
     assert totals.total_ns < 800 * 0.05e9 + wall + 0.05 * 40e9 + 4 * wall * 0.5
 
 
 def test_short_lived_processes_are_distinguished():
-    """Each process has slept; none inherits times from an earlier thread with its task or id."""
+    """Each process has slept, and none inherits times from a thread with its task or id."""
     with running() as sampler:
         read(sampler)
         pids = set()
@@ -267,7 +268,7 @@ def test_short_lived_processes_are_distinguished():
     assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
-    # The kernel does not report every switch, so waits are missing or begin late: as many as are
+    # The kernel does not report every switch. Not more waits are missing or begin late than are
     # counted. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
@@ -337,7 +338,7 @@ def test_a_pause_is_not_a_wait():
 
 
 def program_names():
-    """Names of the programs that this process has loaded or attached."""
+    """Returns the names of the BPF programs that this process has loaded or attached."""
     names = []
     for fd in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):

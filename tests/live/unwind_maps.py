@@ -1,4 +1,4 @@
-"""The unwinder's maps without its program, and requests for files mapped by real processes."""
+"""The unwinder's maps without its BPF program, and requests for files that processes map."""
 
 import ctypes
 import mmap
@@ -62,7 +62,7 @@ class Header(NamedTuple):
 
 
 class KernelMaps:
-    """The maps defined in the program's object, and lookups as the program does them."""
+    """The maps that the BPF program uses, with the program's lookups."""
 
     def __init__(self, files=256, slots=64, ring_bytes=4096):
         template = create_inner_map(1, "template")
@@ -80,7 +80,7 @@ class KernelMaps:
         return TableMaps(self.fds.__getitem__, self.sizes)
 
     def lookup(self, name, key, size):
-        """An element's value; None if there is none."""
+        """Returns the value of a map element; None if there is no element."""
         value = ctypes.create_string_buffer(size)
         try:
             bpf_call(1, _Element(self.fds[name], key, ctypes.addressof(value), 0))
@@ -93,7 +93,7 @@ class KernelMaps:
         return raw and FileValue(*struct.unpack("=III4x", raw))
 
     def table(self, slot):
-        """All bytes of a table; None if the slot is empty."""
+        """Returns all bytes of a table; None if the slot is empty."""
         raw = self.lookup("tables", slot.to_bytes(4, "little"), 4)
         if raw is None:
             return None
@@ -110,7 +110,7 @@ class KernelMaps:
             os.close(fd)
 
     def loaded(self, key):
-        """Header and bytes of a loaded file's table, as the program finds it."""
+        """Returns header and bytes of a loaded file's table, found as in the BPF program."""
         value = self.file(key)
         assert value is not None
         assert value.state == 1
@@ -137,7 +137,7 @@ def device_number(st_dev):
 
 
 def request_of(path, tgid=0, start=0, end=0, size=None):
-    """A request for a file by its path, as if a process had mapped it."""
+    """Returns a request for the file at a path, as if a process had mapped it."""
     status = os.stat(path)
     key = FileKey(status.st_ino, device_number(status.st_dev), 0)
     size = status.st_size if size is None else size
@@ -145,7 +145,7 @@ def request_of(path, tgid=0, start=0, end=0, size=None):
 
 
 def mapped_request(pid, inode, device, size=0, generation=0):
-    """The request that the program would make for the executable mapping of an inode."""
+    """Returns the BPF program's request for the executable mapping of an inode in a process."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         fields = line.split(None, 5)
         if "x" in fields[1] and int(fields[4]) == inode:
@@ -167,12 +167,12 @@ def compile_c(path, source, *options):
 
 
 WAITS = '#include <unistd.h>\nint main(void) { write(1, "\\n", 1); return pause(); }\n'
-"""Reports when it runs, then waits forever."""
+"""A program that writes a newline when it runs, then waits forever."""
 
 
 @contextmanager
 def running(*command, **options):
-    """Runs a program such as :data:`WAITS`; returns its process once it waits."""
+    """Runs a program such as :data:`WAITS`; yields its process once it waits."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
         try:
             assert process.stdout.read(1) == b"\n"

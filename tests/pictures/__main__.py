@@ -1,8 +1,9 @@
 """Takes the pictures of the flame graph page in ``docs/images``, from a demo on this host.
 
-``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
-runs in ``/opt/demo`` and a cgroup, on a host that calls itself *shop*: two order services of
-``examples`` and a C program; after five seconds, a fixed service and OpenSSL replace the services.
+Run ``python -m tests.pictures`` as root, with gcc, Chromium, and ``pngquant`` on the path. The demo
+runs in ``/opt/demo`` and a cgroup, with the host name *shop*. It consists of two order services
+from ``examples`` and a C program. After five seconds, a fixed service and OpenSSL replace the two
+services.
 """
 
 import re
@@ -42,7 +43,7 @@ PICTURES = {
 
 
 def start(*command):
-    """Starts a process of the demo, in its cgroup."""
+    """Starts a process of the demo in the demo's cgroup."""
     return subprocess.Popen([*IN_GROUP, *command], cwd=DEMO, stdout=subprocess.DEVNULL)
 
 
@@ -71,7 +72,7 @@ def record(profile):
 
 @contextmanager
 def viewed(profile):
-    """The address at which ``view`` serves the profile."""
+    """Serves the profile with ``view``; yields the address."""
     command = [*KPROFILER, "view", "--no-browser", profile]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -31,7 +31,7 @@ _BUSY = "while True: sum(range(1000))"
 
 
 def find_refusal(python: Python) -> str:
-    """Returns the reason that `record` prints for an interpreter; empty: its frames are read."""
+    """Returns the reason that ``record`` prints for an interpreter; empty if it is supported."""
     with python.command.open("rb") as file, contextlib.suppress(InterpreterRefused):
         find_interpreter(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))
         return ""
@@ -42,11 +42,11 @@ def find_refusal(python: Python) -> str:
     for line in done.stderr.splitlines():
         if line.startswith(_REFUSED):
             return line.rpartition(": ")[2]
-    raise AssertionError(f"record prints no reason for {python.command}:\n{done.stderr}")
+    raise AssertionError(f"record does not print a reason for {python.command}:\n{done.stderr}")
 
 
 def find_libc(python: Python) -> str:
-    """Returns name and version of the C library that an interpreter runs with."""
+    """Returns name and version of the C library that an interpreter uses."""
     asked = python.run("-c", "import platform; print(*platform.libc_ver())", check=True)
     name = str(asked.stdout.strip())
     return name if name.startswith("glibc") else find_musl()
@@ -60,7 +60,7 @@ def find_musl() -> str:
 
 
 def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
-    """Compare stacks of a program with the code that ran; saves the row if they are right."""
+    """Compares a program's stacks with the code that ran; saves the row if they are right."""
     (report,) = measure(built, [target], samples, timeout_s=600)
     print(f"{row.program}: {report.describe()}", flush=True)
     good = is_good(report, samples)
@@ -70,7 +70,7 @@ def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
 
 
 def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -> bool:
-    """Do the same with threads that run subinterpreters, from CPython 3.13 on."""
+    """Judges stacks of threads that run subinterpreters, from CPython 3.13 on."""
     if tuple(map(int, python.version.split(".")[:2])) < (3, 13):
         return True
     with running(python, program=SUBINTERPRETERS) as target:
@@ -80,7 +80,7 @@ def judge_subinterpreters(built: Path, python: Python, samples: int, row: Row) -
 
 
 def judge_programs(count: int) -> bool:
-    """Compare stacks of compiled programs with their calls, and save the rows that are right."""
+    """Compares stacks of compiled programs with their calls; saves the rows that are right."""
     good = True
     for program in untabled.PROGRAMS:
         if missing := untabled.find_missing(program):
@@ -98,7 +98,7 @@ def judge_programs(count: int) -> bool:
 
 
 def judge_application(built: Path, samples: int) -> bool:
-    """Do the same with an application made by PyInstaller; prints why if it cannot be built."""
+    """Judges stacks of a PyInstaller application; prints the reason if it cannot be built."""
     python = Python(Path(PYTHON), "")
     asked = python.run("-c", "import platform; print(platform.python_version())", check=True)
     name = f"CPython {asked.stdout.strip()}, PyInstaller, one file"
@@ -114,7 +114,7 @@ def judge_application(built: Path, samples: int) -> bool:
 
 
 def main() -> int:
-    """Run with the interpreters whose versions start with one of the arguments; by default all."""
+    """Tests the interpreters whose versions start with one of the arguments, by default all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=2000, help="with each")
     parser.add_argument(

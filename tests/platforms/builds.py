@@ -1,4 +1,4 @@
-"""Builds interpreters that no registry has, from Debian's sources: free-threaded, and for musl."""
+"""Builds interpreters that no registry has from Debian's sources: free-threaded and for musl."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from tests.cache import cache_directory
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # Debian's archive, as for kernels
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for the package ``harness``
 from harness.archive import Archive, call, open_release
 from harness.errors import MatrixError
 
 _RELEASE = "trixie"
 _HEADERS = ("linux", "asm-generic", "x86_64-linux-gnu/asm")
-"""Directories of the kernel's headers in /usr/include, which musl-gcc does not search."""
+"""The directories of kernel headers in /usr/include, which musl-gcc does not search."""
 _COMPILER = """#!/bin/sh
 case "$*" in *-print-multiarch*) exit 0;; esac  # glibc's name, which configure would refuse
 exec musl-gcc -idirafter "$(dirname "$0")/include" "$@"
@@ -28,10 +28,10 @@ class Build(NamedTuple):
     """An interpreter to build.
 
     Attributes:
-        name: directory in the cache.
-        command: name of the program.
-        options: of ``configure``.
-        is_musl: for musl instead of this machine's C library.
+        name: the name of the interpreter's directory in the cache.
+        command: the name of the program.
+        options: the options of ``configure``.
+        is_musl: whether to build for musl instead of this machine's C library.
     """
 
     name: str
@@ -46,7 +46,7 @@ _SOURCE = "python3.13"
 
 
 def get(build: Build) -> Path:
-    """Returns the path of an interpreter; builds it first if the cache does not have it.
+    """Returns the path of an interpreter; builds the interpreter if it is not cached.
 
     Raises:
         MatrixError: a source cannot be downloaded, or a compiler is missing or fails.
@@ -78,7 +78,7 @@ def _build(build: Build, folder: Path, root: Path) -> None:
 
 
 def _unpack(archive: Archive, package: str, folder: Path) -> Path:
-    """Returns the directory of a package's original source."""
+    """Unpacks a package's upstream source; returns its directory."""
     place = folder / package
     place.mkdir()
     archive.download_source(package, place)
@@ -89,7 +89,7 @@ def _unpack(archive: Archive, package: str, folder: Path) -> Path:
 
 
 def _make_compiler(folder: Path) -> Path:
-    """Writes a compiler for musl that finds the kernel's headers."""
+    """Writes a wrapper of musl-gcc that finds the kernel's headers; returns its path."""
     place = folder / "musl"
     (place / "include").mkdir(parents=True)
     for name in _HEADERS:

@@ -1,4 +1,4 @@
-"""Results of platforms, kept in results.json, and the page made from them."""
+"""The results for all platforms, kept in results.json, and the page that is made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMULATED = "emulated"
 NO = "no"
 MACHINE = "this machine"
 GUEST_LIBC, GUEST_PYTHON = "glibc 2.36", "CPython 3.11, Debian 12"
-"""C library and interpreter of the guests of tests/kernels."""
+"""C library and interpreter in the guests of tests/kernels."""
 HEAD = """# Platforms
 
 `make test-platforms` generates this page from the results of its tests. *Proved* results are from
@@ -35,12 +35,12 @@ class Row(NamedTuple):
     """The result for one platform.
 
     Attributes:
-        machine: x86-64 or arm64.
-        libc: C library of the profiled programs, with its version.
-        kernel: version of the kernel, with the page size if it is not 4 KiB.
-        program: version and origin of the interpreter, or what was compiled.
-        state: PROVED, EMULATED or NO.
-        results: what was seen, or the reason.
+        machine: the machine, x86-64 or arm64.
+        libc: the C library of the profiled programs, with its version.
+        kernel: the version of the kernel, with the page size if that is not 4 KiB.
+        program: the version and origin of the interpreter, or the compiled program.
+        state: the state, one of PROVED, EMULATED and NO.
+        results: the observed results, or the reason why there are none.
     """
 
     machine: str
@@ -52,12 +52,12 @@ class Row(NamedTuple):
 
     @property
     def platform(self) -> tuple[str, ...]:
-        """Machine, C library, kernel and program: there is one row for each combination."""
+        """The row's key: machine, C library, kernel and program."""
         return self[:4]
 
 
 def read_rows(path: Path = RESULTS) -> list[Row]:
-    """Reads the results so far; none if there is no file."""
+    """Reads the results so far; returns none if the file does not exist."""
     if not path.exists():
         return []
     return [
@@ -66,18 +66,18 @@ def read_rows(path: Path = RESULTS) -> list[Row]:
 
 
 def merge(rows: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """Returns all rows, in order of platforms; a new row replaces the row of the same platform."""
+    """Returns all rows, sorted by platform; a new row replaces the row of the same platform."""
     merged = {row.platform: row for row in rows}
     merged.update({row.platform: row for row in new})
     return [merged[key] for key in sorted(merged)]
 
 
 def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False) -> None:
-    """Add results, and write the page.
+    """Adds results, and writes the page.
 
     Args:
-        new: the results; each replaces the earlier result of its platform.
-        replaced: whether an earlier result is to be removed in any case.
+        new: the new results; each replaces the earlier result of its platform.
+        replaced: returns whether an earlier result is to be removed in any case.
     """
     rows = merge((row for row in read_rows() if not replaced(row)), new)
     RESULTS.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
@@ -94,18 +94,18 @@ def render(rows: Iterable[Row]) -> str:
 
 
 def here(libc: str) -> tuple[str, str, str]:
-    """Returns this machine, a C library and this kernel, as in rows."""
+    """Returns this machine, a C library and this kernel, in the form of rows."""
     series = ".".join(platform.release().split(".")[:2])
     return MACHINES[platform.machine()], libc, f"Linux {series}"
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Save the parts that all boots of a kernel have proved; without any, keep the earlier result.
+    """Saves the parts that all boots of a kernel have proved; without any, keeps the old result.
 
     Args:
-        machine: as ``uname -m`` has it.
-        kernel: release of the kernel.
-        promises: parts of the profiler whose tests passed.
+        machine: the machine's name, as printed by ``uname -m``.
+        kernel: the release of the kernel.
+        promises: the parts of the profiler whose tests passed.
     """
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

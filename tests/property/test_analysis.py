@@ -1,4 +1,4 @@
-"""Groups of samples, compared with sums over single samples."""
+"""Groups of samples equal sums over single samples."""
 
 from collections import Counter
 
@@ -83,7 +83,7 @@ def windows(draw):
 
 
 def flat(made):
-    """Each sample separately, with names instead of objects compared by identity."""
+    """Yields each sample separately, with names instead of objects that compare by identity."""
     return Counter(
         (
             profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),
@@ -132,7 +132,7 @@ def test_self_weights_sum_to_the_whole_and_totals_equal_brute_force(by, made):
                 for _, sample in profile.samples:
                     for name in {frame.function for frame in sample.stack.frames}:
                         totals[name] += profile.measure(sample.weight)
-        # Functions with the same name in two modules are two groups; a sample may be in both.
+        # Functions with the same name in two modules are two groups, and a sample may be in both.
         for name, total in totals.items():
             of_name = [group.total for group in groups if group.key.name == name]
             assert max(of_name) <= total <= sum(of_name)

@@ -1,4 +1,4 @@
-"""Cgroup paths: arbitrary bytes are parsed, and no id is read from a non-container."""
+"""Arbitrary bytes are parsed as cgroup paths, and only containers have a container id."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Significance of differences, compared with sums and integrals computed term by term."""
+"""The significance of differences equals sums and integrals computed term by term."""
 
 from math import comb, sqrt
 
@@ -16,7 +16,7 @@ def test_the_chance_of_counts_is_twice_the_smaller_tail(first, second, share):
     tail = min(sum(terms[: first + 1]), sum(terms[first:]))
     expected = min(1.0, 2 * tail)
     result = chance_of_counts(first, second, share)
-    # Near the mean, the chosen tail may be the larger one; both are then close to one half.
+    # Near the mean, the larger tail may be chosen; both tails are then close to one half.
     assert result == pytest.approx(expected, rel=1e-6) or min(result, expected) > 0.5
 
 
@@ -28,7 +28,7 @@ def test_the_normal_approximation_joins_the_exact_sum(first, monkeypatch):
 
 
 def student_density(at, freedom):
-    """Density of Student's distribution with an even number of degrees of freedom."""
+    """Returns the density of Student's distribution for an even number of degrees of freedom."""
     product = 1 / (2 * sqrt(freedom))
     for number in range(3, freedom, 2):
         product *= number / (number - 1)

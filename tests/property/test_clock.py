@@ -1,4 +1,4 @@
-"""Windows under steps, slew, suspend and an unset clock."""
+"""Windows stay correct under clock steps, slew, suspend and an unset clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESOURCE = Resource({})
 
 
 class Host:
-    """Clocks that tests set; the Unix clock may run faster or slower than boottime."""
+    """Clocks that tests set; the Unix clock may run faster or slower than the boot-time clock."""
 
     def __init__(self, unix_ns):
         self.boot = 0

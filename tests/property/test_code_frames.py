@@ -1,4 +1,4 @@
-"""Compares rules made from the code of files with those of their compilers."""
+"""Unwind rules derived from code never contradict those of the compilers."""
 
 import bisect
 import io
@@ -47,7 +47,7 @@ def is_padding(code):
 
 
 def instructions(flow, code, start, end):
-    """Yields the addresses of a function's instructions, without padding that nothing reaches."""
+    """Yields the addresses of a function's instructions, without unreachable padding."""
     at, ended = start, False
     while at < end:
         length, effect, _ = flow.instruction(at)
@@ -58,11 +58,11 @@ def instructions(flow, code, start, end):
 
 
 def contradicts(state, row):
-    """Returns whether a state has a CFA or a place of rbp other than the compiler's."""
+    """Returns whether a state's CFA, or where it finds rbp, differs from the compiler's rule."""
     if state == OUTERMOST:
         return row.get(_RA) is None or row[_RA].type != "UNDEFINED"
     cfa, fp = row["cfa"], row.get(_FP)
-    if cfa.expr is not None:  # procedure linkage table; realigned
+    if cfa.expr is not None:  # in the PLT, or a realigned frame
         return False
     distance = {_SP: state.sp, _FP: state.fp}.get(cfa.reg)
     if distance is not None and distance != cfa.offset:

@@ -1,4 +1,4 @@
-"""Comparisons of profiles with a known difference, of bursty and of independent samples."""
+"""Comparisons of profiles with known differences, with bursty and independent samples."""
 
 from functools import cache
 from itertools import accumulate
@@ -24,11 +24,11 @@ PAIRS = 20
 SECONDS = 20
 SECOND_NS = 10**9
 HZ = 997
-"""Rate of one CPU: about 20,000 samples."""
+"""The sampling rate on one CPU, which yields about 20,000 samples."""
 
 
 def call(name):
-    """The stack of a system call, whose work is in one of three functions."""
+    """Returns the stacks of a system call whose work is in three functions."""
     return [
         Stack.from_frames([
             Frame(None, at, (Line(function),), 0, KERNEL_SIDE)
@@ -41,12 +41,12 @@ def call(name):
 CALLS = {name: call(name) for name in ("read", "write", "stat", "poll", "send")}
 STACKS = {name: call(name)[0] for name in map(str, range(60))}
 MANY, MOST = 100, 13
-"""With a chance of 5 %, more than this number occur once in 2,000 times."""
+"""At a chance of 5 %, more than ``MOST`` of ``MANY`` occur only once in 2,000 tests."""
 
 
 @cache
 def profile(seed, read=20):
-    """Profile of a thread that spends 2 ms on average in one system call, then in another."""
+    """Returns the profile of a thread that changes its system call every 2 ms on average."""
     random, times = Random(seed), {}
     shares = {**dict.fromkeys(CALLS, (100 - read) / 4), "read": read}
     now, name, left = 0, "read", 0.0
@@ -61,7 +61,7 @@ def profile(seed, read=20):
 
 
 def part(times):
-    """A profile with these times of each stack."""
+    """Returns a profile with the given sample times of each stack."""
     samples = [WindowSample(stack, 1, "t", 0, None, result, []) for stack, result in times.items()]
     made = Profile(ON_CPU, SECOND_NS // HZ, [ResourceSamples(Resource({}), samples)])
     window = Window(0, SECONDS * SECOND_NS, [made])
@@ -69,7 +69,7 @@ def part(times):
 
 
 def independent(random, shares, count):
-    """A profile of samples drawn independently, by the shares of functions, at random times."""
+    """Returns a profile of independent samples at random times, by the shares of functions."""
     cumulated = list(accumulate(shares.values()))
     drawn = random.choices(list(shares), cum_weights=cumulated, k=count)
     times = {name: [] for name in drawn}

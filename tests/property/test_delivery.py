@@ -1,4 +1,4 @@
-"""Delivery of windows with several kinds of samples: the account of each kind is exact."""
+"""With several kinds of samples in windows, the account of each kind is exact."""
 
 import tempfile
 import threading
@@ -26,12 +26,12 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import check_payload, decode_windows, encode_window
 
-"""A second kind, whose samples have values."""
+"""The kinds include a kind whose samples have values."""
 KINDS = (ON_CPU, OFF_CPU)
 
 
 class Receiver(ProfileExporter):
-    """Accepts or rejects requests with samples, as scripted."""
+    """An exporter that accepts or rejects batches with samples as scripted."""
 
     form, max_bytes = Form.PROTOBUF, None
 
@@ -53,7 +53,7 @@ class Receiver(ProfileExporter):
         return sum((batch.sample_counts for batch in self.arrived), SampleCounts())
 
     def totals(self):
-        """The latest totals of each kind, by its type of samples."""
+        """Returns the latest totals of each kind, by sample type."""
         payloads = [batch.payload for batch in self.arrived]
         assert [check_payload(payload) for payload in payloads] == [[]] * len(payloads)
         return {
@@ -64,7 +64,7 @@ class Receiver(ProfileExporter):
 
 
 class Away(Receiver):
-    """Cannot be reached."""
+    """An exporter whose receiver cannot be reached."""
 
     def export(self, batch):
         return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
@@ -74,7 +74,7 @@ class Away(Receiver):
 
 
 class Interrupted(Receiver):
-    """Stops responding after a number of requests, as if the process had been killed."""
+    """An exporter that hangs after a number of requests, as if the process had been killed."""
 
     def __init__(self, name, script, answers):
         super().__init__(name, script)
@@ -94,7 +94,7 @@ class Interrupted(Receiver):
 
 
 def kill(queue):
-    """End a queue as SIGKILL would: nothing more is written, the lock is released."""
+    """Stops a queue as SIGKILL would: no more is written, and the lock is released."""
     with queue._changed:
         queue._spool._release()
         queue._spool._closed = True
@@ -106,7 +106,7 @@ def kill(queue):
 
 
 class Run:
-    """Windows of one stream, of samples that the kernel took and did not lose."""
+    """Makes the windows of one stream, from samples that the kernel took and did not lose."""
 
     def __init__(self, stream_id="ab", start_unix_ns=0):
         self.taken = SampleCounts()
@@ -114,7 +114,7 @@ class Run:
         self.start_unix_ns = start_unix_ns
 
     def window(self, samples):
-        """A window with the given number of samples of each kind; one process for each kind."""
+        """Returns a window with the given number of samples of each kind, in a process per kind."""
         self.taken.update({kind.name: count for kind, count in zip(KINDS, samples, strict=True)})
         start = self.start_unix_ns = self.start_unix_ns + 1000
         profiles = []
@@ -179,7 +179,7 @@ def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
 def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, before):
-    """The totals add up, whatever is lost, and whichever kinds the last windows contain."""
+    """The totals add up whatever is lost and whichever kinds the last windows contain."""
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
     queue = ExportQueue(receiver)
@@ -203,7 +203,7 @@ def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, befor
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
 def test_losses_of_the_previous_run_are_reported_by_kind(before, after, script):
-    """Batches from the spool are not mixed with the samples of the run that delivers it."""
+    """Batches from the spool do not mix with the samples of the run that delivers them."""
     with tempfile.TemporaryDirectory() as directory:
         earlier = Run()
         spool = Spool(directory, fsync=False)
@@ -239,7 +239,7 @@ RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
 @settings(deadline=None, max_examples=40)
 @given(st.lists(RUN, min_size=1, max_size=4))
 def test_the_last_run_reports_samples_and_losses_of_all_killed_runs(runs):
-    """It does so whatever each run delivers, loses and leaves in the spool before it is killed."""
+    """This holds whatever each run delivers, loses and leaves in the spool before it is killed."""
     with tempfile.TemporaryDirectory() as directory:
         start, arrived = 0, {kind.name: Counter() for kind in KINDS}
         for number, (windows, script, answers) in enumerate([*runs, ([(1, 1)], [], 1000)]):

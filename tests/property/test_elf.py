@@ -1,8 +1,8 @@
-"""Captured kernels against their ELF files: address → (module, RVA) → function and back.
+"""Captured kernels agree with their ELF files: address → (module, RVA) → function and back.
 
-The files are the ``.ko`` of the fixtures (KPROFILER_FIXTURES), or all modules and vmlinux of the
-kernel's debug package (KPROFILER_DEBUG, by ``make test-debug-package``). The oracle reads them
-with pyelftools and places each section where sysfs of the captured kernel has it.
+The files are the fixtures' ``.ko`` files (KPROFILER_FIXTURES), or all modules and vmlinux from the
+kernel's debug package (KPROFILER_DEBUG, set by ``make test-debug-package``). The oracle reads them
+with pyelftools and places each section at its address in the captured kernel's sysfs.
 """
 
 import lzma
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def say(capsys):
-    """Prints figures beside pytest's dots."""
+    """Returns a function that prints figures among pytest's dots."""
 
     def write(text):
         with capsys.disabled():
@@ -42,7 +42,7 @@ def say(capsys):
 
 
 def find_files():
-    """ELF files by name of the module; vmlinux only in the debug package."""
+    """Returns the ELF files by module name; only the debug package has vmlinux."""
     if DEBUG:
         results = {path.name: path for path in Path(DEBUG).rglob("*.ko*")}
         results |= {"vmlinux": next(Path(DEBUG).rglob("boot/vmlinux-*"))}
@@ -52,7 +52,7 @@ def find_files():
 
 
 def copies():
-    """Copies of the boot; with all of its kallsyms if the fixtures are there."""
+    """Returns the captured files of the boot, with complete kallsyms if fixtures are present."""
     kallsyms = FIXTURES / "kallsyms.xz"
     return {
         "kallsyms": kallsyms if kallsyms.exists() else DATA / "kallsyms.xz",
@@ -64,7 +64,7 @@ def copies():
 
 @pytest.fixture(scope="module")
 def captured():
-    """The files of the boot."""
+    """Returns access to the captured files of the boot."""
     places = ("/proc/kallsyms", "/proc/modules", "/sys/module", "/sys/kernel/notes")
     return CapturedFiles(dict(zip(places, copies().values(), strict=True)))
 
@@ -76,7 +76,7 @@ def symbolizer(captured):
 
 @pytest.fixture(scope="module")
 def symbols(captured, symbolizer):
-    """ELF symbols by name, of modules of the boot whose exact file is available."""
+    """Returns the ELF symbols, by name, of those modules whose exact file is available."""
     files = find_files()
     results = {}
     for module in symbolizer.snapshot.modules:
@@ -91,7 +91,7 @@ def symbols(captured, symbolizer):
 
 @pytest.fixture(scope="module")
 def oracle(captured, symbols):
-    """(start, end, names) of every sized function at its runtime address, by module."""
+    """Returns (start, end, names) of every sized function at its runtime address, by module."""
     files = find_files()
     return {name: read_functions(captured, name, files[name]) for name in symbols}
 
@@ -119,7 +119,7 @@ def read_functions(captured, module, path):
         if kind not in {"STT_FUNC", "STT_NOTYPE"} or not symbol.name or index not in code:
             continue
         if is_marker(symbol.name.encode()):
-            continue  # it names no code
+            continue  # a marker, not code
         if module == "vmlinux" or index in places:
             start = symbol["st_value"] + (slide if module == "vmlinux" else places[index])
             functions[start, start + symbol["st_size"]].add(symbol.name)
@@ -127,7 +127,7 @@ def read_functions(captured, module, path):
 
 
 def names_by_size(functions, address):
-    """Names of the functions around an address, and of the last label inside them."""
+    """Returns the names of the functions that contain an address, and of their last label."""
     at = bisect_right(functions, address, key=lambda row: row[0])
     rows = functions[max(0, at - 24) : at]
     around = [names for start, end, names in rows if start <= address < end]
@@ -149,7 +149,7 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
             for address in {start, max(start, end - 1)}:
                 frame = symbolizer.resolve_addresses([address])[0]
                 if module == "vmlinux" and frame.module is None:
-                    continue  # exit text of the kernel, which was freed
+                    continue  # freed exit text of the kernel
                 elf = symbols[module]
                 match = elf.find(frame.address) if frame.module.name == module else None
                 expected = names_by_size(functions, address) or names
@@ -162,9 +162,9 @@ def test_every_function_survives_the_round_trip_through_file_id_and_rva(
 
 
 def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbols, oracle, say):
-    """Inside a function, both the frame and the backend have its name.
+    """Inside a function, both the frame and the backend have the function's name.
 
-    In a gap, the backend has no name, and neither has the frame if the sizes are known.
+    In a gap, the backend has no name; neither does the frame if sizes are known.
     """
     files = find_files()
     sized = KernelSymbolizer.from_files(**copies(), elf=[files[name] for name in symbols])
@@ -237,7 +237,7 @@ def test_every_live_symbol_matches_the_elf_file(captured, symbolizer, symbols, s
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
 def test_every_core_symbol_matches_system_map(symbolizer, captured, say):
-    """At the RVA of each symbol of kallsyms under KASLR, System.map has the same name."""
+    """At the RVA of each symbol in kallsyms, under KASLR, System.map has the same name."""
     linked = defaultdict(set)
     system_map = lzma.decompress((FIXTURES / "lib" / "System.map.xz").read_bytes()).decode()
     rows = [line.split() for line in system_map.splitlines()]

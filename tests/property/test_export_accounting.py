@@ -1,4 +1,4 @@
-"""Export accounting, compared with brute force: any receiver behaviour, any order of events."""
+"""Export accounting is exact for any receiver behaviour and any order of events."""
 
 import tempfile
 import threading
@@ -37,7 +37,7 @@ def test_exported_is_never_overstated_whichever_profiles_were_rejected(profiles,
 
 
 class Scripted(ProfileExporter):
-    """Ends each export with the outcome that a number selects: quarters that arrive, or none."""
+    """An exporter with scripted outcomes: how many quarters of a batch arrive, or unreachable."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 
@@ -69,7 +69,7 @@ def by_kind(counts, field):
 
 
 def check(queue, put, earlier):
-    """The account of each kind is exact, and the totals are the sums over kinds."""
+    """Checks that each kind's account is exact, and that the totals are the sums over kinds."""
     counts = queue.counts()
     assert by_kind(counts, "accepted") == put
     assert by_kind(counts, "carried") == earlier
@@ -83,7 +83,7 @@ def check(queue, put, earlier):
 
 
 def run(queue, events, earlier):
-    """Put batches, lose samples outside batches, and flush; each step keeps the account exact."""
+    """Puts batches, records other losses and flushes; checks the account after each step."""
     put = SampleCounts()
     for number, event in enumerate(events):
         if event == "flush":

@@ -34,11 +34,11 @@ PARTS = [
 NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("".join)
 SETTINGS = settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # names of 64 KiB
+)  # names of up to 64 KiB
 
 
 def window(name):
-    """A sample in which every name is the given one."""
+    """Returns a window with a sample in which all names are the given name."""
     code = Module(name, ModuleKind.USER, None, FileId("ab" * 16), 0)
     frame = Frame(code, 0x1000, (Line(name, "", name, 7),), 0, USER_SIDE)
     link = SpanLink(bytes(range(16)), bytes(range(1, 9)), name)

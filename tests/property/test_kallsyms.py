@@ -1,4 +1,4 @@
-"""Tables against brute force: generated files, hostile files, and full captured kernels."""
+"""Symbol tables equal brute force for generated, hostile and complete captured kallsyms."""
 
 import lzma
 import os
@@ -66,7 +66,7 @@ ITEMS = st.lists(
 
 
 def make_symbols(items):
-    """Ascending symbols with padding as the kernel lays it out."""
+    """Returns ascending symbols, with padding as in the kernel."""
     symbols, address = [], BASE
     for gap, what, kind, name in items:
         if what == "alias" and symbols and is_function(symbols[-1]):
@@ -78,7 +78,7 @@ def make_symbols(items):
         elif what in {"padded", "pair", "label", "marker"}:
             names = [name, name + "2"] if what == "pair" else [name]
             symbols += [(address, kind, f"__pfx_{n}") for n in names]
-            if what in {"label", "marker"}:  # at the padding: the end of the preceding symbol
+            if what in {"label", "marker"}:  # in padding, after the previous symbol
                 symbols.append((address, "t", "__a_text_end" if what == "marker" else "end"))
             address += PAD
             symbols += [(address, kind, n) for n in names]
@@ -129,7 +129,7 @@ DAMAGE = st.lists(
 
 
 def damage(lines, harm):
-    """The lines, some of them malformed or misplaced."""
+    """Returns the lines, some of them malformed or misplaced."""
     lines = list(lines)
     for at, what in harm:
         if at + 1 >= len(lines) or lines[at].count(" ") < 2:
@@ -149,9 +149,9 @@ def damage(lines, harm):
 
 
 def check_is_right(table, symbols):
-    """Each address has no name, or one that the whole file has for it.
+    """Checks that each address has no name, or a name that the intact file has for it.
 
-    Padding is excluded: nothing runs in it.
+    Padding is excluded, since no code runs in it.
     """
     oracle = Oracle(symbols)
     pads = {s[0] + at for s in symbols if is_pad(s) for at in range(PAD)}
@@ -177,7 +177,7 @@ def test_a_damaged_file_never_causes_a_wrong_name(items, harm, size):
 @given(ITEMS, DAMAGE)
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_module_never_causes_a_wrong_name(items, harm):
-    """Module lines need not be sorted; a line that lost its address is not checked."""
+    """Module lines need not be sorted; lines that lost their address are not checked."""
     symbols = make_symbols(items)
     harm = [(at, what) for at, what in harm if what not in {"digit", "empty"}]
     data = damage([f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols], harm)
@@ -247,7 +247,7 @@ def test_full_kernel_equals_brute_force(path):
 
 
 def check_linear(table, symbols, addresses, pages=False):
-    """The oracle on a sliding window, so that it takes linear time."""
+    """Checks lookups against the oracle on a sliding window, so that this takes linear time."""
     position = 0
     for address in addresses:
         while position < len(symbols) and symbols[position][0] <= address:

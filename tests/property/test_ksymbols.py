@@ -1,4 +1,4 @@
-"""Hostile ksymbol records, and the table of ksymbols against brute force."""
+"""Hostile ksymbol records are parsed safely, and the ksymbol table equals brute force."""
 
 import contextlib
 import struct
@@ -15,13 +15,13 @@ from otel_kprofiler.tracking.ksymbol_readers import parse_ksymbol_lines
 from otel_kprofiler.tracking.program_iterator import parse_program_rows
 
 SLOTS = 6
-A = 0xFFFF_FFFF_C000_0FC0  # the slots lie on two pages
-STEP_NS = 100_000_000  # more than the time for which unloaded code lingers
+A = 0xFFFF_FFFF_C000_0FC0  # so that the slots span two pages
+STEP_NS = 100_000_000  # longer than unloaded code is kept
 
 
 @st.composite
 def records(draw):
-    """A record with a plausible header and any body."""
+    """Draws a record with a plausible header and any body."""
     body = draw(st.binary(max_size=96))
     kind = draw(st.sampled_from([2, 17, 17, 18, 99]))
     size = draw(st.one_of(st.just(len(body) + 8), st.integers(0, 200)))
@@ -67,14 +67,14 @@ def test_arbitrary_bytes_parse_as_types_rows_and_lines(data, tail):
         parse_program_rows(data)
 
 
-# Each step loads something into a slot or unloads it.
+# Each step loads a symbol into a slot or unloads the slot.
 steps = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(0, 3)), max_size=40)
 
 
 @settings(max_examples=300, deadline=None)
 @given(steps, st.sets(st.integers(0, 40)))
 def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
-    """The oracle is a list of intervals; full readings in between change nothing."""
+    """The oracle is a list of intervals; full reads between the steps change nothing."""
     table, live, history = KsymbolTable(), {}, []
     for number, (slot, kind) in enumerate(choices, 1):
         time_ns = number * STEP_NS
@@ -96,8 +96,8 @@ def test_every_lookup_returns_the_symbol_loaded_at_that_time(choices, readings):
     assert {code.symbol for code in table.live()} == set(live.values())
 
 
-# Each step loads or unloads a symbol in a slot. Its record may be lost; programs or all symbols may
-# then be reread, as of before or after the loss was noticed.
+# Each step loads or unloads a symbol in a slot. The step's record may be lost; programs or all
+# symbols may then be reread, before or after the loss is noticed.
 lossy_steps = st.lists(
     st.tuples(
         st.integers(0, SLOTS - 1),
@@ -114,7 +114,7 @@ lossy_steps = st.lists(
 @settings(max_examples=500, deadline=None)
 @given(lossy_steps, st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
-    """Each name is right, whatever is lost; after a full reading, nothing is missing."""
+    """Each name is right whatever is lost; after a full read, no symbol is missing."""
     table, live, history, reported = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
     choices = [*choices, (0, 0, False, True, KsymbolAction.ALL_READ, 1)]

@@ -117,7 +117,7 @@ statuses = st.sampled_from([STACK_OK, STACK_TRUNCATED]) | st.sampled_from(
 @st.composite
 def stacks(draw, kernel, user):
     below = draw(st.lists(st.sampled_from(user), max_size=4))
-    made = draw(st.integers(0, len(below)))  # this many of them into frames
+    made = draw(st.integers(0, len(below)))  # the number of them that go into frames
     kernel_status, user_status = draw(st.tuples(statuses, statuses))
     raw = [frame.address for frame in below[made:]]
     return Stack(
@@ -173,7 +173,7 @@ def windows(draw):
     shared = draw(st.lists(stacks(kernel, user), min_size=1, max_size=8))
     length = draw(st.sampled_from([1, 10**9]))
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3, unique=True))
-    kinds.sort(key=KINDS.index)  # as in windows of our own
+    kinds.sort(key=KINDS.index)  # as in the agent's windows
     return Window(START, START + length, [draw(profiles(shared, length, *kind)) for kind in kinds])
 
 
@@ -195,7 +195,7 @@ def profiles(draw, shared, length, kind, period):
         st.integers(0, 300),
         links,
         st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
-        st.just([]),  # each with its value below
+        st.just([]),  # each gets a value below
         labels,
         waits,
     ).flatmap(with_values)
@@ -215,7 +215,7 @@ losses = st.dictionaries(st.sampled_from(LossCause), st.integers(1, 2**40), max_
 
 @st.composite
 def accounted(draw, profile):
-    """The profile, sometimes with its account, sometimes with the stream's."""
+    """Draws a profile with an account, with an account and the stream's totals, or with neither."""
     if draw(st.booleans()):
         return profile
     samples = profile.sample_count + draw(st.integers(0, 2**40))
@@ -240,7 +240,7 @@ def module_value(module):
 
 
 def content(*some):
-    """The content of windows: a count of timestamps with all their attributes."""
+    """Returns the content of windows as counts of timestamps with all their attributes."""
     return Counter(
         (
             profile.kind,
@@ -328,7 +328,7 @@ def test_parts_are_within_the_limit_individually_valid_and_jointly_complete(wind
 @relaxed
 @given(windows().filter(lambda window: window.sample_count), st.sampled_from(Form))
 def test_sizes_are_predicted_exactly(window, form):
-    """A limit equal to the size changes nothing; one byte less causes another batch or a loss."""
+    """A limit equal to the size has no effect; one byte less causes another batch or a loss."""
     (batch,) = encode_window(window, form=form, new_id=fixed_ids).batches
     same = encode_window(window, form=form, max_bytes=len(batch.payload), new_id=fixed_ids)
     assert [part.payload for part in same.batches] == [batch.payload]
@@ -348,7 +348,7 @@ def test_json_and_protobuf_are_equivalent(window):
 
 
 def test_more_frames_than_short_indices_can_hold_are_split_correctly():
-    """Frequent frames get their indices first, which must not leave orphans in parts."""
+    """Frequent frames get the first indices, which must not leave unused frames in parts."""
     frames = [
         Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, KERNEL_SIDE) for number in range(500)
     ]
@@ -385,7 +385,7 @@ def test_more_frames_than_short_indices_can_hold_are_split_correctly():
 
 @st.composite
 def damaged(draw):
-    """A payload with some bytes changed, as in a corrupt file."""
+    """Draws a payload with some bytes changed, as in a corrupt file."""
     window = draw(windows().filter(lambda window: window.sample_count))
     batch = encode_window(window, form=draw(st.sampled_from(Form)), new_id=fixed_ids).batches[0]
     data = bytearray(batch.payload)

@@ -1,4 +1,4 @@
-"""Python frames interleaved with native ones: generated calls between C and Python."""
+"""Python frames are interleaved with native frames as in generated calls of C and Python."""
 
 from itertools import pairwise
 
@@ -32,7 +32,7 @@ NAMES = st.integers(1, 20).map("f{}".format)
 CALLS = st.lists(
     st.tuples(C_FRAMES, EVALUATION, st.lists(NAMES, min_size=1, max_size=5)), max_size=5
 )
-"""From the leaf: C functions, and the chain of Python functions that they were called from."""
+"""Calls from the leaf: C functions, and the chain of Python functions that called them."""
 
 
 def native(name, number=0):
@@ -44,7 +44,7 @@ def python(name):
 
 
 class Calls:
-    """The calls, and the two sides that show them."""
+    """The true frames of calls, and the native and Python sides that show them."""
 
     def __init__(self, calls, start):
         self.truth, self.native, self.python, self.entries = [], [], [], []
@@ -59,7 +59,7 @@ class Calls:
         self.truth += outer
 
     def sides(self, native_frames=None, python_frames=None):
-        """The sides, truncated to the requested number of frames."""
+        """Returns the sides, truncated to the requested numbers of frames."""
         user, own = self.native[:native_frames], self.python[:python_frames]
         is_whole, is_own_whole = len(user) == len(self.native), len(own) == len(self.python)
         return (
@@ -116,7 +116,7 @@ def test_mismatched_frame_counts_leave_the_sides_unchanged(calls, start, data):
 
 
 def test_unproven_native_frames_of_a_truncated_side_are_not_interleaved():
-    """Frame pointers alone may miss the frame of an interpreter's loop."""
+    """An unwinder that uses only frame pointers may miss the frame of an interpreter's loop."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])] * 3, [])
     sides = one.sides(4)
     assert len(Interleaver()(sides)) > 3
@@ -132,7 +132,7 @@ def test_functions_split_from_the_eval_loop_count_as_the_loop():
 
 
 def test_nameless_eval_loops_are_recognized_by_address():
-    """Replaced frames are recorded with their names, so that replays recognize them, too."""
+    """Recordings name the replaced frames, so that replays recognize them, too."""
     one = Calls([(["memcpy"], "_PyEval_EvalFrameDefault", ["f1"])], [])
     sides = one.sides()
     module = Module("python3", ModuleKind.USER, BUILD_ID, b"f" * 16, 0)

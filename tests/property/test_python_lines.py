@@ -1,6 +1,6 @@
-"""Lines of instructions match CPython's, for the standard library's code.
+"""Lines of instructions match CPython's for the code of the standard library.
 
-``KPROFILER_PYTHON_FILES=100000`` reads all of its files.
+With ``KPROFILER_PYTHON_FILES=100000``, the test reads all files of the library.
 """
 
 import os
@@ -85,6 +85,6 @@ def test_a_truncated_table_yields_the_entries_before_the_cut():
 
 
 def test_unterminated_varints_are_parsed_in_bounded_time():
-    """Quadratic time would take minutes."""
+    """A parser with quadratic time would take minutes."""
     table = (b"\xe8" + b"\x7f" * 60_000) * 20
     assert parse_line_table(table, 1).end == 0

@@ -1,4 +1,4 @@
-"""No possibly secret part of an address is ever shown."""
+"""No part of an address that may be secret is ever shown."""
 
 import base64
 from urllib.parse import quote

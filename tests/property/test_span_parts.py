@@ -1,4 +1,4 @@
-"""Parts of endpoints' time, compared with separate sums for each endpoint."""
+"""The parts of endpoints' time equal sums computed separately for each endpoint."""
 
 from collections import Counter, defaultdict
 
@@ -45,7 +45,7 @@ events = st.tuples(
 
 @st.composite
 def loaded(draw):
-    """Samples and waits of two threads, in any order of time."""
+    """Draws samples and waits of two threads, in any order of time."""
     running, waiting = [], []
     for at, link, tid, what, length in draw(st.lists(events, max_size=30)):
         if isinstance(what, Stack):
@@ -66,9 +66,9 @@ def loaded(draw):
 
 
 def find_parts(samples, every, spans):
-    """Number of traces, and weight, time in the kernel and samples of each part of some spans.
+    """Returns the number of traces, and each part's weight, kernel time and samples, for spans.
 
-    Scans each trace from its first to its last sample in the spans.
+    Each trace is scanned from its first to its last sample in the spans.
     """
     traces, parts = set(), defaultdict(Counter)
     for _, timeline in span_parts._find_threads(samples, every):

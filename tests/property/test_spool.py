@@ -1,6 +1,6 @@
-"""Spools against brute force: whatever happens to the files, intact records are recovered.
+"""Intact records of a spool are recovered whatever happens to its files.
 
-The oracle knows the bytes of every written record and searches the damaged files for them,
+The oracle knows the bytes of every written record and searches for them in the damaged files,
 without parser or checksums.
 """
 
@@ -19,7 +19,7 @@ from otel_kprofiler.model import Batch, Form, ProfileSamples, SampleCounts
 SECOND = 1_000_000_000
 KINDS = ("on_cpu", "k0", "k1", "k2")
 
-# Size of a payload in bytes, or settling of the oldest batch.
+# A step appends a payload of this size in bytes, or settles the oldest batch.
 STEPS = st.lists(st.one_of(st.integers(0, 400), st.just("settle")), min_size=1, max_size=14)
 DAMAGE = st.lists(
     st.tuples(
@@ -34,7 +34,7 @@ FIELD = st.integers(0, 2**64 - 1)
 
 
 class Written:
-    """The contents of a spool: every record's bytes and meaning."""
+    """The content of a spool: bytes and meaning of every record."""
 
     def __init__(self, path, steps, *, close):
         self.records = []  # (bytes, batch or None, totals or None)
@@ -50,7 +50,7 @@ class Written:
 
         spool._write = noting
         waiting, self.appended = [], SampleCounts()
-        spool._begin_segment()  # the first one was begun before its records were noted
+        spool._begin_segment()  # a new segment, whose records are all noted
         for number, step in enumerate(steps, start=1):
             if step == "settle":
                 if waiting:
@@ -70,7 +70,7 @@ class Written:
             spool._release()
 
     def expect(self, files):
-        """Expected from the intact records: waiting batches, damaged and known samples by kind."""
+        """Returns what intact records imply: waiting batches, damaged and appended samples."""
         whole = [record for record in self.records if any(record[0] in data for data in files)]
         headers = [record[2] for record in whole]
         settled = max((header.get("settled", 0) for header in headers), default=0)
@@ -93,7 +93,7 @@ class Written:
 
 
 def harm(directory, kind, where, length, value):
-    """Damage one segment; the version in the magic number is spared."""
+    """Damages a segment, but not the version in its magic number."""
     paths = sorted(directory.glob("*.spool"))
     if not paths:
         return

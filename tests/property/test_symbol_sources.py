@@ -1,4 +1,4 @@
-"""Functions named by several sources, against brute force."""
+"""Functions named by several sources equal brute force."""
 
 from array import array
 
@@ -30,7 +30,7 @@ def make_symbols(number, functions):
 
 
 class Oracle:
-    """The name of each byte: earlier sources take precedence."""
+    """Names each byte by brute force; earlier sources take precedence."""
 
     def __init__(self, sources):
         self.kept = []
@@ -44,7 +44,7 @@ class Oracle:
 
     def name(self, at):
         around = [one for one in self.kept if one[0] <= at < one[0] + one[1]]
-        return max(around)[2] if around else None  # the innermost: no two have one start
+        return max(around)[2] if around else None  # the innermost, since starts are distinct
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,6 +1,6 @@
-"""Functions of installed and compiled files: the same as llvm-symbolizer's, none in a gap.
+"""Functions of installed and compiled files are those of llvm-symbolizer, with none in gaps.
 
-``KPROFILER_SYMBOL_ADDRESSES=1000`` looks up that many addresses per file, and adds large files.
+``KPROFILER_SYMBOL_ADDRESSES=1000`` looks up 1,000 addresses per file, and adds large files.
 """
 
 import json
@@ -53,7 +53,7 @@ def installed():
 
 
 class Truth:
-    """Symbols, sections with code and stubs of a file or its debug file, by pyelftools."""
+    """Symbols, code sections and stubs of a file or its debug file, read with pyelftools."""
 
     def __init__(self, path, symbols_path):
         self.named, self.unsized, self.data = [], set(), []
@@ -88,7 +88,7 @@ class Truth:
                         self.unsized.add(name)
 
     def is_stub(self, table, found):
-        """Returns whether a stub leads where its name says; one that pushes an index has a twin."""
+        """Returns whether a stub, or its twin stub, leads where its name says."""
         called = [self.stubs[at] for at in range(found.start, found.end) if at in self.stubs]
         if not called:
             return any(self.is_stub(table, twin) for twin in table.find(found.name)
@@ -123,7 +123,7 @@ def find_stubs(path):
 
 
 def addresses(truth, count, rng):
-    """Random addresses in all code sections, weighted by size, and some in each small section."""
+    """Yields random addresses in code sections, weighted by size, and some in small sections."""
     sizes = [size for _, size, _ in truth.code]
     for address, size, _ in rng.choices(truth.code, sizes, k=count):
         yield address + rng.randrange(size)
@@ -133,7 +133,7 @@ def addresses(truth, count, rng):
 
 
 def symbolize(path, wanted, *options):
-    """Name of the physical function at each address; empty if there is none."""
+    """Returns the name of the physical function at each address; empty if there is none."""
     done = subprocess.run(
         [SYMBOLIZER, f"--obj={path}", "--functions=linkage", "--no-demangle", "--inlines",
          "--output-style=JSON", *options],
@@ -146,7 +146,7 @@ def symbolize(path, wanted, *options):
 
 
 def find_functions(path):
-    """Our table, and the file its symbols come from."""
+    """Returns the package's function table of a file, and the path its symbols come from."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         elf = read_elf(source, None)
@@ -160,7 +160,7 @@ def find_functions(path):
 
 
 def judge(table, truth, address, theirs):
-    """Returns whether both have the same name, else why not; None if there is no good reason."""
+    """Returns why both names may be as they are, such as "same"; None without a good reason."""
     result = table.lookup(address)
     certain = truth.names_at(address)
     if not result or not result.name:
@@ -177,7 +177,7 @@ def judge(table, truth, address, theirs):
 def judge_name(ours, certain, theirs, truth):
     if theirs in ours:
         return "same" if certain.intersection(ours) else "same, of a symbol without a size"
-    if not certain:  # up to the next symbol, the end of its section or unwind entry
+    if not certain:  # up to the next bound
         return "they leave out a symbol without a size" if truth.unsized & {*ours} else None
     if not certain.intersection(ours):
         return None
@@ -233,7 +233,7 @@ def test_no_function_of_a_stripped_program_has_its_neighbours_name(tmp_path):
 def test_symbols_of_go_and_rust_programs_match_llvm_symbolizer(language, source, tmp_path):
     compiler = {"go": "go", "rs": "rustc"}[language]
     if language == "go" and not IS_LONG:
-        pytest.skip("its library is compiled for half a minute")
+        pytest.skip("compiling its library takes half a minute")
     if shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler}")
     file, program = tmp_path / f"main.{language}", tmp_path / "program"

@@ -1,4 +1,4 @@
-"""Any samples in any batches: the `view` store returns what a list of them holds."""
+"""The ``view`` store returns the same as a list, for any samples in any batches."""
 
 import tempfile
 from functools import partial
@@ -67,7 +67,7 @@ def moved(part, sample):
     st.sampled_from(["", "a", "b", "c"]),
 )
 def test_queries_equal_brute_force_over_a_list(parts, times, host):
-    # A sample repeated in another part would count once.
+    # Moved in time, since a sample repeated in another part would count once.
     parts = [
         [one.change_samples(partial(moved, at)) for one in part] for at, part in enumerate(parts)
     ]

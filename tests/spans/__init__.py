@@ -1,1 +1,1 @@
-"""Services that log their spans as ground truth, and samples that are compared with it."""
+"""Services that log their spans as ground truth, with which their samples are compared."""

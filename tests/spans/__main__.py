@@ -1,4 +1,4 @@
-"""Tabulates samples of services against the services' own span logs.
+"""Compares samples of services with the services' span logs, and prints a table.
 
 usage: python -m tests.spans [--source interpreter|record] [SECONDS] [SCENARIO…]
 """
@@ -13,7 +13,7 @@ from tests.spans.scenarios import SCENARIOS
 
 
 def run_here(name, seconds, source):
-    """Run a scenario in this process."""
+    """Runs a scenario in this process."""
     truth = Truth(source)
     with sampling(source) as samples:
         more = SCENARIOS[name](truth, seconds)

@@ -1,4 +1,4 @@
-"""Services on ASGI, under uvicorn with both event loops: FastAPI, Django, anyio, asgiref."""
+"""ASGI services under uvicorn with both event loops: FastAPI, Django, anyio, asgiref."""
 
 import asyncio
 import functools
@@ -14,11 +14,11 @@ from tests.spans.interpreter import TRACER
 from tests.spans.requests import request_until
 
 Span = Any
-"""FastAPI does not validate spans."""
+"""The type of parameters with spans, which FastAPI must not validate."""
 
 
 class Traced:
-    """ASGI middleware that serves each request in a new span, which it passes on."""
+    """ASGI middleware that handles each request in a new span, which it passes to the app."""
 
     def __init__(self, app, truth):
         self.app = app
@@ -33,11 +33,11 @@ class Traced:
             scope["tests.span"] = span
             self.truth.observe(span)
             await self.app(scope, receive, send)
-            self.truth.observe()  # asgiref may have left another span current
+            self.truth.observe()  # asgiref may leave another span current
 
 
 def serve_asgi(app, truth, seconds, paths, loop):
-    """Serve an application to clients for a few seconds; uvicorn runs in this thread."""
+    """Serves an application to clients for a few seconds; uvicorn runs in this thread."""
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ def serve_asgi(app, truth, seconds, paths, loop):
 
 
 def make_fastapi(truth):
-    """async and def endpoints, dependencies, background tasks, streams."""
+    """Makes an app with async and sync endpoints, dependencies, background tasks and streams."""
     from fastapi import BackgroundTasks, Depends, FastAPI, Request
     from fastapi.responses import StreamingResponse
 
@@ -135,7 +135,7 @@ def fastapi_service(truth, seconds, loop):
 
 
 def django_asgi(truth, seconds, loop):
-    """Django on ASGI: synchronous middleware and views run in threads, by asgiref."""
+    """Django on ASGI, where asgiref runs synchronous middleware and views in threads."""
     from tests.spans import django_project
 
     app = django_project.set_up(truth, asynchronous=True)
@@ -144,7 +144,7 @@ def django_asgi(truth, seconds, loop):
 
 
 def anyio_threads(truth, seconds):
-    """anyio: threads that call back into the loop, and groups of tasks."""
+    """anyio, with threads that call back into the loop, and with task groups."""
     import anyio
     import anyio.from_thread
     import anyio.to_thread
@@ -178,7 +178,7 @@ def anyio_threads(truth, seconds):
 
 
 def asgiref_threads(truth, seconds):
-    """asgiref: synchronous functions, some of which leave a span current, and back again."""
+    """asgiref, with calls to synchronous functions and back; some leave a span current."""
     from asgiref.sync import async_to_sync, sync_to_async
 
     def leave():

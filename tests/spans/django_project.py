@@ -1,4 +1,4 @@
-"""A Django project: middleware and views of both kinds."""
+"""A Django project with synchronous and asynchronous middleware and views."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.spans.interpreter import TRACER
 
 
 def set_up(truth, *, asynchronous):
-    """The application, for WSGI or ASGI; once in a process."""
+    """Returns the application, for WSGI or ASGI; may be called once per process."""
     import django
     from django.core.asgi import get_asgi_application
     from django.core.wsgi import get_wsgi_application
@@ -33,12 +33,12 @@ def span_of(request):
 
 
 def synchronous(get_response):
-    """Middleware that only knows synchronous views: Django runs it in a thread."""
+    """Middleware that supports only synchronous views, so that Django runs it in a thread."""
 
     def middleware(request):
         settings.TRUTH.observe(span_of(request))
         response = get_response(request)
-        settings.TRUTH.observe()  # a view may have left another span current
+        settings.TRUTH.observe()  # a view may leave another span current
         return response
 
     return middleware
@@ -70,7 +70,7 @@ def plain(request):
 
 
 def left(request):
-    """Leave a span current, as instrumentation with separate hooks may."""
+    """A view that leaves a span current, as instrumentation with separate hooks may."""
     from django.http import HttpResponse
 
     span = TRACER.start_span("left")
@@ -96,6 +96,6 @@ async def coroutine(request):
 def __getattr__(name):
     if name != "urlpatterns":
         raise AttributeError(name)
-    from django.urls import path  # once Django is set up
+    from django.urls import path  # needs Django to be set up
 
     return [path(view.__name__, view) for view in (plain, left, coroutine)]

@@ -1,4 +1,4 @@
-"""Scenarios in plain Python: threads, contexts, generators, asyncio."""
+"""Scenarios in plain Python: threads, contexts, generators and asyncio."""
 
 import asyncio
 import concurrent.futures
@@ -19,14 +19,14 @@ UNSAMPLED = TracerProvider(sampler=ALWAYS_OFF).get_tracer("unsampled")
 
 
 def repeat(seconds, step):
-    """Call a function repeatedly."""
+    """Calls a function repeatedly for a number of seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         step()
 
 
 def nested_spans(truth, seconds, tracer=TRACER):
-    """Spans in spans, unsampled and remote ones among them, in three threads."""
+    """Nested spans, including unsampled and remote spans, in three threads."""
 
     def step():
         with tracer.start_as_current_span("outer") as outer:
@@ -49,7 +49,7 @@ def nested_spans(truth, seconds, tracer=TRACER):
 
 
 def short_threads(truth, seconds):
-    """Threads that exit after one span; their ids and states are reused."""
+    """Threads that exit after one span, so that their ids and thread states are reused."""
 
     def step():
         def work():
@@ -67,7 +67,7 @@ def short_threads(truth, seconds):
 
 
 def disorder(truth, seconds):
-    """Spans closed out of order, or never."""
+    """Spans that are closed out of order, or never."""
 
     def step():
         spans = [TRACER.start_span(str(number)) for number in range(4)]
@@ -84,7 +84,7 @@ def disorder(truth, seconds):
 
 
 def entered_contexts(truth, seconds):
-    """``Context.run`` in threads and executors, and contexts that many variables are set in."""
+    """``Context.run`` in threads and executors, and contexts with many variables."""
     executor = concurrent.futures.ThreadPoolExecutor(3)
     variables = [contextvars.ContextVar(str(number)) for number in range(100)]
     chance = random.Random(3)
@@ -187,7 +187,7 @@ async def tasks_until(truth, end):
 
 
 def tasks(truth, seconds):
-    """asyncio: gather, groups, cancellation, generators, threads, executors, callbacks."""
+    """asyncio with gather, task groups, cancellation, generators, threads, executors, callbacks."""
     end = time.monotonic() + seconds
     asyncio.run(tasks_until(truth, end))
 
@@ -201,7 +201,7 @@ def uvloop_tasks(truth, seconds):
 
 
 def hand_written_context_switches(truth, seconds):
-    """Greenlets, each in its own context and span."""
+    """Greenlets, each in a separate context and span."""
     import greenlet
 
     def work():
@@ -224,10 +224,10 @@ def hand_written_context_switches(truth, seconds):
 
 
 def make_wrapping_tracer():
-    """A tracer whose spans are of a custom class that wraps a span."""
+    """Returns a tracer whose spans are instances of a class that wraps a span."""
 
     class Wrapper(trace.Span):
-        """Its layout is not the SDK's, and its attribute of that name is something else."""
+        """Has another layout than SDK spans, and another attribute under the name of theirs."""
 
         __slots__ = ("_context", "_inside")
 
@@ -256,17 +256,17 @@ def make_wrapping_tracer():
             with trace.use_span(Wrapper(TRACER.start_span(name)), end_on_exit=True) as span:
                 yield span
 
-    time.sleep(0.2)  # until it is noticed that there is such a class
+    time.sleep(0.2)  # until the profiler notices the class
     return Tracer()
 
 
 def wrapped_spans(truth, seconds):
-    """Wrappers of spans in threads, beside spans of the SDK."""
+    """Wrapped spans in threads, together with SDK spans."""
     nested_spans(truth, seconds, make_wrapping_tracer())
 
 
 def wrapped_tasks(truth, seconds):
-    """Wrappers of spans in tasks of asyncio, beside spans of the SDK."""
+    """Wrapped spans in asyncio tasks, together with SDK spans."""
     wrapping = make_wrapping_tracer()
 
     async def work(number):

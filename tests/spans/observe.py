@@ -34,7 +34,7 @@ def boot_ns():
 
 
 def link_of(span, source):
-    """The link that samples of a span must have; None if it is not to be linked."""
+    """Returns the link that samples in a span must have; None if the span must not be linked."""
     context = span.get_span_context()
     is_local = context.trace_flags.sampled and not context.is_remote
     if not context.is_valid or not (is_local or source == "record"):
@@ -43,7 +43,7 @@ def link_of(span, source):
 
 
 class Note(NamedTuple):
-    """A thread was in one span, or in none, without interruption."""
+    """An interval during which a thread was in a single span, or in no span."""
 
     start_ns: int
     end_ns: int
@@ -51,10 +51,10 @@ class Note(NamedTuple):
 
 
 class Truth:
-    """Spans as the service itself records them, by thread. Thread-safe.
+    """The spans that the service itself records, by thread. Thread-safe.
 
     Args:
-        source: where the samples' spans are read.
+        source: the source that the samples' spans are read from.
     """
 
     def __init__(self, source="interpreter"):
@@ -62,7 +62,7 @@ class Truth:
         self.notes = {}
 
     def observe(self, span=None):
-        """Work inside a span, by default the one that the API says is current."""
+        """Works inside a span, by default the API's current span, and notes the interval."""
         link = link_of(span or trace.get_current_span(), self.source)
         notes = self.notes.setdefault(threading.get_native_id(), [])
         start = boot_ns()
@@ -73,13 +73,13 @@ class Truth:
 
 
 class Outcome(NamedTuple):
-    """Samples taken during logged time.
+    """The numbers of samples in logged intervals, by correctness of their links.
 
     Attributes:
-        right: in a span, and linked to it.
-        unlinked: in a span, without a link.
-        outside: in no span, without a link.
-        wrong: linked to a span that was not current.
+        right: samples in a span that are linked to it.
+        unlinked: samples in a span without a link.
+        outside: samples in no span without a link.
+        wrong: samples that are linked to a span that was not current.
     """
 
     right: int
@@ -103,7 +103,7 @@ NOTHING = Outcome(0, 0, 0, 0)
 
 
 def compare(samples, truth):
-    """Count the samples within a logged interval of their thread."""
+    """Counts the samples in logged intervals of their thread."""
     counts = dict.fromkeys(Outcome._fields, 0)
     starts = {tid: [note.start_ns for note in notes] for tid, notes in truth.notes.items()}
     for sample in samples:
@@ -134,7 +134,7 @@ def open_sampler(source):
 
 
 def follow_records(sampler):
-    """Publish this process's records, and wait until the sampler reads them."""
+    """Publishes this process's records, and waits until the sampler reads them."""
     thread_context.start({"service.name": "spans"})
     contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
     contexts.follow_threads(sampler.contexts)
@@ -157,7 +157,7 @@ def follow_records(sampler):
 
 
 def follow_contexts(contexts, drain):
-    """Take a sample of this process, which registers its records if spans need them."""
+    """Waits for a sample of this process, which registers its records if spans need them."""
     contexts.prepare()
     until = time.monotonic() + LATEST_S
     while contexts.is_needed and not contexts.is_registered:
@@ -170,10 +170,10 @@ def follow_contexts(contexts, drain):
 
 @contextlib.contextmanager
 def sampling(source="interpreter"):
-    """Sample this process; the list has all samples at the end.
+    """Samples this process during the block; at its end, the yielded list has all samples.
 
     Args:
-        source: where spans are read; spans of classes outside the SDK are in records.
+        source: the source of spans; spans of classes outside the SDK are always read from records.
     """
     sampler = open_sampler(source)
     sampler.start()

@@ -1,4 +1,4 @@
-"""Child processes: multiprocessing by each start method, Celery workers; each samples itself."""
+"""Child processes that sample themselves: multiprocessing and Celery workers."""
 
 import contextlib
 import multiprocessing
@@ -16,7 +16,7 @@ from tests.spans.observe import NOTHING, Outcome, Truth, compare, sampling
 
 
 def in_child(outcomes, seconds, source):
-    """Sample this process in the span that it was forked in, if any, and in others."""
+    """Samples this process in the span that it was forked in, if any, and in other spans."""
     truth = Truth(source)
     inherited = trace.get_current_span()
     with sampling(source) as samples:
@@ -28,7 +28,7 @@ def in_child(outcomes, seconds, source):
 
 
 def multiprocess(truth, seconds):
-    """Children that are forked inside a span or from a thread, spawned, or from a fork server."""
+    """Children that are forked in a span and from a thread, spawned, or from a fork server."""
     total = NOTHING
     for method in ("fork", "spawn", "forkserver"):
         context = multiprocessing.get_context(method)
@@ -53,7 +53,7 @@ def multiprocess(truth, seconds):
 
 
 def make_celery(truth):
-    """An application whose tasks open spans."""
+    """Returns a Celery application and its task, which opens spans."""
     import celery
 
     app = celery.Celery("spans", broker="memory://", backend="cache+memory://")
@@ -76,7 +76,7 @@ def make_celery(truth):
 
 
 def run_worker(app, work, seconds, pool):
-    """Run a worker in this process's main thread while tasks are sent to it."""
+    """Runs a worker in this process's main thread while tasks are sent to it."""
     from celery import signals
 
     alone = dict.fromkeys(("without_mingle", "without_gossip", "without_heartbeat"), True)
@@ -95,9 +95,9 @@ def run_worker(app, work, seconds, pool):
     def begin(**_):
         sender.start()
 
-    # Not before: forked workers must not inherit a lock of an import still running in a thread.
+    # Not earlier, since forked workers must not inherit the lock of an import in another thread.
     signals.worker_ready.connect(begin)
-    with contextlib.suppress(SystemExit):  # how a worker shuts down
+    with contextlib.suppress(SystemExit):  # a worker's shutdown raises this
         worker.start()
     sender.join()
 
@@ -108,7 +108,7 @@ def celery_threads(truth, seconds):
 
 
 def celery_prefork(truth, seconds):
-    """Celery with forked workers, which write down what they find."""
+    """Celery with forked workers, which write their results to files."""
     from celery import signals
 
     directory = Path(tempfile.mkdtemp())

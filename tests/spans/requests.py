@@ -1,4 +1,4 @@
-"""Clients of the services, in threads of the same process."""
+"""Clients of the services, which run in threads of the same process."""
 
 import http.client
 import itertools
@@ -9,7 +9,7 @@ CLIENTS = 4
 
 
 def request_until(end, port, paths):
-    """Request the paths in turn, with several clients, until a time of the monotonic clock.
+    """Requests the paths in turn, with several clients, until a monotonic time.
 
     Raises:
         AssertionError: a response is an error.

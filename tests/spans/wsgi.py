@@ -1,4 +1,4 @@
-"""Services on WSGI: flask, and Django with middleware."""
+"""WSGI services: Flask, and Django with middleware."""
 
 import socketserver
 import threading
@@ -12,7 +12,7 @@ from tests.spans.requests import request_until
 
 
 class Traced:
-    """WSGI middleware that serves each request in a new span, which it passes on."""
+    """WSGI middleware that handles each request in a new span, which it passes to the app."""
 
     def __init__(self, app, truth):
         self.app = app
@@ -29,7 +29,7 @@ class Traced:
 
 
 class ThreadingServer(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
-    """One thread for each request."""
+    """A WSGI server that handles each request in a new thread."""
 
     daemon_threads = False
 
@@ -40,7 +40,7 @@ class QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 def serve_wsgi(app, truth, seconds, paths):
-    """Serve an application to clients for a few seconds."""
+    """Serves an application to clients for a few seconds."""
     server = wsgiref.simple_server.make_server(
         "127.0.0.1", 0, Traced(app, truth), ThreadingServer, QuietHandler
     )
@@ -55,7 +55,7 @@ def serve_wsgi(app, truth, seconds, paths):
 
 
 def flask_service(truth, seconds):
-    """flask: views, hooks around requests, a streamed body."""
+    """Flask, with views, request hooks and a streamed body."""
     import flask
 
     app = flask.Flask("service")
@@ -100,7 +100,7 @@ def flask_service(truth, seconds):
 
 
 def django_wsgi(truth, seconds):
-    """Django on WSGI: middleware and views; one of the views leaves a span current."""
+    """Django on WSGI, with middleware and views; one of the views leaves a span current."""
     from tests.spans import django_project
 
     app = django_project.set_up(truth, asynchronous=False)

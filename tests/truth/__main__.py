@@ -1,6 +1,6 @@
 """Compares stacks of many programs with the reference, and prints a table.
 
-Usage: python -m tests.truth [--stacks N] [NAME…]; exits with 1 if a frame is wrong, or too many
+``python -m tests.truth [--stacks N] [NAME…]`` exits with 1 if a frame is wrong, or if too many
 stacks are truncated.
 """
 # ruff: noqa: T201 - a command talks to its user
@@ -23,7 +23,7 @@ _ROW = "{:<24}{:>8}{:>10}{:>7}{:>12}{:>12}  {}"
 
 
 def show(program: str, report: Report) -> None:
-    """Print a row."""
+    """Prints a row of the table."""
     total = report.total
     cut = ", ".join(f"{n} {end.name.lower()}" for end, n in report.ends.items() if end)
     print(
@@ -41,15 +41,15 @@ def show(program: str, report: Report) -> None:
 
 
 def is_good(program: Program, report: Report) -> bool:
-    """Returns whether nothing is wrong, and enough is complete."""
+    """Returns whether no frame is wrong and enough stacks are complete."""
     return not report.wrong and report.ends[StackEnd.COMPLETE] >= program.share * report.total
 
 
 def main() -> int:
-    """Run the programs whose names contain one of the arguments; all without."""
+    """Runs the programs whose names contain one of the arguments, by default all programs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--stacks", type=int, default=_STACKS, help="of each program")
-    parser.add_argument("names", nargs="*", help="parts of names of programs; default: all")
+    parser.add_argument("names", nargs="*", help="parts of program names; default: all")
     options = parser.parse_args()
     print(_ROW.format("program", "stacks", "frames", "wrong", "complete", "all equal", "cut off"))
     good, reports = True, []

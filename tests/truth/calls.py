@@ -1,8 +1,8 @@
-"""Checks stacks of a program by its calls: each caller calls its callee.
+"""Checks that each caller in a program's stacks calls its callee.
 
-For code without unwind tables, which an independent unwinder would need. Addresses of calls and
-their targets come from objdump, functions from the symbols of the program before it was stripped,
-and from the targets of calls.
+This is for code without unwind tables, which an independent unwinder would need. Addresses and
+targets of calls come from objdump. Functions come from the symbols of the program before it was
+stripped, and from the targets of calls.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _EXIT_LENGTH = 5  # instructions of exit(2) at the end of a thread
 _ANY = 0  # the target of an indirect jump
 _HZ = 997
 _LOADING_S = 200
-"""A busy machine takes long to make rules from code."""
-_SIGRETURN = "$0xf,"  # number of the system call, moved to a register
+"""The time limit for loading tables; a busy machine takes long to make rules from code."""
+_SIGRETURN = "$0xf,"  # the operand with the system call's number
 
 
 def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserStack]:
@@ -39,7 +39,7 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
     Args:
         built: the program that dumps stacks.
         command: the command line.
-        count: how many, at least.
+        count: the minimum number of stacks.
     """
     stacks: list[UserStack] = []
     with (
@@ -64,7 +64,7 @@ def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
     """Runs a command for a moment; returns where it loads libraries, the dynamic linker included.
 
     Args:
-        command: the command line, which loads them at the same addresses each time.
+        command: the command line, which loads the libraries at the same addresses each time.
         program: the program that the command executes in the end.
     """
     libraries: dict[Path, int] = {}
@@ -81,7 +81,7 @@ def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
 
 
 class Instruction(NamedTuple):
-    """An instruction: its address, name, and the address that it calls or jumps to, if fixed."""
+    """An instruction: its address, name and operands, and its fixed target, if it has one."""
 
     address: int
     name: str
@@ -93,15 +93,15 @@ class Calls:
     """The calls of a program.
 
     Args:
-        path: the program, linked at fixed addresses, with symbols.
-        libraries: further files, with the addresses where they are loaded; they may be stripped.
+        path: the path of the program, which is linked at fixed addresses and has symbols.
+        libraries: the addresses at which further files are loaded; the files may be stripped.
     """
 
     def __init__(self, path: Path, libraries: Mapping[Path, int] | None = None) -> None:
         self._names: dict[int, str] = {}
-        self._targets: dict[int, int | None] = {}  # of calls, by return address
+        self._targets: dict[int, int | None] = {}  # by return address
         self._trampolines: set[int] = set()  # of signal handlers
-        self._exits: set[int] = set()  # return addresses behind which a thread ends
+        self._exits: set[int] = set()  # before which threads exit
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # between functions
         code = []
         for file, base in {path: 0, **(libraries or {})}.items():
@@ -126,7 +126,7 @@ class Calls:
             self._jumps[self._start(at)].add(self._start(target) if target else _ANY)
 
     def name(self, pc: int) -> str:
-        """Returns the name of the function at a pc."""
+        """Returns the name of the function that contains a program counter."""
         return self._names.get(self._start(pc), "?")
 
     def _start(self, pc: int) -> int:
@@ -136,10 +136,10 @@ class Calls:
     def find_wrong(
         self, addresses: Sequence[int], sources: Sequence[FrameSource], *, is_complete: bool
     ) -> str:
-        """Describes the first frame that did not call the one before; empty if all did.
+        """Describes the first frame that did not call the previous frame; empty if all frames did.
 
         Args:
-            addresses: of the frames, from the leaf.
+            addresses: the addresses of the frames, leaf first.
             sources: how each frame was found. is_complete: whether the last frame is the outermost.
         """
         callee = self._start(addresses[0])
@@ -171,7 +171,7 @@ class Calls:
 
 
 def describe_wrong(stacks: Iterable[UserStack], calls: Calls) -> Counter[str]:
-    """Describes the wrong stacks, with their numbers."""
+    """Counts the wrong stacks by description."""
     texts = (
         calls.find_wrong(stack.addresses, stack.sources, is_complete=stack.end is StackEnd.COMPLETE)
         for stack in stacks

@@ -13,7 +13,7 @@ from tests.truth.reference import Dump, Maps, Truth, unwind
 
 
 class Verdict(enum.Enum):
-    """Outcome of comparing a stack with the reference, as far as the reference reaches."""
+    """The outcome of comparing a stack with the reference, as far as the reference reaches."""
 
     EQUAL = "the whole stack"
     SHORT = "the beginning of it"
@@ -22,13 +22,13 @@ class Verdict(enum.Enum):
 
 
 class Report(NamedTuple):
-    """The result of many stacks.
+    """The results of many comparisons.
 
     Attributes:
-        verdicts: number of stacks by verdict.
-        ends: how the BPF program's stacks end.
-        wrong: descriptions of wrong stacks.
-        frames: number of frames in all stacks.
+        verdicts: the number of stacks by verdict.
+        ends: the number of stacks by the end that the BPF program reports.
+        wrong: the descriptions of wrong stacks.
+        frames: the number of frames in all stacks.
     """
 
     verdicts: Counter[Verdict]
@@ -51,13 +51,13 @@ class Report(NamedTuple):
         )
 
     def describe(self) -> str:
-        """Returns the report in one line."""
+        """Returns a one-line summary."""
         ends = ", ".join(f"{count} {end.name.lower()}" for end, count in self.ends.items())
         return f"{len(self.wrong)} wrong of {self.total}: {ends}"
 
 
 def judge(dump: StackDump, truth: Truth) -> Verdict:
-    """Compare one stack."""
+    """Compares a dumped stack with the reference."""
     result, true = list(dump.stack.addresses), truth.frames
     common = min(len(result), len(true))
     if result[:common] != true[:common]:
@@ -72,7 +72,7 @@ def judge(dump: StackDump, truth: Truth) -> Verdict:
 
 
 def compare(dumps: Iterable[StackDump], maps: Maps) -> Report:
-    """Compare the stacks of a process."""
+    """Compares the stacks of a process; returns the report."""
     verdicts: Counter[Verdict] = Counter()
     ends: Counter[StackEnd] = Counter()
     wrong, frames = [], 0

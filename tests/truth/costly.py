@@ -1,8 +1,9 @@
-"""A program whose stacks are as expensive to unwind as tables allow, forever.
+"""A program that always has the most expensive stacks to unwind that tables allow.
 
-Each frame is in a different file from its caller's: its mapping is looked up in the process's tree,
-its rule by a binary search in a large table outside the processor's caches, and the entry's CIE
-differs from the last. Between calls, the leaf reads more memory than the caches hold.
+Each frame is in another file than its caller. For each frame, the unwinder therefore looks up the
+mapping in the process's tree and the rule in a large table outside of the processor's caches, and
+the entry's CIE differs from the previous one. Between calls, the leaf reads more memory than the
+caches hold.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ KINDS: Final[Mapping[str, str]] = {
     "entries of 40 operations": ".rept 40\n.cfi_escape 0\n.endr",
     "entries of 600 operations": ".rept 300\n.cfi_remember_state\n.cfi_restore_state\n.endr",
 }
-"""Directives that precede each call."""
+"""The assembler directives that precede each call, by kind."""
 
 
 def build(
@@ -114,19 +115,19 @@ def build(
     frame_bytes: int = 4088,
     alike: bool = True,
 ) -> list[str]:
-    """Compile it.
+    """Compiles the program.
 
     Args:
-        folder: output directory.
-        kind: one of :data:`KINDS`.
-        files: number of alternating files; each is mapped and has its own table.
-        entries: approximate size of each file's search table.
-        frame_bytes: size of the smallest stack frame; a multiple of 16, plus 8.
-        alike: whether all files are equal; otherwise each function's frame size differs between
+        folder: the output directory.
+        kind: a key of :data:`KINDS`.
+        files: the number of alternating files, each of which has a mapping and a table.
+        entries: the approximate number of entries in each file's search table.
+        frame_bytes: the size of the smallest stack frame, which is 8 plus a multiple of 16.
+        alike: whether all files are equal; otherwise, each function's frame size differs between
             files.
 
     Returns:
-        the command that runs it.
+        The command that runs the program.
     """
     driver, paths = str(folder / "driver"), [str(folder / f"{n}.so") for n in range(files)]
     compile_driver = ["gcc", "-x", "c", "-O2", "-o", driver, "-"]

@@ -1,4 +1,4 @@
-"""Stacks unwound by the BPF program, with the registers and memory they came from."""
+"""Dumps stacks that the BPF program unwinds, with the registers and memory that it used."""
 
 from __future__ import annotations
 
@@ -54,18 +54,19 @@ _STACK_PAGES = 24
 
 
 class StackDump(NamedTuple):
-    """One interrupt.
+    """The dump of one interrupt.
 
     Attributes:
-        stack: the BPF program's result.
-        registers: by DWARF number.
-        stacks: copies of the stack, from the stack pointer's page on, and of the goroutine's.
-        goroutine: see :class:`Dump`.
-        cold_ns: duration of the walk.
-        warm_ns: duration of a repetition of the walk.
-        work: work units of the first walk.
-        pointers_ns: duration of the kernel's own walk by frame pointers.
-        pointers: frames that it found.
+        stack: the stack that the BPF program found.
+        registers: the registers by DWARF number.
+        stacks: the copies of the stack, from the stack pointer's page on, and of the goroutine's
+            stack.
+        goroutine: the goroutine's registers, as in :class:`Dump`.
+        cold_ns: the duration of the walk, in nanoseconds.
+        warm_ns: the duration of a repetition of the walk, in nanoseconds.
+        work: the units of work of the first walk.
+        pointers_ns: the duration of the kernel's own frame-pointer walk, in nanoseconds.
+        pointers: the number of frames that the kernel's walk found.
     """
 
     stack: UserStack
@@ -80,20 +81,20 @@ class StackDump(NamedTuple):
 
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
-    """Compile the test's program with the unwinder's sources."""
+    """Compiles the dumping program with the unwinder's sources."""
     return compile_program(SOURCE, sources, folder / "dump.bpf.o")
 
 
 class Dumps:
-    """Samples one process; a context manager.
+    """Context manager that samples one process at a time.
 
     Args:
-        built: the compiled program.
-        top_of_stack: locate the registers as on kernels without ``bpf_task_pt_regs``.
-        max_work: work limit of a walk.
-        limits: limits on the tables.
-        answering: load the requested tables.
-        forgetting: start each walk without cached rules or mappings.
+        built: the path of the compiled program.
+        top_of_stack: whether to locate the registers as on kernels without ``bpf_task_pt_regs``.
+        max_work: the limit on the work of a walk, in units.
+        limits: the limits on the tables.
+        answering: whether to load the requested tables.
+        forgetting: whether to start each walk without cached rules and mappings.
     """
 
     def __init__(
@@ -151,13 +152,13 @@ class Dumps:
     def take(
         self, pid: int, hz: int, count: int, *, go: GoOffsets | None = None, timeout_s: float = 60
     ) -> list[StackDump]:
-        """Takes at least ``count`` samples of a process before the timeout; ``go`` for Go code."""
+        """Takes at least ``count`` samples of a process, or those until the timeout."""
         config = struct.pack(
             "=9I", pid, 127, self._top_of_stack, self._forgetting, self._fsbase,
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),
         )  # fmt: skip
         update_map(self._object.map_fd("dump_config"), bytes(4), config)
-        while self._ring.take().data:  # of the process before
+        while self._ring.take().data:  # of the previous process
             pass
         results: list[StackDump] = []
         with self._running(hz):

@@ -1,4 +1,4 @@
-"""Samples a program and compares its stacks."""
+"""Samples a program and compares its stacks with the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HZ, _CHUNK, _TIMEOUT_S = 997, 500, 20.0
 
 
 def measure(program: Program, built: Path, folder: Path, stacks: int) -> Report:
-    """Compare at least ``stacks`` stacks of a program, taken once its tables are loaded."""
+    """Compares at least ``stacks`` stacks of a program, taken once its tables are loaded."""
     command = make(program, folder)
     total = Report(Counter(), Counter(), [], 0)
     with dumps.Dumps(built) as dumper:

@@ -1,6 +1,6 @@
-"""Breaks the unwinder in many ways, one at a time, and checks that the comparison notices each.
+"""Breaks the unwinder in many ways, one at a time, and checks that the comparison detects each.
 
-Usage: python -m tests.truth.mutations [NAME…]; exits with 1 if one goes unnoticed.
+``python -m tests.truth.mutations [NAME…]`` exits with 1 if a mutation is not detected.
 """
 # ruff: noqa: T201 - a command talks to its user and runs compilers
 
@@ -146,7 +146,7 @@ MUTATIONS = (
 
 
 def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
-    """Run the comparison with one mutation; returns the verifier's message if it fails to load."""
+    """Runs the comparison with a mutation; returns the verifier's message if it is rejected."""
     include = copy_sources(folder, mutation)
     built = dumps.build(folder, include)
     for arguments in (["signals", "threads"], ["rules"]):
@@ -166,14 +166,14 @@ def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
 
 
 def is_true(report: Report | str) -> bool:
-    """Returns whether the comparison reports no problem."""
+    """Returns whether the comparison found no wrong stack and enough complete stacks."""
     if isinstance(report, str):
         return False
     return not report.wrong and report.ends[StackEnd.COMPLETE] >= _COMPLETE * report.total
 
 
 def main(names: list[str]) -> int:
-    """Run the mutations whose names contain one of ``names``; all without."""
+    """Runs the mutations whose names contain one of ``names``, by default all mutations."""
     unnoticed = 0
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -182,7 +182,7 @@ def main(names: list[str]) -> int:
         flags = ["-O2", "-fomit-frame-pointer", "-no-pie"]
         subprocess.run(["g++", *flags, *sources, "-o", program, "-lpthread"], check=True)
         if not is_true(run(folder, None, program)):
-            print("a stack is wrong without any change")
+            print("a stack is wrong even without a mutation")
             return 1
         for mutation in MUTATIONS:
             if names and not any(name in mutation.name for name in names):

@@ -1,6 +1,7 @@
 """Compares frame names with the logs of programs that record which function they run.
 
-``python -m tests.truth.naming [SECONDS]`` runs every workload for longer, and prints a table.
+``python -m tests.truth.naming [SECONDS]`` runs each workload for longer than the test, and prints a
+table.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ _WORKS = re.compile(r"work_(\d+)$")
 _LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 _HIGHEST_PID = Path("/proc/sys/kernel/pid_max")
 _PER_SECOND = 500
-_ENDED = ("short processes", "reused pid")  # workloads whose processes are gone when they are named
+_ENDED = ("short processes", "reused pid")  # whose processes have exited before they are named
 _LEAST_NAMED = 0.95
 
 
 class Tally(NamedTuple):
-    """Counts of the samples of a workload.
+    """The counts for a workload's samples.
 
     Attributes:
-        frames: user frames of logging threads.
-        wrong: frames with the name of a function that did not run at the time, as (logged, name).
-        samples: samples of such threads with a user frame.
-        named: the samples with a named leaf.
-        unnamed: reasons for the others, with the leaf's module.
+        frames: the number of user frames in threads that log.
+        wrong: the frames named after a function that was not running, as (logged, name).
+        samples: the number of samples of threads that log, with a user frame.
+        named: the number of these samples with a named leaf.
+        unnamed: the number of other samples, by reason and the leaf's module.
     """
 
     frames: int
@@ -59,7 +60,7 @@ class Tally(NamedTuple):
 
 
 def build(directory: Path) -> None:
-    """Compile all programs and libraries."""
+    """Compiles all programs and libraries."""
     common = ("gcc", "-O1", "-fomit-frame-pointer")
     for at in range(VARIANTS):
         what = (f"-DVARIANT={at}", _SOURCE)
@@ -73,7 +74,7 @@ def build(directory: Path) -> None:
 
 @contextlib.contextmanager
 def running(*command: str | Path) -> Iterator[None]:
-    """Runs a command, killed at the end."""
+    """Runs a command during the block, and kills it at the end."""
     with subprocess.Popen(command) as process:
         try:
             yield
@@ -108,7 +109,7 @@ def repeating(step: Callable[[], object]) -> Iterator[None]:
 
 
 def libraries(how: str) -> Callable[[Path], contextlib.AbstractContextManager[None]]:
-    """Runs one process that loads and unloads libraries."""
+    """Returns a workload: one process that loads and unloads libraries."""
     return lambda directory: running(directory / "host", directory, how, str(VARIANTS), _LONG)
 
 
@@ -137,7 +138,7 @@ def reused_pid(directory: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def namespaces(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Different programs at one path, each in its own mount namespace."""
+    """Runs different programs at the same path, each in a separate mount namespace."""
     (directory / "program").touch(mode=0o755)
     programs = itertools.cycle(f"p{at}" for at in range(VARIANTS))
     script = f"mount --bind $0 program && exec ./program {_LONG}"
@@ -162,7 +163,7 @@ WORKLOADS: dict[str, Callable[[Path], contextlib.AbstractContextManager[None]]] 
 
 
 def sample_host(seconds: float) -> list[Window]:
-    """Sample user stacks with names, as ``record`` does."""
+    """Samples user stacks with names, as ``record`` does."""
     access, clock, windows = Access(), Clock(), list[Window]()
     pipeline = open_live(
         SamplerConfig(samples_per_second=1999, stacks="user"),
@@ -186,13 +187,13 @@ def sample_host(seconds: float) -> list[Window]:
 
 
 def run(workload: str, directory: Path, seconds: float) -> Tally:
-    """Sample a workload."""
+    """Samples a workload; returns the counts."""
     with WORKLOADS[workload](directory):
         return tally(sample_host(seconds))
 
 
 def tally(windows: list[Window]) -> Tally:
-    """Compares names with the threads' logs."""
+    """Compares the names of frames with the threads' logs; returns the counts."""
     frames = samples = named = 0
     wrong = []
     unnamed: dict[str, int] = {}
@@ -218,9 +219,7 @@ def tally(windows: list[Window]) -> Tally:
 
 
 def main() -> None:
-    """Runs all workloads for longer; fails on a wrong name, or if exited processes have too few
-    names.
-    """
+    """Runs all workloads; fails on a wrong name, or on too few names in exited processes."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30.0
     frames = wrong = per_second = 0
     least = 1.0

@@ -17,19 +17,19 @@ from otel_kprofiler.unwinding.image import image_pages, write_image
 from otel_kprofiler.unwinding.table import find_tables
 
 SOURCE = Path(__file__).with_name("native.c")
-# Of native.c: task[], mm[], struct vma, file[], struct inode, super.
+# The offsets in native.c: task[], mm[], struct vma, file[], struct inode, super.
 KERNEL = KernelOffsets(
     RB_TREE,
     0,
     (0, 8, 0, 8, 16, 24, 32, 0, 8, 16, 24, 32, 40, 48, 0, 0, 8, 16, 24, 32, 40, 0),
 )
-_ROW = struct.Struct("=qiii8B16x4x")  # the preserved registers, and padding, are not compared
+_ROW = struct.Struct("=qiii8B16x4x")  # without preserved registers and padding
 _MAX_WORK = 1_000_000
 _STACK_BYTES = 1536
 
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
-    """Compile the unwinder for this machine."""
+    """Compiles the unwinder for this machine."""
     target = folder / "native.so"
     command = [
         "gcc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-O1", "-std=gnu11", "-w", f"-I{sources}",
@@ -40,7 +40,7 @@ def build(folder: Path, sources: Path = PROGRAMS) -> Path:
 
 
 class NativeRow(NamedTuple):
-    """``struct row``."""
+    """The fields of ``struct row``."""
 
     cfa_offset: int
     fp_offset: int
@@ -57,10 +57,10 @@ class NativeRow(NamedTuple):
 
 
 class NativeUnwinder:
-    """One process on a processor; only one at a time, since the program's state is global.
+    """Unwinds one process; only one instance may exist, since the program's state is global.
 
     Args:
-        built: by :func:`build`.
+        built: the path that :func:`build` returned.
         machine: the process's machine, as named by uname(2).
     """
 
@@ -75,12 +75,12 @@ class NativeUnwinder:
         self._code.begin(settings)
 
     def add_memory(self, start: int, content: bytes) -> None:
-        """Add memory of the process."""
+        """Adds memory of the process."""
         self._kept.append(content)
         self._code.add_memory(ctypes.c_uint64(start), ctypes.c_uint64(len(content)), content)
 
     def add_table(self, path: Path, inode: int) -> int:
-        """Load a file's tables as the agent does, if any; returns the slot."""
+        """Loads a file's tables, if it has any, as the agent does; returns the slot."""
         with path.open("rb") as file:
             source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
             elf = read_elf(source, self._machine)
@@ -94,16 +94,16 @@ class NativeUnwinder:
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 
     def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
-        """Add an executable mapping, in ascending order; inode 0: the vDSO."""
+        """Adds an executable mapping, in ascending order; inode 0 is the vDSO."""
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:
-        """Unwind the stack of an interrupt.
+        """Unwinds the stack of an interrupt.
 
         Args:
             registers: the kernel's ``pt_regs``.
-            base: address of the copy of the stack.
-            memory: the copy.
+            base: the address of the copied stack memory.
+            memory: the copied stack memory.
         """
         stack = ctypes.create_string_buffer(_STACK_BYTES)
         self.add_memory(base, memory)
@@ -112,7 +112,7 @@ class NativeUnwinder:
         return parse_user_stack(stack.raw[:size])
 
     def row(self, slot: int, address: int) -> NativeRow | None:
-        """The row at an address; None if the table has none."""
+        """Returns the row for an address; None if the table has none."""
         result = ctypes.create_string_buffer(_ROW.size)
         error = self._code.find_row(slot, ctypes.c_uint64(address), result)
         return NativeRow(*_ROW.unpack(result.raw)) if error == 0 else None

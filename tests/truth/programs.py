@@ -1,4 +1,4 @@
-"""Programs whose stacks are compared: real ones, and some built for the comparison."""
+"""The programs whose stacks are compared: real programs, and programs built for this."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Program(NamedTuple):
 
     Attributes:
         name: its name in this package.
-        needs: required installed programs.
+        needs: the programs that must be installed.
         command: the command line. ``{made}`` stands for a file that ``make`` writes, ``{source}``
             for the source directory.
-        make: a command that is run once beforehand.
-        share: share of its stacks that must be complete.
+        make: the command to run once beforehand.
+        share: the share of its stacks that must be complete.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _compiled(name: str, *flags: str, arguments: Sequence[str] = ()) -> Program:
 
 _ALL = ("signals", "threads")
 _GO_SHARE = 0.95
-"""The busier the machine, the more often Go's runtime switches stacks."""
+"""The required share for Go, lower since Go's runtime switches stacks, above all if busy."""
 PROGRAMS = (
     _compiled("PIE", "-O2", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("fixed", "-O2", "-no-pie", "-fomit-frame-pointer", arguments=_ALL),
@@ -101,7 +101,7 @@ PROGRAMS = (
 
 
 def find_missing(program: Program) -> str:
-    """Why a program cannot be run here; empty if it can."""
+    """Returns why a program cannot be run here; empty if it can."""
     missing = [need for need in program.needs if shutil.which(need) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
 
@@ -110,7 +110,7 @@ def make(program: Program, folder: Path) -> list[str]:
     """Prepares a program's files; returns its command.
 
     Raises:
-        subprocess.CalledProcessError: it could not be built; the output has been printed.
+        subprocess.CalledProcessError: the build failed; its output has been printed.
     """
     values = {"made": folder / program.name.replace(" ", "-"), "source": FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):
@@ -121,5 +121,5 @@ def make(program: Program, folder: Path) -> list[str]:
     if program.make:
         words = [word.format(**values) for word in program.make]
         subprocess.run(words, check=True, stderr=subprocess.PIPE)
-    # Programs may have braces of their own.
+    # Words with the program's text may contain other braces.
     return [word.format(**values) if word.startswith("{") else word for word in program.command]

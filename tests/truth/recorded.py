@@ -1,4 +1,4 @@
-"""Stacks unwound by a kernel on another machine, with the registers and memory of each."""
+"""Stacks that the BPF program unwound on another machine, with their registers and memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.truth.tables import ElfTables
 
 
 class RecordedStack(NamedTuple):
-    """One interrupt.
+    """The record of one interrupt.
 
     Attributes:
-        dump: registers by DWARF number and the program counter; a copy of the stack.
-        frames: the BPF program's result, leaf first, to the end.
-        signal: whether one of them was interrupted by a signal.
+        dump: the registers by DWARF number with the program counter, and a copy of the stack.
+        frames: all frames that the BPF program found, leaf first.
+        signal: whether a signal interrupted one of the frames.
     """
 
     dump: Dump
@@ -29,12 +29,12 @@ class RecordedStack(NamedTuple):
     signal: bool
 
     def pt_regs(self) -> bytes:
-        """The registers as arm64's ``struct user_pt_regs``, in user mode."""
+        """Returns the registers as arm64's ``struct user_pt_regs``, in user mode."""
         return struct.pack("=34Q", *self.dump.registers, 0)
 
 
 class RecordedMaps(Maps):
-    """Mappings of a recorded process that ran one program."""
+    """The mappings of a recorded process that ran a single program."""
 
     def __init__(self, maps: str, vdso: bytes, program: Path) -> None:
         self.pid = 0
@@ -44,32 +44,32 @@ class RecordedMaps(Maps):
         self._starts = [mapping[0] for mapping in self.mappings]
 
     def content(self, mapping: Any) -> bytes:
-        """The code of a mapping."""
+        """Returns the code in a mapping."""
         start, end, _, offset, name, _ = mapping
         if name == "[vdso]":
             return self._vdso
         return self._program[offset : offset + end - start]
 
     def code(self, address: int, size: int) -> bytes:
-        """Code of the process."""
+        """Returns code of the process; empty if the address is not mapped."""
         mapping = self.find(address)
         return self.content(mapping)[address - mapping[0] :][:size] if mapping else b""
 
     def tables(self, mapping: Any) -> ElfTables | None:
-        """Tables of a mapping's file."""
+        """Returns the unwind tables of a mapping's file."""
         name = mapping[4]
         content = self._vdso if name == "[vdso]" else self._program
         return ElfTables(io.BytesIO(content)) if name else None
 
 
 class Recorded(NamedTuple):
-    """A process."""
+    """A recorded process: its mappings and stacks."""
 
     maps: RecordedMaps
     stacks: list[RecordedStack]
 
     def add_to(self, unwinder: NativeUnwinder, program: Path, vdso: Path) -> None:
-        """Add its files and mappings to the native unwinder."""
+        """Adds the process's files and mappings to the native unwinder."""
         for inode, path in enumerate((vdso, program)):
             unwinder.add_table(path, inode)
         for mapping in self.maps.mappings:
@@ -83,10 +83,10 @@ def read_recorded(path: Path, name: str, program: Path, vdso: Path) -> Recorded:
     """Reads a process from a file.
 
     Args:
-        path: path of the file.
-        name: name of the process.
-        program: program of the process.
-        vdso: where to write its vDSO.
+        path: the path of the file.
+        name: the name of the process.
+        program: the path of the process's program.
+        vdso: the path to write the process's vDSO to.
     """
     process = json.loads(lzma.decompress(path.read_bytes()))[name]
     content = base64.b64decode(process["vdso"])

@@ -1,7 +1,7 @@
 """An independent unwinder: pyelftools decodes the tables, and all registers are tracked.
 
-It works on a copy of a thread's registers and of some of its stack, and shares no code with the
-kernel program or its loader.
+It works on a copy of a thread's registers and of part of its stack, and shares no code with the BPF
+program or its loader.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _FP, _SP, _R12, _PC = 6, 7, 12, 16  # x86-64
 
 
 class Processor(NamedTuple):
-    """DWARF register numbers, and other differences between processors.
+    """The DWARF register numbers of a processor, and its other properties.
 
     Attributes:
-        sp: the stack pointer; ``pc`` and ``ra`` are the program counter and the return address.
-        scratch: registers that a call does not preserve.
-        mask: address bits of a return address.
-        sigreturn: the code of a signal trampoline without an entry; empty: all have one.
-        saved_at: offsets of the saved registers from the stack pointer, by DWARF number.
-        instruction: size of the shortest instruction in bytes.
+        sp: the number of the stack pointer; ``pc`` and ``ra`` are program counter and return
+            address.
+        scratch: the registers that a call does not preserve.
+        mask: the mask of the address bits in a return address.
+        sigreturn: the code of signal trampolines without a table entry; empty if all have an entry.
+        saved_at: the offsets of a signal frame's saved registers from the stack pointer, by DWARF
+            number.
+        instruction: the size of the shortest instruction, in bytes.
     """
 
     sp: int
@@ -43,8 +45,8 @@ class Processor(NamedTuple):
 
 
 X86_64 = Processor(_SP, _PC, _PC, (0, 1, 2, 4, 5, 8, 9, 10, 11), _WORD)
-# mov x8, #139; svc #0. rt_sigframe: siginfo (128 bytes), ucontext with sigcontext at 176: the
-# fault's address, x0 to x30, sp, pc.
+# sigreturn: mov x8, #139; svc #0. struct rt_sigframe: siginfo (128 bytes), then ucontext with
+# sigcontext at offset 176, which has the fault address, x0 to x30, sp and pc.
 ARM64 = Processor(
     31, 32, 30, (*range(19), 30), (1 << 48) - 1, bytes.fromhex("681180d2010000d4"),
     tuple(128 + 176 + 8 + 8 * number for number in range(33)), 4,
@@ -54,7 +56,7 @@ _PROLOGUE = b"\x55\x48\x89\xe5"  # push %rbp; mov %rsp, %rbp
 _RETURN = b"\xc3"
 _SYSCALL = b"\x0f\x05"
 
-# What Go's runtime does with stacks: runtime/asm_amd64.s, runtime/sys_linux_amd64.s
+# Functions of Go's runtime that handle stacks (runtime/asm_amd64.s, runtime/sys_linux_amd64.s).
 _GO_OUTERMOST = ("runtime.mstart", "runtime.rt0_go", "runtime.goexit")
 _GO_INJECTED = ("runtime.asyncPreempt", "runtime.sigpanic", "runtime.cgocallback")
 _GO_SWITCHES = (
@@ -72,10 +74,10 @@ _GO_SWITCHES = (
 
 
 class Maps:
-    """Executable mappings of a process, and the tables of their files."""
+    """The executable mappings of a process, and the unwind tables of their files."""
 
     _tables: ClassVar[dict[tuple[str, str], ElfTables | None]] = {}
-    """By device and inode; files do not change while tests run."""
+    """The tables by device and inode, since files do not change while tests run."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -93,18 +95,18 @@ class Maps:
 
     @classmethod
     def forget(cls) -> None:
-        """Reread the files."""
+        """Forgets all tables, so that the files are read again."""
         cls._tables.clear()
 
     def find(self, pc: int) -> Any:
-        """The executable mapping at a pc, or None."""
+        """Returns the executable mapping that contains a program counter, or None."""
         index = bisect.bisect_right(self._starts, pc) - 1
         if index < 0 or pc >= self.mappings[index][1] or "x" not in self.mappings[index][2]:
             return None
         return self.mappings[index]
 
     def tables(self, mapping: Any) -> ElfTables | None:
-        """Tables of a mapping's file."""
+        """Returns the unwind tables of a mapping's file."""
         start, end, _, _, name, identity = mapping
         if name == "[vdso]":
             identity = ("vdso", "")
@@ -131,7 +133,7 @@ class Maps:
             return None
 
     def code(self, address: int, size: int) -> bytes:
-        """Bytes of the process; none if there are none."""
+        """Reads memory of the process; empty if the address is not mapped."""
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
             try:
                 return os.pread(memory.fileno(), size, address)
@@ -139,14 +141,14 @@ class Maps:
                 return b""
 
     def follows_call(self, address: int) -> bool:
-        """Returns whether an address is in code, and follows a possible call."""
+        """Returns whether an address is in code and follows what may be a call instruction."""
         if not 8 <= address < 1 << 47 or self.find(address - 1) is None:
             return False
         code = self.code(address - 7, 7)
         return code[2:3] == b"\xe8" or b"\xff" in code
 
     def describe(self, pc: int) -> str:
-        """File and offset, for messages."""
+        """Returns file and offset of a program counter, for messages."""
         mapping = self.find(pc)
         if mapping is None:
             return f"?{pc:x}"
@@ -161,11 +163,11 @@ class Memory(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """Registers by DWARF number, and copies of stacks.
+    """The registers by DWARF number, and copies of stacks.
 
     Attributes:
-        goroutine: stack pointer and program counter that Go's scheduler has of the goroutine that
-            the thread runs, while that is on another stack; else None.
+        goroutine: the stack pointer and program counter that Go's scheduler saved for the thread's
+            goroutine, if the thread is on another stack; else None.
     """
 
     registers: Sequence[int]
@@ -173,7 +175,7 @@ class Dump(NamedTuple):
     goroutine: tuple[int, int] | None = None
 
     def word(self, address: int) -> int:
-        """Returns a word of a stack; raises ``LookupError`` outside the copies."""
+        """Returns a word from a copied stack; raises ``LookupError`` outside the copies."""
         for base, data in self.stacks:
             if 0 <= address - base <= len(data) - 8:
                 return int(struct.unpack_from("=Q", data, address - base)[0])
@@ -181,23 +183,23 @@ class Dump(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """Return addresses, leaf first, and how the walk ended: ``end``, or the reason for stopping."""
+    """The frames' addresses, leaf first, and why the walk ended: ``end`` or another reason."""
 
     frames: list[int]
     end: str
 
     @property
     def complete(self) -> bool:
-        """True if the outermost frame was reached."""
+        """Whether the walk reached the outermost frame."""
         return self.end == "end"
 
 
 class _EndError(Exception):
-    """There is no further frame, or it is unknown."""
+    """Raised if there is no further frame, or if it cannot be found."""
 
 
 def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:
-    """Unwind a dump as far as tables and stack copies reach."""
+    """Unwinds a dump as far as tables and stack copies reach."""
     registers = dict(enumerate(dump.registers))
     frames, leaf = [registers[processor.pc]], True
     try:
@@ -234,7 +236,7 @@ def _step(
         if tables.go:
             raise _EndError("no entry")
         if leaf and processor is X86_64 and maps.follows_call(dump.word(registers[_SP])):
-            raise _EndError("without an entry, perhaps without a frame")
+            raise _EndError("no table entry, and possibly no frame pointer")
         return _without_table(maps, registers, dump, leaf, processor), False
     function = tables.go_function(address)
     if function in _GO_OUTERMOST or (function == "runtime.mcall" and not leaf):
@@ -251,9 +253,9 @@ def _step(
 
 
 def _starts_goroutine(maps: Maps, tables: ElfTables, pc: int, processor: Processor) -> bool:
-    """Returns whether it is the return address of a goroutine's first function.
+    """Returns whether a program counter is the return address of a goroutine's first function.
 
-    ``runtime.goexit1``, in contrast, is called by ``runtime.goexit``.
+    The return address of ``runtime.goexit1``, by contrast, is further inside ``runtime.goexit``.
     """
     mapping = maps.find(pc) if tables.go else None
     address = tables.address(pc - mapping[0] + mapping[3]) if mapping else None
@@ -266,7 +268,7 @@ def _starts_goroutine(maps: Maps, tables: ElfTables, pc: int, processor: Process
 def _without_table(
     maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
 ) -> dict[int, int]:
-    """The caller of a function that uses a frame pointer, on x86-64."""
+    """Returns the caller's registers for an x86-64 function that uses a frame pointer."""
     if processor is not X86_64:
         raise _EndError("no entry")
     fp, sp = registers[_FP], registers[_SP]
@@ -282,14 +284,14 @@ def _without_table(
 
 def _goroutine(dump: Dump) -> tuple[int, int]:
     if dump.goroutine is None:
-        raise NotImplementedError("the thread is not on another stack than its goroutine")
+        raise NotImplementedError("the thread is on its goroutine's stack")
     return dump.goroutine
 
 
 def _on_own_stack(
     function: str, registers: dict[int, int], dump: Dump, leaf: bool
 ) -> dict[int, int]:
-    """Returns the registers on the stack from which a function of Go's runtime was called."""
+    """Returns the registers before a function of Go's runtime switched stacks."""
     if function not in _GO_SWITCHES:
         return registers
     if leaf:
@@ -300,7 +302,7 @@ def _on_own_stack(
 
 
 class _Frame(NamedTuple):
-    """The registers that the rules of one frame are applied to."""
+    """The tables, registers and dump that a frame's rules are evaluated with."""
 
     tables: ElfTables
     registers: dict[int, int]
@@ -322,7 +324,7 @@ def _caller(
             result.pop(register, None)
     result[processor.sp] = cfa
     if processor.ra not in row.rules and processor.ra != processor.pc:
-        result[processor.ra] = registers[processor.ra]  # a leaf that has not saved it
+        result[processor.ra] = registers[processor.ra]  # a leaf that did not save it
     for register, rule in row.rules.items():
         if register in ("pc", "cfa"):
             continue

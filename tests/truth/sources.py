@@ -9,7 +9,7 @@ from otel_kprofiler.bpf import PROGRAMS
 
 
 class Change(Protocol):
-    """A change to a source file, at the first occurrence of ``old``."""
+    """A change of ``old`` to ``new``, at its first occurrence in a source file."""
 
     name: str
     file: str
@@ -18,7 +18,7 @@ class Change(Protocol):
 
 
 def copy_sources(folder: Path, mutation: Change | None) -> Path:
-    """Copies the BPF programs' sources, one of them changed; returns the directory."""
+    """Copies the BPF programs' sources and changes one of them; returns the directory."""
     include = folder / "include"
     shutil.rmtree(include, ignore_errors=True)
     shutil.copytree(PROGRAMS, include)
@@ -26,13 +26,13 @@ def copy_sources(folder: Path, mutation: Change | None) -> Path:
         path = include / mutation.file
         text = path.read_text()
         if mutation.old not in text:
-            raise SystemExit(f"{mutation.name}: its place is gone from {mutation.file}")
+            raise SystemExit(f"{mutation.name}: the text to replace is not in {mutation.file}")
         path.write_text(text.replace(mutation.old, mutation.new, 1))
     return include
 
 
 def compile_program(source: Path, include: Path, target: Path) -> Path:
-    """Compile a BPF program for its BTF and code alone; returns the object."""
+    """Compiles a BPF program with BTF and without other debug information; returns the object."""
     command = [
         "clang-14", "-target", "bpfel", "-mcpu=v2", "-O2", "-g", "-nostdinc", "-std=gnu11",
         f"-I{include}", "-c", str(source), "-o", str(target),

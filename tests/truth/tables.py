@@ -1,4 +1,4 @@
-"""Unwind tables of ELF files, decoded by pyelftools: ``.eh_frame``, and Go's ``.debug_frame``."""
+"""Decodes the unwind tables ``.eh_frame`` and Go's ``.debug_frame`` with pyelftools."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GO = "runtime."
 
 
 class Row(NamedTuple):
-    """A decoded row of a table.
+    """A decoded row of an unwind table.
 
     Attributes:
-        rules: by register.
-        signal: whether its frame is a signal's.
-        go: whether it belongs to Go, whose functions preserve no register.
+        rules: the rules by register.
+        signal: whether its frame is a signal frame.
+        go: whether its function is Go code, which preserves no registers.
     """
 
     rules: Mapping[Any, Any]
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class GoOffsets(NamedTuple):
-    """Offsets of members of the Go runtime's structs."""
+    """The offsets of members in the Go runtime's structs."""
 
     g_m: int
     g_stack: int
@@ -42,7 +42,7 @@ class GoOffsets(NamedTuple):
 
 
 class Section:
-    """One section; its entries are decoded on demand."""
+    """A section with unwind tables, whose entries are decoded on demand."""
 
     def __init__(self, info: CallFrameInfo) -> None:
         self._info = info
@@ -51,7 +51,7 @@ class Section:
         self._starts = [entry[0] for entry in self._entries]
 
     def _scan(self) -> Iterator[tuple[int, int, int]]:
-        """Returns start, end, and entry offset of each function."""
+        """Yields start, end, and entry offset of each function."""
         info = self._info
         info.stream.seek(0)
         data, at, eh_frame = info.stream.read(info.size), 0, info.for_eh_frame
@@ -72,19 +72,19 @@ class Section:
         return self._info._parse_entry_at(offset)
 
     def row(self, address: int) -> Row | None:
-        """Returns the row of an address; None if it has no entry."""
+        """Returns the row for an address; None if there is no entry."""
         if address not in self._rows:
             self._rows[address] = self._decode(address)
         return self._rows[address]
 
     def rows(self) -> Iterator[Mapping[Any, Any]]:
-        """All rows of all entries."""
+        """Yields all rows of all entries."""
         for _, end, at in self._entries:
             table = self._entry(at).get_decoded().table
             yield from (row for row in table if row["pc"] < end)
 
     def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
-        """Start, end and rows of each function."""
+        """Yields start, end and rows of each function."""
         for start, end, at in self._entries:
             yield start, end, self._entry(at).get_decoded().table
 
@@ -99,11 +99,11 @@ class Section:
 
 
 class ElfTables:
-    """The tables of one ELF file.
+    """The unwind tables of an ELF file.
 
     Attributes:
-        expressions: parses the expressions of rows.
-        go: None unless Go's runtime is in the file.
+        expressions: the parser for expressions in rows.
+        go: the offsets in the Go runtime's structs; None if the file does not contain the runtime.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -132,28 +132,28 @@ class ElfTables:
             self.go = _find_offsets(dwarf)
 
     def address(self, offset: int) -> int | None:
-        """The address of an offset in the file."""
+        """Returns the address of an offset in the file."""
         for start, size, address in self._loads:
             if start <= offset < start + size:
                 return offset - start + address
         return None
 
     def row(self, address: int) -> Row | None:
-        """Returns the row of an address; None if it has no entry."""
+        """Returns the row for an address; None if there is no entry."""
         return next((row for part in self._sections if (row := part.row(address))), None)
 
     def rows(self) -> Iterator[Mapping[Any, Any]]:
-        """The rules of all rows."""
+        """Yields the rules of all rows."""
         for part in self._sections:
             yield from part.rows()
 
     def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
-        """Start, end and rows of each function."""
+        """Yields start, end and rows of each function."""
         for part in self._sections:
             yield from part.functions()
 
     def go_function(self, address: int) -> str:
-        """The function of Go's runtime at an address; empty if there is none."""
+        """Returns the function of Go's runtime at an address; empty if there is none."""
         index = bisect.bisect_right(self._functions, (address, 1 << 64, "")) - 1
         if index < 0 or address >= self._functions[index][1]:
             return ""

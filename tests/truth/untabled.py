@@ -1,6 +1,6 @@
-"""Programs without unwind tables, or with a C library without, whose stacks are checked by calls.
+"""Programs or C libraries without unwind tables, whose stacks are checked by their calls.
 
-All are stripped, and run until they are stopped.
+All programs are stripped, and run until they are killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.truth.calls import Calls, describe_wrong, find_libraries, take_stacks
 from tests.truth.programs import FOLDER
 
 COMPLETE = 0.98
-"""Share of stacks that must be complete."""
+"""The share of stacks that must be complete."""
 
 
 class Program(NamedTuple):
@@ -25,10 +25,10 @@ class Program(NamedTuple):
 
     Attributes:
         name: its name in this package.
-        libc: name of its C library.
-        make: the compiler's command, for code at fixed addresses.
-        arguments: of the program.
-        is_dynamic: whether it loads its C library.
+        libc: the name of its C library.
+        make: the compiler's command line, for code at fixed addresses.
+        arguments: the arguments of the program.
+        is_dynamic: whether it is linked dynamically.
     """
 
     name: str
@@ -39,25 +39,25 @@ class Program(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Stacks of a program, and descriptions of the wrong ones with their numbers."""
+    """The stacks of a program, and the number of wrong stacks by description."""
 
     stacks: list[UserStack]
     wrong: Counter[str]
 
     @property
     def ends(self) -> Counter[StackEnd]:
-        """Returns the number of stacks by how they end."""
+        """The number of stacks by how they end."""
         return Counter(stack.end for stack in self.stacks)
 
     @property
     def is_good(self) -> bool:
-        """Returns whether nothing is wrong, enough is complete, some of it found in the code."""
+        """Whether no stack is wrong, enough stacks are complete, and some needed the code."""
         complete = self.ends[StackEnd.COMPLETE] >= COMPLETE * len(self.stacks)
         sources = {source for stack in self.stacks for source in stack.sources}
         return not self.wrong and complete and FrameSource.DISASSEMBLY in sources
 
     def describe(self) -> str:
-        """Returns one line."""
+        """Returns a one-line summary."""
         total = len(self.stacks)
         share = self.ends[StackEnd.COMPLETE] / max(total, 1)
         return f"{total} stacks: {self.wrong.total()} wrong, {share:.2%} complete"
@@ -89,10 +89,10 @@ def measure(program: Program, built: Path, folder: Path, count: int) -> Result:
     """Takes stacks of a program, and checks them.
 
     Args:
-        program: the program, which is built in the folder.
+        program: the program to build in the folder.
         built: the program that dumps stacks.
-        folder: a directory for files.
-        count: number of stacks, at least.
+        folder: the directory for the program's files.
+        count: the minimum number of stacks.
     """
     named, stripped = folder / "named", folder / "stripped"
     subprocess.run([*program.make, "-o", named], check=True)

@@ -1,7 +1,7 @@
-"""Unit tests may not leave their process, unless they are marked ``system``.
+"""Unit tests may not use the system outside their process, unless they are marked ``system``.
 
-An audit hook (PEP 578) observes the processes and sockets that Python code opens, and the package's
-bpf(2) call is replaced: a test without the marker that uses the system fails, even if it catches
+An audit hook (PEP 578) blocks the processes and sockets that Python code opens, and the package's
+bpf(2) call is replaced. A test that uses the system without the marker fails, even if it catches
 the error.
 """
 
@@ -34,15 +34,15 @@ BPF_CALL = "otel_kprofiler.bpf.call"
 
 
 class SystemUsedError(Exception):
-    """A test uses the system without the marker ``system``."""
+    """Raised if a test uses the system without the marker ``system``."""
 
 
 class Guard:
     """Records and blocks a test's use of the system.
 
     Attributes:
-        uses: recorded uses of the current test; None while it may use the system.
-        threads: threads of earlier tests, which may still do so.
+        uses: the recorded uses by the current test; None while it may use the system.
+        threads: the ids of threads from earlier tests, which may still use the system.
     """
 
     def __init__(self):
@@ -69,21 +69,21 @@ class Guard:
             self.forbid(f"call of {args[1]}")
 
 
-ADVICE = "mark the test with @pytest.mark.system, or do without"
+ADVICE = "mark the test with @pytest.mark.system, or do not use the system"
 _guard = Guard()
 sys.addaudithook(_guard.audit)
 
 
 @pytest.fixture
 def guard():
-    """The guard of this process, enabled in tests without the marker."""
+    """Returns this process's guard, which is enabled in tests without the marker."""
     return _guard
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Also guard fixtures: a module's are created for the first test that uses them."""
-    # Hooks of this file are called for the tests of other directories, too.
+    """Guards tests and their fixtures; the first test to use a module's fixture creates it."""
+    # The hooks in this file are also called for tests in other directories.
     if UNIT_TESTS in item.path.parents and not item.get_closest_marker("system"):
         _guard.start()
     try:
@@ -94,7 +94,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True)
 def _stay_in_this_process(request, monkeypatch):
-    """Fail a test that used the system even if it has caught the error."""
+    """Fails a test that used the system, even if the test has caught the error."""
     if BPF_CALL in sys.modules and not request.node.get_closest_marker("system"):
         calls = SimpleNamespace(syscall=lambda *numbers: _guard.forbid(f"syscall{numbers!r}"))
         monkeypatch.setattr(sys.modules[BPF_CALL], "_libc", calls)
@@ -119,7 +119,7 @@ def clock():
 
 @pytest.fixture
 def ignored_children():
-    """This process ignores SIGCHLD, as some that embed the profiler do."""
+    """Ignores SIGCHLD in this process, as some services with an embedded profiler do."""
     handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGCHLD, handler)

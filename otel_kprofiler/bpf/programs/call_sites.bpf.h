@@ -11,10 +11,10 @@
 
 enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
 
-/* 1 if the bits of `x` under `mask` are `value` (mask below 2^63), else 0. */
+/* 1 if the bits of `x` in `mask` equal `value` (mask below 2^63), else 0. */
 #define MATCHES(x, mask, value) ((((x) & (mask##ULL)) ^ (value##ULL)) - 1) >> 63
 
-/* Returns whether an x86-64 call may end with these eight bytes, the last one highest. */
+/* Returns whether an x86-64 call may end with these eight bytes, the last byte highest. */
 INLINE u64 is_x86_call(u64 x)
 {
 	u64 high = x >> 8; /* keeps the masks below 2^63; no mask needs the lowest byte */
@@ -43,8 +43,8 @@ INLINE u64 is_a64_call(u64 x)
 enum { A_FRAME = 2 };
 
 /*
- * Returns how much of its frame an interrupted function with frame pointers has set up: the words
- * that it has pushed, or A_FRAME once the frame is complete. x86-64 only.
+ * Returns how much of its frame an interrupted function with frame pointers has set up: the number
+ * of words pushed, or A_FRAME once the frame is complete. x86-64 only.
  */
 INLINE u32 frame_words(int a64, u64 pc)
 {

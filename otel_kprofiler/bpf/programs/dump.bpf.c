@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Dumps threads, even sleeping ones: an iterator over tasks writes a row for each thread of the
- * targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's code
- * collects the stacks (other_task.bpf.h).
+ * Dumps threads, including sleeping ones: an iterator over tasks writes a row for each thread of
+ * the targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's
+ * code collects the stacks (other_task.bpf.h).
  *
  * The stacks of a sleeping thread do not change. A thread has slept throughout if it is on no CPU
  * and its count of context switches, which grows when it leaves a CPU, is unchanged at the end.
@@ -13,7 +13,7 @@
 #include "sampler.bpf.c"
 
 enum {
-	MOST_TRIES = 512, /* tries per run: few enough branches for the verifier */
+	MOST_TRIES = 512, /* tries per run: the verifier limits the number of branches */
 	MAX_NAMESPACES = 32, /* MAX_PID_NS_LEVEL */
 	BYTE_OFFSET = 0, /* enum bpf_field_info_kind */
 	BYTE_SIZE = 1,
@@ -25,21 +25,21 @@ enum {
 
 enum row_flags {
 	HAS_STACKS = 1,
-	ON_A_CPU = 2,	/* the thread ran while its stacks were to be read: no stacks */
-	NO_RING = 4,	/* the ring has no room for its stacks */
+	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were to be read */
+	NO_RING = 4,	/* no stacks, because the ring has no room for them */
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. The scheduler's clocks have their own origin. */
+/* Read by bpf/dump.py; change both together. The scheduler's clocks have a different origin. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
-	u64 monotonic_ns; /* CLOCK_MONOTONIC at that time */
+	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
 	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
-	u64 ran_ns;	  /* how long it ran after that, without interrupts and stolen time */
+	u64 ran_ns;	  /* how long it then ran, without interrupts and stolen time */
 	u64 ran_until_ns; /* when it last ran, on a clock without interrupts and stolen time */
-	u64 lacking_ns;	  /* how far that clock is now behind the scheduler's */
-	u64 queued_ns;	  /* when it was queued for a CPU; 0: it is not queued */
+	u64 lacking_ns;	  /* how far that clock is now behind the scheduler's clock */
+	u64 queued_ns;	  /* when the thread was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */
 	u64 state;
 	u32 tgid;
@@ -142,7 +142,7 @@ struct bpf_iter__task {
 
 SCRATCH(dump_rows, struct dump_row);
 
-/* Finds the task's ids in the pid namespace of user space; returns whether it has any. */
+/* Finds the task's ids in the pid namespace of user space; returns whether it has ids there. */
 INLINE int find_ids(const struct config *options, const struct task_struct___dump *task,
 		    struct dump_row *row)
 {
@@ -419,9 +419,9 @@ PROGRAM("iter/task") int kprofiler_dump_5_10_python(struct bpf_iter__task *conte
 }
 
 /*
- * Finds where the kernel has mapped all memory. The page table of the process that runs this
- * program lies in that map, which starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only the
- * right start leads to the bytes that are known to be at `proof_at`.
+ * Finds the start of the kernel's direct map of memory. The page table of the process that runs
+ * this program is in that map, which starts at a multiple of 1 GiB (CONFIG_RANDOMIZE_MEMORY). Only
+ * the right start leads to the bytes that are known to be at `proof_at`.
  */
 PROGRAM("iter/task") int kprofiler_find_memory(struct bpf_iter__task *context)
 {

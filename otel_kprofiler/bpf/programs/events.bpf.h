@@ -2,9 +2,9 @@
 /*
  * Perf events other than cpu-clock, at which the same programs run. Included by sampler.bpf.c.
  *
- * Before 5.15, the kernel passes no value of ours to a program at a perf event. The number of the
- * event is therefore in its attributes, as wakeup_events, which only affects readers of a perf
- * ring. Without events, the constant below makes the verifier remove all of this.
+ * Before 5.15, the kernel passes no cookie to a program at a perf event. The number of the event is
+ * therefore in its attributes, as wakeup_events, which only affects readers of a perf ring. If
+ * there are no events, the constants in event_layout make the verifier remove all of this code.
  */
 #pragma once
 
@@ -12,13 +12,13 @@
 struct event_layout {
 	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
 	u64 attributes; /* offset of perf_event.attr */
-	u64 cpus;	/* number of lines per event */
+	u64 cpus;	/* number of cpu_lines per event */
 	u64 tracepoints; /* whether programs run at raw tracepoints too (tracepoint.bpf.h) */
 };
 
 /* Part of struct perf_event_attr, from its member sample_period on. */
 struct event_attributes {
-	u64 period; /* or the sampling rate */
+	u64 period; /* period, or the sampling rate (EVENT_FREQUENCY) */
 	u64 sample_type;
 	u64 read_format;
 	u64 flags;
@@ -73,7 +73,7 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 /*
  * Sets the value of a sample: the number of events that it represents. With a period, this is the
  * period, and overflows at which the kernel ran no program are counted as missed. With a rate, the
- * kernel keeps changing the period: the value is what was counted since the last run on this CPU.
+ * kernel keeps changing the period: the value is the number counted since the last run on this CPU.
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {

@@ -68,7 +68,7 @@ struct row {
 	u64 end;
 	u64 load_time;
 	u32 id;
-	u32 name_bytes; /* including the final zero */
+	u32 name_bytes; /* length of the name, including the final zero */
 	char name[NAME_BYTES];
 };
 

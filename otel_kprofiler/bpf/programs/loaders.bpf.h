@@ -3,8 +3,8 @@
  * Everything that programs need from their loader: types, maps, helpers, sections.
  *
  * libbpf loads the compiled object, creates the maps from their definitions here and relocates
- * them. bcc compiles the source, but does not allow its own map functions in macros; so our loader
- * creates the maps for it and passes their descriptors as KPROFILER_FD_name.
+ * them. bcc compiles the source, but does not allow its own map functions in macros; so the
+ * profiler's loader creates the maps for it and passes their descriptors as KPROFILER_FD_name.
  */
 #pragma once
 
@@ -55,7 +55,7 @@ typedef long long s64;
 #define HASH(name, value, entries) MAP(name, 1, u32, value, entries, 0)
 #define HASH_OF(name, key, value, entries) MAP(name, 1, key, value, entries, 0)
 #define LRU_HASH_OF(name, key, value, entries) MAP(name, 9, key, value, entries, 0)
-/* Slots for arrays of pages, each as long as necessary. */
+/* An array whose slots hold arrays of pages, each of any length. */
 #define ARRAY_OF_TABLES(name, page_bytes, slots) \
 	struct { \
 		int(*type)[12]; \

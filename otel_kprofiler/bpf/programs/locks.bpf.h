@@ -3,10 +3,10 @@
  * Measures waits for the kernel's locks, at the tracepoints contention_begin and contention_end
  * (since 5.19). Included by sampler.bpf.c.
  *
- * The programs run with any lock held, and in interrupts. They take no lock, except in samples that
- * are written to the ring, whose lock may be the one that was just waited for. Only two kinds of
- * code take locks of the sampler's maps and rings: its programs, while they have the scratch
- * memory, and its process. Without that memory, and in that process, no sample is taken.
+ * The programs run with any lock held, and in interrupts. They take no lock, except when they write
+ * samples to the ring, whose lock may be the lock that was just waited for. Only two kinds of code
+ * take locks of the sampler's maps and rings: its programs, while they have the scratch memory, and
+ * its process. Therefore, no sample is taken without that memory or in that process.
  */
 #pragma once
 
@@ -20,30 +20,30 @@ enum lock_flags {
 
 enum {
 	LOCK_FLAGS = 64,  /* number of combinations */
-	LOCK_PHASE = 128, /* in a record: phase of the sample of a lock, plus its flags */
+	LOCK_PHASE = 128, /* in a record: phase of a lock's sample; the lock's flags are added */
 	LOCK_PLACES = 8,
 	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; fewer in rwsem.c */
-	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may have left */
+	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may be gone */
 };
 
 /* Written by locks.py; change both together. */
 struct lock_layout {
-	u64 number; /* of the event, from 1 */
+	u64 number; /* number of the event, from 1 */
 	u64 by;	    /* enum user_frames */
 	u64 python;
 	u64 bucket_mask;  /* number of buckets minus 1 */
 	u64 own_device;	  /* pid namespace of the profiler's process */
 	u64 own_inode;
-	u64 own_tgid;	  /* in that namespace */
+	u64 own_tgid;	  /* process id in that namespace */
 	u64 mutex_owner;  /* offset of mutex.owner plus 1; 0: unknown */
-	u64 rwsem_owner;  /* of rw_semaphore.owner plus 1 */
-	u64 pid;	  /* of task_struct.pid */
+	u64 rwsem_owner;  /* offset of rw_semaphore.owner plus 1; 0: unknown */
+	u64 pid;	  /* offset of task_struct.pid */
 };
 
 const volatile struct lock_layout lock_layout SECTION(".rodata.locks");
 
 struct lock_config {
-	u64 threshold_ns; /* waits of at least this are all sampled; whole units; 0: none are */
+	u64 threshold_ns; /* multiple of the unit, from which all waits are sampled; 0: none are */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
 };
 
@@ -54,25 +54,25 @@ struct lock_sums {
 
 /* Cache lines for each CPU; only that CPU writes them, user space reads them by mmap. */
 struct lock_line {
-	u64 no_room;   /* waits without a place */
-	u64 unmatched; /* ends of waits whose begin is unknown */
+	u64 no_room;   /* waits for which no place was free */
+	u64 unmatched; /* ends of waits whose start is unknown */
 	u64 unended;   /* waits whose end is unknown */
-	u64 skipped;   /* waits during another program, so that the filters could not be applied */
+	u64 skipped;   /* waits during another program, to which filters could not be applied */
 	u64 random;
 	struct sample_budget budget;
 	u64 unused;
 	struct lock_sums by_flags[LOCK_FLAGS];
 };
 
-/* A wait in progress. A task waits for several locks at once if interrupts also wait, or nested. */
+/* A wait in progress. A task has several of them if waits are nested or interrupts also wait. */
 struct lock_wait {
 	u64 task; /* 0: free */
 	u64 lock;
 	u64 begun_ns; /* CLOCK_MONOTONIC */
 	u32 flags;
-	u32 holder; /* as in records */
+	u32 holder; /* thread id of the holder, as in records */
 	struct comm holder_comm;
-	u64 claims; /* of this place; 1 once it is taken */
+	u64 claims; /* number of claims to this place; 1 once it is taken */
 };
 
 struct lock_bucket {
@@ -81,7 +81,7 @@ struct lock_bucket {
 
 ARRAY(lock_buckets, struct lock_bucket, SIZED_BY_LOADER);
 MMAP_ARRAY(lock_lines, struct lock_line, SIZED_BY_LOADER);
-MMAP_ARRAY(lock_config, struct lock_config, 1); /* written without a system call */
+MMAP_ARRAY(lock_config, struct lock_config, 1); /* user space writes it without a system call */
 
 INLINE struct lock_bucket *find_lock_bucket(u64 task, u64 lock)
 {
@@ -120,7 +120,7 @@ INLINE struct lock_wait *claim_lock_wait(struct lock_bucket *bucket)
 	return 0;
 }
 
-/* Notes the thread that holds a lock, as far as the lock shows it. */
+/* Records which thread holds a lock, as far as the lock shows this. */
 INLINE void note_holder(const struct config *options, struct lock_wait *wait, u64 lock, u32 flags)
 {
 	u64 owner = 0, offset = 0;
@@ -154,7 +154,7 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 		return 0;
 	wait = find_lock_wait(bucket, task, lock);
 	if (wait) {
-		/* A mutex begins again whenever the task changes between spinning and sleeping. */
+		/* A mutex reports this again when a task changes between spinning and sleeping. */
 		if (flags & LOCK_MUTEX)
 			return 0;
 		line->unended++;
@@ -174,9 +174,9 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 }
 
 /*
- * Decides whether to sample a wait, with probability duration / threshold; returns its value, which
- * makes the sum over samples an unbiased estimate of the total, or 0. If more waits were sampled
- * than wanted since user space chose the threshold, a higher one applies.
+ * Decides whether to sample a wait, with probability duration / threshold; returns the sample's
+ * value, or 0. The sum over samples is an unbiased estimate of the total. If more waits were
+ * sampled than wanted since user space chose the threshold, a higher threshold applies.
  */
 INLINE u64 choose_lock_wait(struct lock_line *line, u64 duration_ns, u64 now)
 {

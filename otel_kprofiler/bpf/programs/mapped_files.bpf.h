@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Lists the files that running processes have mapped as code, so that their tables can be loaded
- * before the first sample. The keys of files are made by the unwinder's code.
+ * before the first sample. The unwinder's code makes the files' keys.
  *
  * The program runs before any sampling, because it uses the unwinder's scratch memory.
  */
@@ -51,7 +51,7 @@ struct bpf_iter__task_vma {
 };
 #pragma clang attribute pop
 
-/* Returns the process's id in its own pid namespace; 0 if it has ended. */
+/* Returns the process's id in its own pid namespace; 0 if it has exited. */
 INLINE u32 find_inner_tgid(struct task_struct *task)
 {
 	struct task_struct *leader = 0;

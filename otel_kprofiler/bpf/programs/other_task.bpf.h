@@ -5,9 +5,9 @@
  *
  * The thread's memory is read through the kernel's direct map of all memory, by walking the page
  * tables as the processor does: this takes no lock of the process, faults in no page, and never
- * waits. bpf_copy_from_user_task() does all three, so it would hang on the very processes that a
- * dump is for: those that hold their own mmap_lock, or map a file whose server is gone. It also
- * needs Linux 5.18; the walk needs only the iterator. x86-64 only.
+ * waits. bpf_copy_from_user_task() does all three, so it would hang on the very processes that
+ * dumps should explain: processes that hold their own mmap_lock, or map a file whose server is
+ * gone. It also needs Linux 5.18; the walk needs only the iterator. x86-64 only.
  *
  * Any step may read memory that has been freed and reused. The data counts only if the thread has
  * not run since (dump.bpf.c).
@@ -36,7 +36,7 @@ struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of an entry that hold the physical address */
 	u64 tried;	   /* number of starts tried below the page table, 1 GiB apart */
-	u64 proof_at;	   /* address in the reading process; next, the word stored there */
+	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
 };
 
@@ -47,7 +47,7 @@ struct kept_page {
 
 struct other {
 	u64 task;
-	u64 ids;       /* as bpf_get_current_pid_tgid() */
+	u64 ids;       /* in the form of bpf_get_current_pid_tgid() */
 	u64 registers; /* address of the user registers */
 	u64 user_pc;
 	u64 table;     /* top-level page table; 0: no memory to read */
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Functions return no pointers: a value read back from a map is a number. */
+	/* Functions return no pointers: the verifier takes a value from a map for a number. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

@@ -215,7 +215,7 @@ GLOBAL int describe_code(u32 index)
 	return outcome;
 }
 
-/* Describes the code objects first seen in this CPU's sample. Call after it is in the ring. */
+/* Describes the code objects first seen in this CPU's sample, which must be in the ring. */
 INLINE void describe_codes(void)
 {
 	struct python_work *w = get_python_work();

@@ -48,7 +48,7 @@ GLOBAL int tell_process(void)
 
 	if (!c || !own)
 		return 0;
-	/* Short-lived processes wait constantly, and end before they can be examined. */
+	/* Short-lived processes wait often, and exit before they can be examined. */
 	if (own->record.kind == OFF_CPU &&
 	    own->record.time_ns - own->record.start_time_ns < LEAST_AGE_NS)
 		return 0;

@@ -36,7 +36,7 @@ INLINE u8 frame_byte_at(const u8 *frame, u64 at)
 
 /*
  * Returns the frame at an address. Callers' frames are usually at lower addresses, so some memory
- * below it is copied as well, if readable.
+ * below the frame is copied as well, if readable.
  */
 INLINE const u8 *get_frame(struct python_work *w, const struct python_layout *l, u64 at)
 {
@@ -68,7 +68,7 @@ INLINE int put_word(struct python_work *w, u64 word)
 	return GO_ON;
 }
 
-/* C code has called the interpreter for the last frame. */
+/* Marks the last frame: C code has called the interpreter for it. */
 INLINE int put_entry(struct python_work *w)
 {
 	u64 above = w->open - 1;
@@ -129,7 +129,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	if (problem != GO_ON)
 		return problem;
 	w->seen++;
-	/* CPython calls these frames incomplete: not yet started, or shims like that of __init__. */
+	/* CPython calls these frames incomplete: not yet started, or shims such as for __init__. */
 	if (owner != OWNED_BY_GENERATOR && instruction < (s32)code_half(w, l->code_traceable))
 		return w->rooted ? put_entry(w) : GO_ON;
 	word = instruction < 0 || instruction > NO_INSTRUCTION ? NO_INSTRUCTION : instruction;
@@ -169,7 +169,7 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Returns whether the loop was just entered: its C struct is linked, its frame may not be. */
+/* Returns whether the loop was just entered: its C struct is linked, but maybe not its frame. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;

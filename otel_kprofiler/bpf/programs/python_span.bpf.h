@@ -11,8 +11,8 @@
  * unexpected means that the span is unknown.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
- * and Objects/dictobject.c. sdk/span_reader.py reads the same in Python, and bpf/python_span.py
- * writes the structs; change all together.
+ * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
+ * bpf/python_span.py writes the structs; change all together.
  */
 #pragma once
 
@@ -21,10 +21,10 @@
 
 enum {
 	MAX_THREADS = 1024,
-	MAX_LEVELS = 8, /* of a HAMT: 32 bits of hash, five per level, and a node of equal hashes */
+	MAX_LEVELS = 8, /* in a HAMT: 32 bits of hash, five per level, and a node of equal hashes */
 	MAX_EQUAL_HASHES = 8,
-	MAX_PROBES = 32, /* of a dictionary */
-	MAX_LOG2_SIZE = 15, /* of a dictionary's index table: up to two bytes per index */
+	MAX_PROBES = 32, /* probes in a dictionary */
+	MAX_LOG2_SIZE = 15, /* size of a dictionary's index table: up to two bytes per index */
 	SPAN_CLASSES = 4,
 };
 
@@ -82,7 +82,7 @@ struct hamt_object {
 struct hamt_node {
 	u64 references, type;
 	u64 size;   /* absent in array nodes, whose children begin here */
-	u32 bitmap; /* of bitmap nodes only */
+	u32 bitmap; /* only in bitmap nodes */
 };
 
 struct entry {
@@ -111,7 +111,7 @@ enum {
 	VALUES_POINTER_AT = -32,
 	DICT_POINTER_AT = -24,
 	INLINE_VALUES_AT = 16, /* sizeof(PyObject) */
-	INLINE_VALUES_HEAD = 8, /* of PyDictValues from 3.13 on; its fourth byte: valid */
+	INLINE_VALUES_HEAD = 8, /* header of PyDictValues from 3.13 on; its fourth byte: valid */
 };
 
 ARRAY(span_path, struct span_path, 1);
@@ -123,7 +123,7 @@ INLINE const struct span_path *get_span_path(void)
 	return LOOKUP(span_path, &zero);
 }
 
-/* Returns whether this is the state of a living thread with this id: its neighbour refers to it. */
+/* Returns whether this is the state of a living thread with this id: a neighbour points to it. */
 INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 {
 	struct thread_links links;
@@ -137,8 +137,8 @@ INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 }
 
 /*
- * Returns the state of this thread in the interpreter's list; 0 if it has none. It is already known
- * if Python frames were read in this interrupt.
+ * Returns the state of this thread in the interpreter's list; 0 if it has none. The state is
+ * already known if Python frames were read in this interrupt.
  */
 GLOBAL u64 find_thread_state(u32 tid)
 {
@@ -352,7 +352,7 @@ INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 	return found ? find_span_context(found) : 0;
 }
 
-/* Returns the number of the label set in that table; 0 if there is none. */
+/* Returns the number of the label set in such a table; 0 if there is none. */
 INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
 {
 	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);

@@ -75,7 +75,7 @@ INLINE u32 innermost_tid(const struct python_config *c)
 }
 
 /*
- * Advances in the list to the interpreter at an address, or to the last one for 0; returns 0 on
+ * Advances in the list to the interpreter at an address, or to the last if it is 0; returns 0 on
  * success. An address that is not in the list may be that of an interpreter that was freed.
  */
 GLOBAL int go_to_interpreter(u64 wanted)

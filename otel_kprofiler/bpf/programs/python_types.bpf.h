@@ -9,12 +9,12 @@
 
 enum {
 	MAX_PYTHON_FRAMES = 127,
-	MORE_STEPS = 64,	 /* steps for frames that are not shown */
+	MORE_STEPS = 64,	 /* additional steps, for frames that are not shown */
 	PYTHON_STACK_VERSION = 1,
 	MAX_PYTHON_LAYOUTS = 64,
-	MAX_PYTHON_THREADS = 512, /* threads of a process examined to find one */
+	MAX_PYTHON_THREADS = 512, /* limit on the threads that a search examines */
 	MAX_PYTHON_INTERPRETERS = 128,
-	CHEAP_SEARCH = 16, /* threads examined at each sample */
+	CHEAP_SEARCH = 16, /* examining this many threads at each sample is cheap */
 	THREAD_BYTES = 512,
 	FRAME_BYTES = 128,
 	FRAME_WINDOW = 1024, /* bytes of the data stack read at once; a power of two */
@@ -23,7 +23,7 @@ enum {
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
 	MAX_NEW_CODES = 32, /* code objects described in one interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* bytes of their line tables, except the first */
+	MAX_NEW_BYTES = 1 << 15, /* bytes of these objects' line tables, except the first */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
@@ -71,9 +71,9 @@ struct python_layout {
 	u64 thread_next;
 	u64 thread_interpreter;
 	u64 thread_native;
-	u64 thread_status; /* contains IS_THREADS; 0: there is no such bit */
+	u64 thread_status; /* word with the bit IS_THREADS; 0: there is no such bit */
 	u64 thread_frame;
-	u64 thread_chunk; /* address, then the end of the used part, then the end of the chunk */
+	u64 thread_chunk; /* the chunk's address, then the end of its used part, then its end */
 	u64 cframe_frame;
 	u64 frame_bytes;
 	u64 frame_code;
@@ -85,12 +85,12 @@ struct python_layout {
 	u64 entry_owner;  /* from this owner on, a frame belongs to a C call, not to a function */
 	u64 generator_state_back;
 	u64 generator_executing;
-	u64 code_bytes; /* size of the object, without its instructions */
+	u64 code_bytes; /* size of a code object, without its instructions */
 	u64 code_traceable;
 	u64 code_frame_words;
 	u64 code_stack_words;
 	u64 code_variables;
-	u64 code_version; /* 0: there is none */
+	u64 code_version; /* 0: code objects have no version */
 	u64 code_first_line;
 	u64 code_file;
 	u64 code_name;
@@ -98,7 +98,7 @@ struct python_layout {
 	u64 string_ascii; /* offset of the characters */
 	u64 string_other;
 	u64 string_kind_shift;
-	u64 string_ascii_shift; /* one above the bit for compact strings */
+	u64 string_ascii_shift; /* number of the bit that marks ASCII strings */
 };
 
 struct python_process {
@@ -106,7 +106,7 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* the loop; next, its bytes that run before its frame is current */
+	u64 eval_start; /* start of the loop; next, the bytes run before its frame is current */
 	u64 eval_bytes;
 	u64 image; /* the program at its first sample; 0: not sampled yet */
 };
@@ -116,16 +116,16 @@ enum python_outcomes {
 	PYTHON_COMPLETE,
 	PYTHON_TRUNCATED,
 	PYTHON_OTHER_IMAGE,  /* the process has executed another program */
-	PYTHON_INTERPRETERS, /* too many interpreters, or the thread's is uncertain */
+	PYTHON_INTERPRETERS, /* too many interpreters, or the thread's interpreter is uncertain */
 	PYTHON_NO_THREAD,    /* a thread unknown to Python */
 	PYTHON_THREADS,	     /* too many threads */
 	PYTHON_NO_FRAME,
-	PYTHON_ENTERING,   /* entering the interpreter's loop */
+	PYTHON_ENTERING,   /* the thread is entering the interpreter's loop */
 	PYTHON_UNROOTED,   /* a generator is being linked to its caller */
 	PYTHON_UNREADABLE, /* memory that is not resident or not mapped */
 	PYTHON_NOT_CODE,
-	PYTHON_OUTSIDE,	     /* the instruction is outside of its code */
-	PYTHON_NOT_RUNNING,  /* a generator */
+	PYTHON_OUTSIDE,	     /* the instruction is outside its code object */
+	PYTHON_NOT_RUNNING,  /* a frame of a generator that is not running */
 	PYTHON_UNUSED,	     /* the frame is where no frame can be */
 	PYTHON_NOT_ADJACENT, /* a frame is being created */
 	CODE_DESCRIBED,
@@ -133,7 +133,7 @@ enum python_outcomes {
 	CODE_UNREADABLE,
 	CODE_TOO_MANY, /* too many code objects in one interrupt */
 	CODE_NO_TABLE, /* described without its line table, which is too large */
-	PYTHON_OUTCOMES = 32, /* with a reserve; 256 bytes in all */
+	PYTHON_OUTCOMES = 32, /* number of counters, with a reserve; 256 bytes in all */
 };
 
 struct python_line {
@@ -209,9 +209,9 @@ struct code_key {
 
 /* A code object whose id appears in samples. */
 struct code_state {
-	u64 check;   /* mixed with the id: an element may be reused while it is read */
+	u64 check;   /* mixed with the id, because an element may be reused while it is read */
 	u64 id;
-	u64 pending; /* the sample that will describe it; 0: it is described */
+	u64 pending; /* number of the sample that will describe the object; 0: it is described */
 };
 
 struct thread_state {
@@ -237,15 +237,15 @@ struct python_work {
 	u32 tid;
 	u32 layout;
 	u32 limit;  /* limit on frames */
-	u32 native; /* the thread's id in its own namespace */
+	u32 native; /* the thread's id in its innermost pid namespace */
 	u32 cpu;
 	u64 interpreter;
 	u64 several; /* the list has several interpreters, so a thread may have a state in each */
-	u64 thread; /* address of its state; 0: not found in this interrupt */
+	u64 thread; /* address of the thread's state; 0: not found in this interrupt */
 	u64 next_thread;
 	struct thread_state found;
 	u64 frame; /* the next frame */
-	u64 seen;  /* frames of functions so far */
+	u64 seen;  /* number of functions' frames so far */
 	u64 open;  /* index + 1 of the last word, if it may have been entered from C; otherwise 0 */
 	u64 rooted;
 	u64 top_at; /* address of a frame being created; otherwise 0 */

@@ -16,7 +16,7 @@
 #endif
 
 enum {
-	MAX_FRAMES = 127, /* per side: the default of kernel.perf_event_max_stack */
+	MAX_FRAMES = 127, /* frames per side: the default of kernel.perf_event_max_stack */
 	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask, it preserves every length up to itself */
 	PYTHON_STACK_BYTES = 2048, /* more than the largest stack; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record has at most 640 bytes */
@@ -25,9 +25,9 @@ enum {
 	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
 	ALL_STACKS_MASK = 8191,
 	NOT_COLLECTED = -32768,
-	NO_OWNER = -1, /* not a user id, as for chown(2) */
+	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* limit between runs on an online CPU, plus two periods */
+	LONGEST_GAP_NS = 500000000, /* most time between runs on an online CPU, plus two periods */
 	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -49,7 +49,7 @@ enum flags {
 	THREAD_CONTEXTS = 4096,
 };
 
-/* How the programs of this object collect user frames. */
+/* Ways in which the programs in this object collect user frames. */
 enum user_frames {
 	BY_FRAME_POINTERS,
 	BY_TABLES,	/* by tables; registers from bpf_task_pt_regs */
@@ -79,19 +79,19 @@ struct program_offsets {
 struct config {
 	u64 flags;
 	u64 min_age_ns;
-	u64 leader_offset; /* of task_struct.group_leader */
-	u64 start_offset;  /* of task_struct.start_boottime */
+	u64 leader_offset; /* offset of task_struct.group_leader */
+	u64 start_offset;  /* offset of task_struct.start_boottime */
 	u64 wakeup_bytes;  /* fill mark at which the reader is woken */
 	u64 stack_bytes; /* limit on one side of a stack, at most STACK_BYTES */
 	u64 namespace_device; /* device of the pid namespace; next, its inode number */
 	u64 namespace_inode;
-	u64 parent_offset; /* of task_struct.real_parent */
-	u64 tgid_offset;   /* of task_struct.tgid */
-	u64 comm_offset;   /* of task_struct.comm; 0: unknown */
+	u64 parent_offset; /* offset of task_struct.real_parent */
+	u64 tgid_offset;   /* offset of task_struct.tgid */
+	u64 comm_offset;   /* offset of task_struct.comm; 0: unknown */
 	u64 cgroup_levels; /* bit mask of the cgroups' depths */
 	u64 period_ns;	   /* time between two runs on a CPU; 0: runs are irregular */
 	u64 regular_since_ns; /* time from which missing runs are counted */
-	u64 thread_pointer; /* of task_struct.thread.fsbase, the user thread pointer */
+	u64 thread_pointer; /* offset of task_struct.thread.fsbase, the user thread pointer */
 	struct program_offsets program;
 	struct span_layout spans;
 	struct range interrupt_text[MAX_RANGES];
@@ -129,7 +129,7 @@ struct comm {
 
 /* User space reads and writes it through a mapping. */
 struct reader {
-	u64 waits_since;  /* it waits for a record of a process that started then, or later */
+	u64 waits_since;  /* the reader waits for a process that started then or later */
 	u64 newest_start; /* latest start of a process in the records */
 };
 
@@ -138,8 +138,8 @@ struct record {
 	u64 start_time_ns; /* 0: unknown */
 	u64 cgroup_id;
 	struct span span;
-	u64 value; /* in the unit of the kind */
-	u64 stack_start; /* of the program's main thread, as field 28 of /proc/PID/stat; 0: unknown */
+	u64 value; /* value in the unit of the kind */
+	u64 stack_start; /* start of the main stack, as field 28 of /proc/PID/stat; 0: unknown */
 	u32 tgid;
 	u32 tid;
 	u32 exec_id; /* incremented by execve(2), inherited by fork(2) */
@@ -149,21 +149,21 @@ struct record {
 	s16 kernel_bytes; /* size, a negative errno, or NOT_COLLECTED */
 	s16 user_bytes;
 	s16 python_bytes;
-	u16 phase; /* of a wait; flags of a lock (locks.bpf.h); 0 for other samples */
+	u16 phase; /* phase of a wait, or flags of a lock (locks.bpf.h); 0 for other samples */
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
-	u32 context_bytes; /* of the thread context behind the stacks (thread_context.bpf.h) */
-	u32 holder; /* of a lock: thread id in the initial namespace; 0: unknown */
+	u32 context_bytes; /* size of the thread context behind the stacks (thread_context.bpf.h) */
+	u32 holder; /* thread that holds the lock: its id in the initial namespace; 0: unknown */
 	/*
-	 * kernel, user (user_stack.bpf.h), Python (python_types.bpf.h), context: the used part of
-	 * each; of a lock, the name of its holder
+	 * stacks (kernel; user: user_stack.bpf.h; Python: python_types.bpf.h) and context, used
+	 * parts only; for a lock, then the name of its holder
 	 */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };
 
 /* The last run on a CPU, to count the runs missing since then. */
 struct last_run {
-	u64 time_ns; /* 0: the CPU was idle */
+	u64 time_ns; /* time of the run; 0: the CPU was idle */
 	s64 late_ns; /* how late the runs are, compared with the clock */
 };
 
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes in a band above the mark, which CPUs may jump over; above that, the reader is awake. */
+/* Wakes in a band above the mark, which CPUs may jump over; above the band, the reader is awake. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -390,7 +390,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* Only one side is wanted, and the interrupt hit the other: no error, and no sample. */
+	/* The interrupt hit the side that is not wanted: no error, and no sample. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;
@@ -418,7 +418,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
-	/* Events leave a quarter of the ring to other kinds; half of the ring is the fill mark. */
+	/* Events leave a quarter of the ring to other kinds. The fill mark is half of the ring. */
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;

@@ -7,7 +7,7 @@
 #include "loaders.bpf.h"
 
 enum {
-	MAX_DIGITS = 5, /* of a 128-bit integer */
+	MAX_DIGITS = 5, /* digits of a 128-bit integer */
 };
 
 /*
@@ -39,7 +39,7 @@ struct span {
 
 #define TYPE_AT 8
 
-/* Reads a non-negative integer of exactly this type; returns whether it has up to MAX_DIGITS. */
+/* Reads a non-negative integer of exactly this type; returns whether it has at most MAX_DIGITS. */
 INLINE int read_int(const struct span_layout *layout, u64 object, u64 type,
 		    struct python_int *number)
 {

@@ -15,15 +15,15 @@ enum {
 
 /* Written by tracepoints.py; change both together. */
 struct tracepoint {
-	u64 number;   /* of the event, from 1 */
-	u64 period;   /* events from one sample to the next */
+	u64 number;   /* number of the event, from 1 */
+	u64 period;   /* number of events from one sample to the next */
 	u64 by;	      /* enum user_frames */
 	u64 python;
 	u64 argument; /* number of the argument with the value of an event; NO_ARGUMENT: it is 1 */
 	u64 pointer;  /* 0: the argument is the value, 1: it points to a struct with the value */
 	u64 member;   /* offset of the 32-bit value in that struct */
 	u64 is_order; /* whether the value is 1 << argument */
-	u64 unit;     /* factor of the value */
+	u64 unit;     /* factor by which the value is multiplied */
 	u64 calls;    /* number of the only system call, plus 1; 0: all */
 };
 

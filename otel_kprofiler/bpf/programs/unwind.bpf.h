@@ -2,7 +2,7 @@
 /*
  * Unwinds the user stack of the interrupted thread, frame by frame:
  *
- * 1. by the rule in the file's .eh_frame, or in one that code_frames.py made;
+ * 1. by the rule in the file's .eh_frame, or in a table that code_frames.py made;
  * 2. in a signal trampoline, by the registers that the kernel saved;
  * 3. in a leaf without a rule, in a file with rules, by the word on top of the stack, as a guess;
  * 4. in code without tables (JIT, Go), by the frame pointer.
@@ -147,7 +147,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 			return stop(w, END_UNREADABLE);
 		*cfa = w->pair[0] + (s64)row->post;
 	} else if (row->cfa_kind == CFA_GOROUTINE) {
-		/* how far its frame is below the end of its stack, which may move; struct g */
+		/* distance of the frame below the end of the stack, which may move; struct g */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
 		*cfa = row->post - w->pair[0];

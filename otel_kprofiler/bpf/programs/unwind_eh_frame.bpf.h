@@ -11,7 +11,7 @@
 #include "unwind_types.bpf.h"
 
 enum {
-	DW_CFA_advance_loc = 1, /* in the upper two bits; the others are whole bytes */
+	DW_CFA_advance_loc = 1, /* in the upper two bits; the other opcodes are whole bytes */
 	DW_CFA_offset = 2,
 	DW_CFA_restore = 3,
 	DW_CFA_nop = 0x00,
@@ -46,7 +46,7 @@ enum {
 	FRAMES_SLACK = 512, /* zero bytes after .eh_frame in a table */
 	WORK_PER_SEARCH = 20, /* including the entry and its CIE */
 	WORK_PER_SEARCH_STEP = 4, /* touches a separate cache line */
-	ENTRY_BYTES = 64, /* of the dynamic linker's _start and _dl_start_user */
+	ENTRY_BYTES = 64, /* size of the dynamic linker's _start and _dl_start_user */
 };
 
 /* Loads a window of the current table from `at` on; returns 0 on success. */
@@ -156,7 +156,7 @@ INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 	return number > 31 || !length ? 0 : 1 + length;
 }
 
-/* Sets the CFA from an expression (bytes: x) of a kind that compilers, linkers or we emit. */
+/* Sets the CFA from an expression (bytes: x) as emitted by compilers, linkers or go_frames.py. */
 INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 bytes)
 {
 	s64 offset;

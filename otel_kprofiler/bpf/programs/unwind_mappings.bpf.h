@@ -14,12 +14,12 @@ enum {
 	MAX_MAPLE_DEPTH = 6,
 	MAX_RB_DEPTH = 40,
 	MAPLE_NODE_BYTES = 256,
-	MAPLE_SLOTS = 16,	/* in a leaf and in a range node; pivots are one fewer */
-	MAPLE_GAP_SLOTS = 10,	/* in a node that tracks gaps */
+	MAPLE_SLOTS = 16,	/* slots of a leaf or a range node, which has one pivot fewer */
+	MAPLE_GAP_SLOTS = 10,	/* slots of a node that tracks gaps */
 	MAPLE_LEAF = 1,		/* enum maple_type: up to this type, slots are values */
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
-	VMA_BYTES = 256,	/* of a vm_area_struct: contains all members used */
+	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct, with all members used */
 	WORK_PER_WALK = 150,
 };
 

@@ -40,7 +40,7 @@ enum file_states {
 enum unwind_flags {
 	A64_CALLS = 1,	   /* calls are BL and BLR; otherwise those of x86-64 */
 	LINK_REGISTER = 2, /* a leaf's return address is in a register */
-	KEEP_MAPPINGS = 4, /* kept across samples; mm_sequence shows if they are still valid */
+	KEEP_MAPPINGS = 4, /* mappings are kept; mm_sequence shows whether they are still valid */
 	RB_TREE = 8,	   /* the kernel has no maple tree of mappings */
 };
 
@@ -89,10 +89,10 @@ struct register_block {
 };
 
 struct unwind_config {
-	u64 address_mask; /* of return addresses: signatures use the bits above */
+	u64 address_mask; /* address bits of a return address; signatures use the bits above */
 	u64 sigreturn;	  /* first bytes of a signal trampoline */
 	u64 syscall;	  /* the system call instruction */
-	u64 goexit;	  /* code of Go, from one instruction before the return address; 0: none */
+	u64 goexit;	  /* Go's code from one instruction before the return address; 0: none */
 	u64 goexit_mask;
 	u32 flags;
 	u32 max_work;
@@ -100,7 +100,7 @@ struct unwind_config {
 	u32 goexit_back;
 	u32 sigreturn_bytes; /* length of a signal trampoline up to the end of its system call */
 	u32 signal_at; /* offset of the signal's registers from the stack pointer */
-	u32 sp_column; /* DWARF numbers */
+	u32 sp_column; /* DWARF numbers of these registers */
 	u32 fp_column;
 	u32 ra_column;
 	u32 mode_at; /* offset in pt_regs of the word with the processor's mode */
@@ -153,7 +153,7 @@ struct row {
 	u8 sp;
 	u8 signal;
 	s8 preserved[MAX_PRESERVED]; /* by index: words from the CFA to the saved register */
-	u8 disassembled; /* not from the file's tables, but from its code */
+	u8 disassembled; /* the row is from the file's code, not from its tables */
 };
 
 enum preserved_places {
@@ -165,8 +165,8 @@ enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
 	CFA_PLT,	  /* x86-64: a PLT entry, one word more after its push */
-	CFA_ELSEWHERE,	  /* register + offset, on another stack; so are all below */
-	CFA_GOROUTINE,	  /* that of the goroutine, as Go's asmcgocall keeps it */
+	CFA_ELSEWHERE,	  /* register + offset, on another stack, as are all kinds below */
+	CFA_GOROUTINE,	  /* the goroutine's CFA, as Go's asmcgocall keeps it */
 };
 
 enum register_rules {
@@ -199,7 +199,7 @@ struct mapping {
 	u64 start;
 	u64 end;
 	u64 bias;
-	u64 shift; /* pc - shift: address in the ELF file; for FILE_LOADED */
+	u64 shift; /* pc - shift is the address in the ELF file, if FILE_LOADED */
 	struct file_key key;
 	u32 executable;
 	u32 moved; /* text of the file, copied to anonymous memory */
@@ -219,7 +219,7 @@ struct unwind_work {
 	u64 sp;
 	u64 fp;
 	u64 mm;
-	u64 vdso; /* its start; read on first use */
+	u64 vdso; /* start of the vDSO; read on first use */
 	u64 file_bytes; /* size of the file of the last mapping found */
 	u64 file_modified;
 	u64 user_registers; /* address of the thread's pt_regs; 0: at the top of its kernel stack */
@@ -231,7 +231,7 @@ struct unwind_work {
 	u32 max_frames;
 	u32 spent; /* work spent, up to max_work */
 	u32 end;
-	u32 source;	/* of the last frame found */
+	u32 source;	/* how the last frame was found */
 	u32 leaf;	/* pc is not a return address */
 	u32 registers;	/* enum register_blocks: where registers come from */
 	u32 called;	/* the block is a callee's: only preserved registers are valid */
@@ -255,14 +255,14 @@ struct unwind_work {
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* its row is `initial`, in the table cie_serial */
+	u32 cie_at; /* the CIE whose row is `initial`, in the table cie_serial */
 	u32 cie_serial;
-	u32 pointer_bytes; /* of a pointer in an FDE */
+	u32 pointer_bytes; /* size of a pointer in an FDE */
 	u32 augmented;
 	u32 cie_signal;
 	u32 cie_disassembled;
-	u32 depth; /* number of states */
-	u32 low;   /* of the binary search; scratch in short loops */
+	u32 depth; /* number of remembered states */
+	u32 low;   /* lower bound of the binary search; scratch in short loops */
 	u32 count;
 	struct row row;
 	struct row initial;
@@ -274,7 +274,7 @@ struct unwind_work {
 	u64 pair[2];
 	u64 window[2 * WINDOW / 8 + 1];
 	u64 block[2 * MAX_BLOCK_BYTES / 8]; /* registers */
-	u64 preserved[MAX_PRESERVED]; /* addresses where callees saved them; 0: in block; 1: lost */
+	u64 preserved[MAX_PRESERVED]; /* where callees saved the registers; 0: in block; 1: lost */
 	/* output for the record */
 	struct stack_head head;
 	struct stack_mapping mapping[STACK_MAPPINGS + 1];
@@ -282,7 +282,7 @@ struct unwind_work {
 };
 
 enum register_blocks {
-	NO_BLOCK, /* except pc, sp and fp */
+	NO_BLOCK, /* no registers except pc, sp and fp */
 	INTERRUPT_BLOCK,
 	SIGNAL_BLOCK,
 };

@@ -11,7 +11,7 @@ enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
 	NO_MAPPING = 15,   /* the frame is in anonymous memory, or in a mapping that did not fit */
-	ADDRESS_BITS = 56, /* of a frame's word; followed by mapping and source */
+	ADDRESS_BITS = 56, /* in a frame's word, below the bits of mapping and source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
 	USER_STACK_MARKER = 0xffff,
@@ -21,8 +21,8 @@ enum {
 /* Reasons why a stack ends. */
 enum stack_end {
 	END_COMPLETE,	 /* the outermost frame is marked */
-	END_FRAMES,	 /* the limit on frames */
-	END_WORK,	 /* the limit on work */
+	END_FRAMES,	 /* the limit on frames was reached */
+	END_WORK,	 /* the limit on work was reached */
 	END_PENDING,	 /* the file's table is not loaded yet */
 	END_NO_RULE,	 /* no table entry and no frame pointer */
 	END_UNREADABLE,	 /* memory is not resident */
@@ -40,16 +40,16 @@ enum frame_source {
 	FROM_REGISTERS,
 	FROM_TABLE,
 	FROM_FRAME_POINTER,
-	FROM_GUESS, /* code without an entry in its file's table: return address on top */
+	FROM_GUESS, /* no entry in the file's table: the return address on top of the stack */
 	FROM_SIGNAL,
 	FROM_DISASSEMBLY, /* by a table that user space derived from the code */
-	IN_MOVED_TEXT = 8, /* additional bit: its file is that of the mappings around it */
+	IN_MOVED_TEXT = 8, /* additional bit: the file is that of the surrounding mappings */
 };
 
 struct file_key {
 	u64 inode;
 	u32 device;
-	u32 generation; /* of the inode, mixed with the time of the last content change */
+	u32 generation; /* inode generation, mixed with the time of the last content change */
 };
 
 struct stack_head {

@@ -9,15 +9,15 @@
  */
 
 enum {
-	V8_TAG = 1,	 /* in addresses of heap objects */
+	V8_TAG = 1,	 /* tag bit in addresses of heap objects */
 	V8_SMI_SHIFT = 32, /* small integers are in the upper half */
 	V8_MAP_TABLE = 24, /* JSCollection::kTableOffset */
 	V8_TABLE_HEAD = 16, /* map and length of a FixedArray */
 	V8_TABLE_WORDS = 3, /* elements, deleted elements, buckets; then the first entry of each bucket */
 	V8_ENTRY_WORDS = 3, /* key, value, next entry */
-	V8_FIELDS = 24,	 /* in an object with internal fields; V8 13 has a word before them */
+	V8_FIELDS = 24,	 /* offset of an object's internal fields; V8 13 has a word before them */
 	V8_MAX_BUCKETS = 1 << 16,
-	V8_MAX_CHAIN = 16, /* the average is two */
+	V8_MAX_CHAIN = 16, /* entries examined in a bucket; the average is two */
 };
 
 /* Intermediate data. */
@@ -25,7 +25,7 @@ struct v8_reading {
 	struct {
 		u64 frame_at; /* 0: this thread has never had a context */
 		u64 storage_at;
-		u32 hash; /* of the storage */
+		u32 hash; /* hash of the storage */
 		u32 reserved;
 		u64 undefined;
 	} writer;

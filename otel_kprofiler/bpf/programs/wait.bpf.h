@@ -148,7 +148,7 @@ GLOBAL int add_thread(u64 task, u64 now)
 	return place;
 }
 
-/* Returns whether less than this many eighths of the ring are in use: no kind starves others. */
+/* Returns whether fewer than `eighths` of the ring are in use, so that no kind starves others. */
 INLINE int has_room(const struct config *options, u64 eighths)
 {
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
@@ -218,7 +218,7 @@ INLINE int by_chance(u64 *state, u64 part, u64 whole)
 /*
  * Decides whether to report the start of this wait. Its duration is not known yet: the probability
  * grows with the usual duration of the thread's waits. Excess starts on a CPU are not reported; the
- * end makes up for that.
+ * report of the end compensates for this.
  */
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
@@ -238,7 +238,7 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 
 /*
  * Returns the place of the current thread, NO_THREAD if it is not followed; adds a new thread, and
- * removes one that ends.
+ * removes an exiting thread.
  */
 GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 {
@@ -265,7 +265,7 @@ GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 }
 
 /*
- * Handles a thread that leaves its CPU; returns whether to write a record of that. `task` is the
+ * Handles a thread that leaves its CPU; returns whether to write a record of it. `task` is the
  * kernel's own pointer.
  */
 INLINE int leave(const struct wait_config *c, const struct config *options, struct wait_line *line,
@@ -320,8 +320,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units: higher than the given one if more waits
- * were sampled on this CPU than wanted since user space chose it.
+ * Returns the threshold that applies to a wait, in units. It exceeds the given threshold if more
+ * waits were sampled on this CPU than wanted since user space chose it.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
 			   u64 threshold, u64 now)
@@ -343,8 +343,8 @@ INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 samp
 }
 
 /*
- * Returns whether a wait to be sampled still is, after its threshold was raised. Only earlier
- * samples decide, not this wait, so the sum over samples stays unbiased. `duration` is in units.
+ * Returns whether a selected wait is still sampled after its threshold was raised. Only earlier
+ * samples decide, not this wait, so the sum stays unbiased. `duration` is in units.
  */
 INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		       u64 duration, u64 now)
@@ -365,7 +365,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait, now that its duration is known: the probability is proportional
- * to it, 1 from the threshold on. Accounts for the probability of its reported start.
+ * to it, and 1 from the threshold on. If the start was reported, accounts for its probability.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -386,7 +386,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	return fits_budget(c, line, thread, duration, now);
 }
 
-/* Writes the end of a wait, already in the record, with this many bytes of kernel stack. */
+/* Writes the end of a wait, already in the record, with `kernel_bytes` of kernel stack. */
 GLOBAL int write_end(u64 kernel_bytes)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -451,7 +451,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
 }
 
-/* Tracks the longer of a thread's recent waits: a long one counts at once, then decays. */
+/* Tracks the longer of a thread's recent waits: a long wait counts at once, then decays. */
 INLINE u32 find_usual(u64 usual, u64 duration_ns)
 {
 	u64 duration = duration_ns >> UNIT_SHIFT;
@@ -734,7 +734,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 	return 0;
 }
 
-/* Marks the scratch memory, which is always free when a thread leaves its CPU. */
+/* Marks the scratch memory as taken or free. It is always free when a thread leaves its CPU. */
 INLINE void mark_scratch(u64 is_taken)
 {
 	u32 zero = 0;
@@ -761,7 +761,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* Totals and samples, whose stacks are collected as in on-CPU samples. */
+/* Totals and samples; their stacks are collected as in on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);

@@ -39,19 +39,19 @@ enum wait_phases {
 };
 
 enum wait_flags {
-	WAIT_HAS_BEGUN = 1, /* its start was written */
-	WAIT_KEPT = 2,	    /* it is sampled */
+	WAIT_HAS_BEGUN = 1, /* the wait's start was written */
+	WAIT_KEPT = 2,	    /* the wait is sampled */
 	WAIT_IOWAIT = 4,
 	WAIT_THROTTLED = 8,
 	WAIT_WOKEN = 16,    /* the waker is known */
-	WAIT_UNWRITTEN = 32, /* its start was selected, but not written */
+	WAIT_UNWRITTEN = 32, /* the wait's start was selected, but not written */
 };
 
 enum {
 	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
-	LIKELY_FACTOR = 2, /* sampled waits up to this multiple of the usual always have a start */
+	LIKELY_FACTOR = 2, /* sampled waits up to twice the usual duration always have a start */
 	USUAL_SHIFT = 4,   /* each shorter wait reduces the usual duration by 1/16 */
-	BURST_NS = 1000000000, /* starts and samples of this much time may come at once */
+	BURST_NS = 1000000000, /* longest burst: the starts and samples of one second */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
 	SAMPLES_PER_STEP = 4, /* beyond a burst, this many samples double the threshold */
 	MOST_STEPS = 31,
@@ -88,18 +88,18 @@ const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
 
 struct wait_config {
 	u64 epoch;	  /* 0: paused; changes after each pause */
-	u64 threshold_ns; /* waits of at least this are all sampled; whole units; 0: none are */
-	u64 min_ns;	  /* shorter waits never are */
+	u64 threshold_ns; /* multiple of the unit, from which all waits are sampled; 0: none are */
+	u64 min_ns;	  /* shorter waits are never sampled */
 	u64 begin_ns;	  /* minimum average interval between starts on a CPU */
-	u64 wakers;	  /* whether to record them */
+	u64 wakers;	  /* whether to record wakers */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
-	u64 late_begins;  /* how many the next iteration may write; counts down */
+	u64 late_begins;  /* number that the next iteration may write; counts down */
 };
 
 /* Limits the samples on a CPU to the wanted number. */
 struct sample_budget {
-	u64 next_sample_ns; /* later than now if more were taken than wanted at this threshold */
-	u64 sampled_from_ns; /* the threshold for which that was computed */
+	u64 next_sample_ns; /* later than now if too many were taken at this threshold */
+	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
 };
 
 /*
@@ -110,13 +110,13 @@ struct wait_line {
 	u64 ring_full;
 	u64 no_room; /* waits of threads without a place in `threads` */
 	u64 missed;  /* switches without a tracepoint event */
-	u64 lost;    /* ended threads whose totals did not fit into the ring */
+	u64 lost;    /* exited threads whose totals did not fit into the ring */
 	u64 begun;
 	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of threads */
-	u64 set_ns;    /* when it was set, on the latter clock; 0: both are the same */
+	u64 set_ns;    /* when the offset was set, on the threads' clock; 0: no offset */
 	u64 task; /* the last task that got this CPU; 0: unknown */
-	u64 place; /* of its thread; NO_THREAD: not followed, or not known yet */
-	u64 switched_ns; /* when it got the CPU */
+	u64 place; /* place of its thread; NO_THREAD: not followed, or not known yet */
+	u64 switched_ns; /* when that task got the CPU */
 	u64 epoch;
 	u64 next_begin_ns;
 	u64 random;
@@ -132,14 +132,14 @@ struct wait_line {
  */
 struct thread {
 	u64 task;	  /* address of its task_struct */
-	u64 off_since_ns; /* 0: it is on a CPU */
-	u64 run_delay_ns; /* of its task when it left the CPU */
-	u32 initial_tid;  /* in the initial namespace */
+	u64 off_since_ns; /* when it left the CPU; 0: it is on a CPU */
+	u64 run_delay_ns; /* run delay of its task when it left the CPU */
+	u32 initial_tid;  /* thread id in the initial namespace */
 	u32 state;	  /* its off-CPU state */
-	u32 epoch;	  /* when it left the CPU */
+	u32 epoch;	  /* epoch when it left the CPU */
 	u32 cpu;	  /* the last CPU that it got */
 	u32 flags;	  /* enum wait_flags, of this wait */
-	u32 threshold; /* of this wait; in units, as are the next three */
+	u32 threshold; /* threshold of this wait; in units, as are the next three members */
 	u32 likely;    /* its start was selected with probability likely / threshold */
 	u32 usual;     /* duration of its longer recent sleeps; 0: unknown */
 	u32 usual_preempted; /* the same for waits for a CPU after preemptions */
@@ -148,7 +148,7 @@ struct thread {
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */
 	u64 below_ns;	   /* time in waits too short to be sampled */
-	u64 start_time_ns; /* of the process, CLOCK_BOOTTIME; 0: unknown */
+	u64 start_time_ns; /* of the process, on CLOCK_BOOTTIME; 0: unknown */
 
 	u64 id;	      /* never reused, unlike task and thread ids */
 	u64 woken_ns; /* when it became runnable, if known and not before off_since_ns */
@@ -164,8 +164,8 @@ struct thread {
 
 struct wait_end {
 	u64 since_ns;
-	u64 asleep_ns;	 /* in `state` */
-	u64 runnable_ns; /* time runnable afterwards */
+	u64 asleep_ns;	 /* time off the CPU in `state` */
+	u64 runnable_ns; /* time for which it was then runnable */
 	u64 threshold_ns;
 	u32 state;
 	u32 flags;

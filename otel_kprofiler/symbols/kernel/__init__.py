@@ -1,1 +1,1 @@
-"""Symbols of the kernel, its modules and BPF programs."""
+"""Finds and reads the symbols of the kernel, its modules and BPF programs."""

@@ -1,9 +1,9 @@
 """Converts module readings to JSON values for recordings, and back.
 
 A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
-new: {number: [main, init, init_until_ns]}}``; ``new`` contains a module again when its data has
-changed. ``main`` and ``init`` are ``[module, kallsyms lines or null, whether symbols are
-pending]``.
+new: {number: [main, init, init_until_ns]}}``; ``new`` contains the data of each new module, and of
+each module whose data has changed. ``main`` and ``init`` are ``[module, kallsyms lines or null,
+whether symbols are pending]``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs readings, in order, as JSON values that refer to earlier values."""
+    """Packs successive readings as JSON values that refer to earlier ones."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -59,7 +59,7 @@ class ReadingPacker:
 
 
 class ReadingUnpacker:
-    """Unpacks the output of a :class:`ReadingPacker`, in the same order."""
+    """Unpacks the values from a :class:`ReadingPacker`, in the same order."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -121,7 +121,7 @@ def _make_lines(table: SymbolTable, module: str) -> str:
     for index in range(len(table)):
         name, start, _ = table.symbol(index)
         if index + 1 < len(table) and table.address(index + 1) == start:
-            continue  # the last of several names takes precedence
+            continue  # the last of several aliases is the preferred one
         if name and _reaches(table, start, 1):
             # All functions have padding of the same size.
             pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))
@@ -131,6 +131,6 @@ def _make_lines(table: SymbolTable, module: str) -> str:
 
 
 def _reaches(table: SymbolTable, start: int, count: int) -> bool:
-    """Returns whether the padding of a function at ``start`` has at least ``count`` bytes."""
+    """Returns whether the function at ``start`` has at least ``count`` bytes of padding."""
     symbol = table.lookup(start - count)
     return symbol is not None and symbol[1] == start

@@ -1,9 +1,9 @@
-"""Finds the BPF function, trampoline, ftrace or kprobe page at an address at a given time.
+"""Finds the BPF function, trampoline, ftrace page or kprobe page at an address at a given time.
 
 Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
-times, and nothing is copied when a symbol is loaded. One thread changes the table while other
-threads look up without a lock: each change replaces single values, and never alters the result for
-an earlier time.
+times, and nothing is copied when a symbol is loaded. One thread changes the table while others look
+up symbols without a lock: each change replaces single values, and never alters the result for an
+earlier time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from otel_kprofiler.symbols.kernel.snapshot import Match
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded symbols are kept, for samples taken before they were unloaded."""
+"""How long unloaded symbols are kept, in nanoseconds, for samples taken before the unloading."""
 MAX_KEPT: Final = 16_384
-"""Limit on the number of unloaded symbols that are kept."""
+"""Maximum number of unloaded symbols that are kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
 """Prefix of the names of BPF program functions. The program's tag follows the prefix."""
 
@@ -49,13 +49,13 @@ NOW_NS: Final = _FOREVER - 1
 
 
 class KsymbolSource(Protocol):
-    """Source of changes: the running kernel, or a recording."""
+    """A source of symbol changes: the running kernel, or a recording."""
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns changes since the last call; ``now_ns`` is the boottime. Does not block."""
+        """Returns the changes since the last call; ``now_ns`` is the boottime. Does not block."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns details of a BPF program's function; None if it is unknown. Thread-safe."""
+        """Returns the details of a BPF program's function; None if unknown. Thread-safe."""
 
     def count_lost(self) -> Mapping[str, int]:
         """Returns the number of records lost so far, by cause. Thread-safe."""
@@ -67,7 +67,7 @@ class KsymbolSource(Protocol):
 class LoadedKsymbol:
     """A symbol while it is loaded; ``until_ns`` is set when it is unloaded.
 
-    If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on: the symbol may
+    If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
     have been unloaded and replaced without a record. Once the uncertain period has ended, a
     separate entry with ``is_uncertain`` represents it, and frames in that entry have no name.
     """
@@ -105,7 +105,7 @@ class LoadedKsymbol:
         return self.symbol.name.startswith(PROGRAM_PREFIX)
 
     def make_uncertain(self, until_ns: int) -> LoadedKsymbol:
-        """Returns an entry for ``[sure_ns, until_ns)``, when this symbol may have been replaced."""
+        """Returns an entry for the uncertain period of this symbol: ``[sure_ns, until_ns)``."""
         made = self._uncertain
         if made is None or (made.since_ns, made.until_ns) != (self.sure_ns, until_ns):
             made = LoadedKsymbol(self.symbol, self.end, self.sure_ns, is_uncertain=True)
@@ -123,7 +123,7 @@ class LoadedKsymbol:
     def module(self) -> Module:
         """Returns the module that represents this symbol.
 
-        The first call asks the source for details.
+        The first call queries the source for details.
         """
         if self._module is None:
             self._details = self._source.describe(self.symbol) if self._source else None
@@ -154,7 +154,7 @@ def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:
 
 
 class KsymbolTable:
-    """Loaded symbols, and recently unloaded ones.
+    """A table of loaded symbols and recently unloaded ones.
 
     Args:
         source: provides details of BPF programs.
@@ -173,7 +173,7 @@ class KsymbolTable:
         return len(self._live)
 
     def apply(self, change: KsymbolChange) -> None:
-        """Apply a change; changes of one symbol must be in order of time."""
+        """Apply a change; changes of the same symbol must be applied in time order."""
         if change.action is KsymbolAction.ADDED:
             for symbol in change.symbols:
                 self._add(symbol, symbol.since_ns or change.time_ns)
@@ -188,9 +188,9 @@ class KsymbolTable:
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
-        """Returns the symbol at an address at a boottime, by default now; None if there was none.
+        """Returns the symbol at an address at a boottime (by default, now); None if absent.
 
-        Where records were lost, the result may be an entry with ``is_uncertain``.
+        For times in which records were lost, the result may be an entry with ``is_uncertain``.
         """
         best: LoadedKsymbol | None = None
         below = -1
@@ -217,7 +217,7 @@ class KsymbolTable:
         return [entry for _, entry in sorted(self._live.items())]
 
     def find(self, name: str, *, prefix: bool = False) -> list[Match]:
-        """Returns loaded symbols with a name or a prefix, sorted by address."""
+        """Returns the loaded symbols with a name or a prefix, sorted by address."""
         return [
             Match(entry.symbol.name, entry.symbol.start, entry.end, entry.module(), 0)
             for entry in self.live()
@@ -241,7 +241,7 @@ class KsymbolTable:
             self._end(missed, since_ns)
         entry = LoadedKsymbol(symbol, end, since_ns, self._source)
         if since_ns <= self._noticed_ns and self._lost_ns[entry.is_program()] != _FOREVER:
-            entry.sure_ns = since_ns  # the record of its removal may be lost
+            entry.sure_ns = since_ns  # the removal record may be lost
         self._live[symbol.start] = entry
         for page in _pages(entry):
             self._pages[page] = (*self._pages.get(page, ()), entry)
@@ -259,7 +259,7 @@ class KsymbolTable:
             self._end([live], time_ns)
 
     def _mark_uncertain(self, time_ns: int, *, programs_only: bool) -> None:
-        """Mark symbols as uncertain from the given time until the next reading."""
+        """Mark symbols as uncertain from the given time until the symbol list is next read."""
         for programs in (True,) if programs_only else (True, False):
             self._lost_ns[programs] = min(self._lost_ns[programs], time_ns)
         for entry in self._live.values():
@@ -267,7 +267,7 @@ class KsymbolTable:
                 entry.sure_ns = min(entry.sure_ns, max(time_ns, entry.since_ns))
 
     def _read(self, change: KsymbolChange) -> None:
-        """Bring the table in line with a reading, which may contain changes made during it."""
+        """Update the table from a full read of the symbol list, during which changes may occur."""
         began_ns = change.time_ns
         programs_only = change.action is KsymbolAction.PROGRAMS_READ
         present = {symbol.start: symbol for symbol in change.symbols}
@@ -290,7 +290,7 @@ class KsymbolTable:
     def _add_found(
         self, present: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
-        """Add symbols that appear only in the reading, since their records were lost."""
+        """Add symbols known only from a full read, because their records were lost."""
         gone = {
             (entry.symbol.start, entry.symbol.name)
             for entry in self._ended
@@ -364,7 +364,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether a reading shows this symbol, and not another load of the same program."""
+    """Returns whether a symbol in a full read is this one, not another load of its program."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

@@ -16,11 +16,11 @@ from otel_kprofiler.symbols.kernel.names import END_OF_TEXT, PAD_PREFIX, alias_r
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Addresses, Entries, SymbolTable
 
 TEXT_TYPES: Final = b"tTwW"
-"""Kallsyms type letters of code: local, global, weak."""
+"""The type letters of code in kallsyms: local, global, weak."""
 MAX_PAD_BYTES: Final = 64
 """Largest plausible function padding, in bytes (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
 END_TYPE: Final = ord("-")
-"""Type of an entry that only ends the previous one."""
+"""The type of an entry that only ends the previous entry."""
 
 _OTHER, _FUNCTION, _PAD = 0, 1, 2
 _PAST_PAD_PREFIX = PAD_PREFIX[:-1] + bytes([PAD_PREFIX[-1] + 1])
@@ -33,7 +33,7 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Whole lists are iterated over in C code (``compress``, ``map``, ``join``). Python code iterates
+    C code iterates over the whole lists (``compress``, ``map``, ``join``). Python code iterates
     only over aliases and ends, which are few.
     """
 
@@ -53,7 +53,7 @@ class TableBuilder:
         All aliases of an address must be in the same call.
 
         Args:
-            addresses: sorted addresses, each as 16 lower-case hexadecimal digits.
+            addresses: the sorted addresses, each as 16 lower-case hexadecimal digits.
             types: the type letter of each symbol, as in ``/proc/kallsyms``.
             names: the name of each symbol; the list is changed in place.
 
@@ -83,18 +83,18 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """If the last symbol is a pad, turn it into an end, because its function may be missing."""
+        """Turn the last symbol into an end if it is a pad, because its function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
 
     def finish(self, *, max_function: int = MAX_FUNCTION_BYTES) -> SymbolTable:
-        """Returns the table of all symbols added."""
+        """Returns the table of all symbols that were added."""
         self.end_pad()
         entries = Entries(
             addresses=self._addresses,
             lengths=b"".join(self._lengths),
-            names=self._names.getvalue(),  # BytesIO shares its buffer
+            names=self._names.getvalue(),  # does not copy
             padded=b"".join(self._padded),
             long_lengths=self._long_lengths,
             pad=self._pad,
@@ -120,7 +120,7 @@ class TableBuilder:
         self._padded.append(padded)
 
     def _ends(self, addresses: Sequence[bytes], classes: bytes) -> list[int]:
-        """Returns the indices of symbols that are neither functions nor pads, but end one."""
+        """Returns the indices of symbols that end a function or pad without being either."""
         indices: list[int] = []
         if _OTHER not in classes:
             return indices
@@ -130,7 +130,7 @@ class TableBuilder:
             index = match.start()
             previous = addresses[index - 1] if index else self._last_address
             if sequence[index] == _PAD and index:
-                indices.append(index - 1)  # padding without its function has no name
+                indices.append(index - 1)  # a pad without its function has no name
                 continue
             while index < len(classes) and addresses[index] == previous:
                 index += 1
@@ -172,12 +172,12 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Order the symbols at each address: other symbols, then functions (preferred last), then pads.
+    """Order the symbols at each address: others, then functions (preferred last), then pads.
 
-    A pad is then right before its function, and the last entry at an address names it.
+    A pad then directly precedes its function, and the last entry at an address is its name.
 
     Returns:
-        Types and classes in the new order; ``names`` is changed in place.
+        The types and classes in the new order; ``names`` is changed in place.
     """
     new_types, new_classes = bytearray(types), bytearray(classes)
     for tie in ties:
@@ -209,7 +209,7 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Returns the size of pads in bytes, which is the same in the whole kernel."""
+    """Returns the size of pads, in bytes, which is the same in the whole kernel."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

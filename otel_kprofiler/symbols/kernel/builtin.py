@@ -1,16 +1,16 @@
 """Reads which modules are built into vmlinux (``modules.builtin.ranges``, ``/proc/kallmodsyms``).
 
-``modules.builtin.ranges`` (kernel 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
-``section start-end module...`` with offsets from the start of a section of vmlinux, and at most
-one anchor per section, ``section offset-offset = symbol``: the section starts at the address of
-the symbol minus the offset. Sections without an anchor cannot be placed.
+``modules.builtin.ranges`` (Linux 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
+``section start-end module...`` with offsets from the start of a section in vmlinux. It also has at
+most one anchor per section, ``section offset-offset = symbol``: the section starts at the symbol's
+address minus the offset. Sections without an anchor cannot be placed.
 
-``/proc/kallmodsyms`` (out-of-tree; Oracle's kernels) is kallsyms with the modules of built-in
+``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) is kallsyms with the modules of built-in
 symbols. Its lines are ``address [size] type name [module]...``. A type such as ``b`` is also a
 hexadecimal digit, so only the number of fields before the first bracket shows whether there is a
 size. The sizes give the ends of functions, which kallsyms lacks.
 
-Only code is kept, because the addresses of sections are determined from code symbols.
+Only code ranges are kept, because the addresses of sections are derived from code symbols.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SECTIONS = 64  # a kernel has about ten
 _MAX_CHECKED = 1024  # functions with sizes
-_MAX_HOMONYMS = 16  # symbols with the name of an anchor
+_MAX_HOMONYMS = 16  # symbols with an anchor's name
 
 
 class BuiltinRange(NamedTuple):
-    """Code ``[start, end)`` of an object file, and the modules, usually one, that contain it."""
+    """The code ``[start, end)`` of an object file, and the modules (usually one) it is part of."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class BuiltinRange(NamedTuple):
 
 
 class BuiltinSection(NamedTuple):
-    """A section of vmlinux; ``ranges`` and ``anchor_offset`` are relative to its start."""
+    """A section of vmlinux. All offsets in it are relative to the section's start."""
 
     anchor: str
     anchor_offset: int
@@ -59,8 +59,8 @@ class BuiltinRanges:
     """The built-in modules, by runtime address. Takes 12 bytes per range; immutable.
 
     Args:
-        ranges: runtime addresses, in any order; where two ranges overlap, the range with the later
-            start wins. Ranges more than 4 GiB above the first are dropped.
+        ranges: the ranges at runtime addresses, in any order. Where two ranges overlap, that with
+            the higher start takes precedence. Ranges more than 4 GiB above the first are dropped.
     """
 
     __slots__ = ("_base", "_ends", "_owners", "_sets", "_starts")
@@ -81,7 +81,7 @@ class BuiltinRanges:
         return len(self._starts)
 
     def find(self, address: int) -> tuple[str, ...]:
-        """Returns the built-in modules that contain a vmlinux address; may be empty."""
+        """Returns the built-in modules that contain an address in vmlinux; may be empty."""
         offset = address - self._base
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._ends[index]:
@@ -89,7 +89,7 @@ class BuiltinRanges:
         return self._sets[self._owners[index]]
 
     def size_bytes(self) -> int:
-        """Returns the memory used by the ranges."""
+        """Returns the memory used by the ranges, in bytes."""
         return sum(map(sys.getsizeof, (self._starts, self._ends, self._owners, self._sets))) + sum(
             sys.getsizeof(modules) + sum(map(sys.getsizeof, modules)) for modules in self._sets
         )
@@ -102,7 +102,7 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
     """Parse ``modules.builtin.ranges``; returns sections by name, and the number of bad lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
-    below it, so an end can be below its start; such a range is returned empty.
+    lower. The end of a range can therefore be below its start; such a range is returned empty.
     """
     sections: dict[str, BuiltinSection] = {}
     bad = 0
@@ -129,12 +129,12 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
 def place_ranges(
     sections: Mapping[str, BuiltinSection], core: SymbolTable
 ) -> tuple[list[BuiltinRange], list[str]]:
-    """Returns ranges at runtime addresses, and the sections that do not fit the running kernel.
+    """Returns the ranges at runtime addresses, and the sections that do not match the kernel.
 
-    The file does not identify the build that it belongs to. However, each range starts with an
-    object file, and therefore at a symbol. A section is rejected if fewer than three quarters of
-    its ranges start at a symbol. Sections whose anchor is not code are skipped. An empty range is
-    extended to the symbol at its start.
+    ``modules.builtin.ranges`` does not identify its build of the kernel. However, each range starts
+    at an object file's start, and therefore at a symbol. A section is rejected if fewer than three
+    quarters of its ranges start at a symbol. Sections whose anchor is not code are skipped. An
+    empty range is extended to the symbol at its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -180,10 +180,11 @@ class KallModSyms(NamedTuple):
     """The code of vmlinux, according to kallmodsyms.
 
     Attributes:
-        ranges: built-in modules. Adjacent code of the same modules is one range, including the
-            padding in between; a symbol without a size extends to the symbol on the next line.
-        sizes: address and size, in turn, of each function whose size is listed.
-        bad: number of malformed lines.
+        ranges: the ranges of built-in modules. Adjacent code of the same modules is a single range,
+            including the padding in between. A symbol without a size extends to the symbol on the
+            next line.
+        sizes: the address and the size, in turn, of each function whose size is listed.
+        bad: the number of malformed lines.
     """
 
     ranges: list[BuiltinRange]
@@ -192,7 +193,7 @@ class KallModSyms(NamedTuple):
 
 
 def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModSyms:
-    """Parse the lines of symbols in the code ``[start, end)``."""
+    """Parse the lines for symbols in the code ``[start, end)``."""
     merged: list[BuiltinRange] = []
     sizes = array("Q")
     bad = 0
@@ -229,12 +230,12 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 
 
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
-    """Returns the symbols with the ends of functions; None if the sizes belong to another kernel.
+    """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
     Args:
-        core: symbols of vmlinux.
-        sizes: address and size of each function, in turn, sorted by address. If functions overlap,
-            only the last end counts.
+        core: the symbols of vmlinux.
+        sizes: the address and size of each function, in turn, sorted by address. If functions
+            overlap, only the last end is used.
     """
     if not sizes:
         return core
@@ -253,7 +254,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Returns the names in ``a] [b]``. The name of an object file in braces may follow them."""
+    """Returns the names in ``a] [b]``. They may be followed by an object file's name in braces."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -292,7 +293,7 @@ def _is_hex(text: str | bytes) -> bool:
 
 
 def find_release(files: HostFiles) -> str:
-    """Returns the kernel release as in ``uname -r``; empty if unknown."""
+    """Returns the kernel release, as printed by ``uname -r``; empty if unknown."""
     for path in (OSRELEASE, "/proc/version"):
         try:
             words = files.read_bytes(path).decode("utf-8", "replace").split()
@@ -316,15 +317,15 @@ def read_builtin(
     problems: list[str],
     ranges_of_build: BuiltinRanges | None = None,
 ) -> tuple[BuiltinRanges, SymbolTable]:
-    """Read the built-in modules, and add the sizes of functions to the symbols.
+    """Read the built-in modules; returns them, and the symbols with function sizes added.
 
     The modules come from the first source that lists any; most kernels have neither source.
 
     Args:
         files: the host's files, or a captured tree.
-        core: symbols of vmlinux.
+        core: the symbols of vmlinux.
         problems: receives one sentence per unusable source.
-        ranges_of_build: the modules, if they were read before.
+        ranges_of_build: the modules, if they have already been read.
     """
     if not len(core):
         return NO_BUILTIN, core
@@ -346,7 +347,7 @@ def read_builtin(
 
 @contextmanager
 def _reporting(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
-    """Yield a function that records problems; a missing file is not a problem."""
+    """Yields a function that records problems. A missing file is not a problem."""
     try:
         yield lambda text: problems.append(f"{path}: {text}")
     except FileNotFoundError:

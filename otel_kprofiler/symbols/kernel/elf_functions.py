@@ -1,4 +1,4 @@
-"""Finds functions in an ELF file by RVA, and names them by the same rules as running code."""
+"""Finds functions in kernel ELF files by RVA, named by the same rules as in a running kernel."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class ElfMatch(NamedTuple):
     """The function at an RVA.
 
     Attributes:
-        line: cleaned name and linker name.
+        line: the cleaned name and the linker name.
         names: all names, the displayed name first.
-        start: RVA of the function's start.
-        section: name of the section.
-        section_offset: offset of the RVA in the section, for disassemblers.
+        start: the RVA of the function's start.
+        section: the name of the section.
+        section_offset: the offset of the RVA in the section, for disassemblers.
     """
 
     line: Line
@@ -58,8 +58,8 @@ class ElfSymbols:
     """The functions of vmlinux or a module, by RVA.
 
     Args:
-        path: the file, or its separate debug file. If it has no symbols, the debug file installed
-            for its build id is used.
+        path: the file, or its separate debug file. If the file has no symbols, the debug file that
+            is installed for its build id is used.
 
     Raises:
         OSError: the file cannot be read.
@@ -89,7 +89,7 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """Returns the symbols with their ends, if RVA 0 is at the runtime address ``base``."""
+        """Returns the symbols with their ends, for RVA 0 at the runtime address ``base``."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:
@@ -98,7 +98,7 @@ class ElfSymbols:
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None
         base, section = self._sections[at]
-        # A symbol's size proves where its function ends, even at the end of the section.
+        # A symbol's size determines where its function ends, even at the end of the section.
         symbol = self._table.lookup(rva, (base, base + section.size + 1))
         if symbol is None:
             return None
@@ -111,9 +111,8 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
     """Returns the RVA of each code section, by index.
 
     In vmlinux, the RVA is the offset from ``_text``, or from ``_stext`` if there is no ``_text``.
-    In a module, the code sections other than ``.init*`` follow each other from 0, in section-header
-    order and aligned, as the kernel's loader lays them out (kernel/module/main.c,
-    ``layout_sections``).
+    In a module, the code sections other than ``.init*`` are laid out from 0, in section-header
+    order and aligned, as by the kernel's loader (kernel/module/main.c, ``layout_sections``).
     """
     code = {index: s for index, s in enumerate(image.sections) if s.is_code}
     if not image.relocatable:
@@ -131,7 +130,7 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
 def read_code_symbols(
     image: ElfImage, symtab: Section, bases: dict[int, int]
 ) -> Iterator[ElfSymbol]:
-    """Returns functions and labels in code sections, with their RVAs; skips damaged entries."""
+    """Yields functions and labels in code sections, with their RVAs; skips damaged entries."""
     shift = {
         index: base - (0 if image.relocatable else image.sections[index].address)
         for index, base in bases.items()
@@ -144,7 +143,7 @@ def read_code_symbols(
 
 
 def _entries(image: ElfImage, symtab: Section) -> Iterator[tuple[bytes, int, int, int, int]]:
-    """Returns name, info, section, value and size of each entry (elf(5), Elf64_Sym)."""
+    """Yields the name, info, section, value and size of each entry (elf(5), Elf64_Sym)."""
     entry = struct.Struct(image.byte_order + "IBBHQQ")
     if symtab.link >= len(image.sections):
         raise KProfilerError(f"{image.path} has a symbol table without a string table")
@@ -173,7 +172,7 @@ def _find_text(image: ElfImage, symtab: Section) -> int:
 
 
 def _make_table(symbols: list[ElfSymbol], base: int) -> SymbolTable:
-    """Returns the symbols, with an end entry before each gap that no function covers.
+    """Returns the table of the symbols, with an end entry at the start of each gap.
 
     A label inside a function names the code that follows it, as in kallsyms.
     """

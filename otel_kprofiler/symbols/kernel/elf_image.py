@@ -58,13 +58,14 @@ class ElfImage(NamedTuple):
     """A 64-bit ELF file.
 
     Attributes:
-        path: path from which the file was read.
-        name: name of its mapping: ``vmlinux``, or the module's name with ``_`` for ``-``.
-        relocatable: whether it is a module, whose sections have no addresses yet.
-        byte_order: ``<`` or ``>``, as in ``struct``.
-        sections: section headers by index.
-        build_id: GNU build id; None if the file has none.
-        data: the file, decompressed.
+        path: the path from which the file was read.
+        name: the name of the file's mapping: ``vmlinux``, or the module's name with ``_`` for
+            ``-``.
+        relocatable: whether the file is a module, whose sections have no addresses yet.
+        byte_order: the byte order, as in ``struct``: ``<`` or ``>``.
+        sections: the section headers, by index.
+        build_id: the GNU build id; None if the file has none.
+        data: the decompressed content of the file.
     """
 
     path: str
@@ -92,7 +93,7 @@ def open_elf(path: str) -> ElfImage:
     Raises:
         OSError: the file cannot be read.
         KProfilerError: the file is not a 64-bit ELF file, or is damaged.
-        DependencyError: the file needs ``zstandard``, which is not installed.
+        DependencyError: the file requires ``zstandard``, which is not installed.
     """
     data = unpack(path, _read(path))
     try:
@@ -119,7 +120,7 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
         return ()
     if header["e_shentsize"] != shdr.size:
         raise ValueError("its section headers do not have the size of 64-bit ones")
-    first = shdr.unpack_from(data, start)  # section 0 holds counts that overflow the ELF header
+    first = shdr.unpack_from(data, start)  # section 0 has counts that overflow the ELF header
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):
         raise ValueError(f"its {count} section headers are out of range, or have no names")

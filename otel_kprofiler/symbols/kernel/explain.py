@@ -1,4 +1,4 @@
-"""Explains an address by its names and section, and states the reason for its frame."""
+"""Explains an address: its names, its section, and why it has its frame."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from otel_kprofiler.symbols.kernel.kallsyms import FreedSymbol
 
 
 class Explanation(NamedTuple):
-    """Explanation of an address that is shown to users.
+    """An explanation of an address, as shown to users.
 
     Attributes:
         address: the runtime address.
-        frame: the frame of a leaf at the address.
-        section: name of the executable range that contains the address; empty if there is none.
+        frame: the frame for a leaf at the address.
+        section: the name of the executable range that contains the address; empty if there is none.
         names: all names of the symbol, the displayed name first.
-        start: runtime address of the symbol; 0 if there is none.
-        end: upper bound of the symbol's end.
-        freed: clones of freed init functions at the symbol or address; never shown in frames.
-        reason: the reason for the frame, in one sentence.
+        start: the runtime address of the symbol; 0 if there is none.
+        end: the upper bound of the symbol's end.
+        freed: the clones of freed init functions at the symbol or address, which frames never show.
+        reason: why the address has this frame, in one sentence.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Explanation(NamedTuple):
 
 
 def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[FreedSymbol]) -> str:
-    """Returns the reason for a frame, in one sentence."""
+    """Returns why an address has this frame, in one sentence."""
     if frame.unresolved is Unresolved.HIDDEN and hidden is not None:
         return hidden.value
     if frame.unresolved is not None:

@@ -1,4 +1,4 @@
-"""Recognises kernel files, whose addresses are RVAs."""
+"""Recognizes kernel files, whose addresses are RVAs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BEGINNING_BYTES: Final = 18
 
 
 def is_kernel_file(path: str) -> bool:
-    """Returns whether a file is vmlinux or a module, even compressed, or its debug file.
+    """Returns whether a file is vmlinux, a module (even compressed), or their debug file.
 
-    Returns True even for files that are not ELF, since the reader of kernel files reports that
+    Also returns True for files that are not ELF, because the reader of kernel files reports this
     error.
 
     Raises:

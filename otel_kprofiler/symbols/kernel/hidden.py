@@ -10,7 +10,7 @@ _KPTR_RESTRICT = "/proc/sys/kernel/kptr_restrict"
 
 
 class HiddenCause(enum.Enum):
-    """Reason why kernel symbols are hidden; the value is shown to users."""
+    """The reason why kernel symbols are hidden. The value is shown to users."""
 
     KPTR_RESTRICT = "kernel.kptr_restrict is 2, which hides kernel addresses from everybody"
     NO_CAP_SYSLOG = "CAP_SYSLOG is missing, without which the kernel hides its addresses"
@@ -19,7 +19,7 @@ class HiddenCause(enum.Enum):
 
     @property
     def fix(self) -> str:
-        """Returns how to make the symbols visible."""
+        """Returns an instruction for making the symbols visible."""
         return {
             HiddenCause.KPTR_RESTRICT: "sysctl kernel.kptr_restrict=1",
             HiddenCause.NO_CAP_SYSLOG: "give the process CAP_SYSLOG",
@@ -32,13 +32,13 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
     """Finds why ``/proc/kallsyms`` shows zero addresses.
 
     With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all
-    processes if ``perf_event_paranoid`` is 1 or less. With 1, it shows them only to holders of
-    CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
+    processes if ``perf_event_paranoid`` is 1 or less. With 1, the kernel shows them only to holders
+    of CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
     """
     try:
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
             return HiddenCause.KPTR_RESTRICT
     except (OSError, ValueError):
-        # there is no /proc/sys, as in a container without CAP_SYSLOG
+        # no /proc/sys, as in a container without CAP_SYSLOG
         return HiddenCause.NO_CAP_SYSLOG
     return HiddenCause.NO_CAP_SYSLOG

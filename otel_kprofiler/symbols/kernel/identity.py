@@ -1,11 +1,11 @@
-"""File ids: 128-bit hashes that identify a build of the kernel, of a module, or of a BPF program.
+"""Computes file ids: 128-bit hashes that identify a build of the kernel, a module or a BPF program.
 
-For code with a build id, the file id is the FNV-1a-128 of the build id's lower-case hexadecimal
-text, which opentelemetry-ebpf-profiler sends as ``htlhash`` for kernel code, and which symbol
-stores use as a key.
+For code with a build id, the file id is the FNV-1a-128 hash of the build id's lower-case
+hexadecimal text. opentelemetry-ebpf-profiler sends this hash as ``htlhash`` for kernel code, and
+symbol stores use it as a key.
 
-For code without a build id, opentelemetry-ebpf-profiler sends a constant; here the file id is the
-FNV-1a-128 of one of these texts (UTF-8), which differ between builds:
+For code without a build id, opentelemetry-ebpf-profiler sends a constant. Here, the file id is the
+FNV-1a-128 hash of one of these texts (UTF-8), which differ between builds:
 
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
 - a module: ``NAME@`` and the file id of the running vmlinux, and ``@SRCVERSION`` if the module
@@ -33,6 +33,6 @@ def fnv1a_128(data: bytes) -> int:
 
 
 def make_file_id(build_id: BuildId | None, *otherwise: str) -> FileId:
-    """Returns the file id for a build id, or if that is None, for the texts joined by ``@``."""
+    """Returns the file id for a build id, or if there is none, for the texts joined by ``@``."""
     text = build_id or "@".join(part for part in otherwise if part)
     return FileId(f"{fnv1a_128(text.encode('utf-8', 'surrogateescape')):032x}")

@@ -30,9 +30,9 @@ _HEX_DIGITS = 16
 _LAST_ADDRESS = (1 << 64) - 1
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
-_MAX_ALIAS_LINES = 256  # limit per address, which bounds the memory used for hostile input
+_MAX_ALIAS_LINES = 256  # per address; bounds the memory for hostile input
 _MAX_REST_BYTES = 1 << 20
-_SORTED_LINES = 1024  # number of a module's lines that are added to its table at once
+_SORTED_LINES = 1024  # lines added to a module's table at once
 _PREAMBLE = b" __cfi_"
 _LOCAL = b" t "
 _MANY_FUNCTIONS = 500  # enough to know whether functions have preambles
@@ -52,15 +52,16 @@ class Kallsyms(NamedTuple):
     """The content of a kallsyms file.
 
     Attributes:
-        core: symbols of vmlinux, init code included.
-        blocks: other symbols, by the name in brackets, in file order.
-        freed: clones of freed init functions; never used as names.
-        lines: number of lines.
-        bad_lines: number of malformed or out-of-order lines that were skipped. Each ends the
-            preceding function, which might otherwise name the skipped symbol's code.
+        core: the symbols of vmlinux, including init code.
+        blocks: the other symbols, by the name in brackets, in file order.
+        freed: the clones of freed init functions, which are never used as names.
+        lines: the number of lines.
+        bad_lines: the number of malformed or out-of-order lines that were skipped. Each of these
+            lines ends the preceding function, which might otherwise include the skipped symbol's
+            code.
         hidden: whether all addresses are zero, in which case there are no symbols.
-        cut: whether the last line is incomplete. The parser skips that line, and the module that it
-            belongs to, if any.
+        cut: whether the last line is incomplete. The parser skips this line, and the module to
+            which it belongs, if any.
     """
 
     core: SymbolTable
@@ -93,7 +94,7 @@ class _Fields(NamedTuple):
         )
 
     def without_mapping_symbols(self) -> _Fields:
-        """Returns the code symbols. A data marker ends the function before it."""
+        """Returns the code symbols. A data marker becomes the end of the preceding function."""
         chosen, types = bytearray(b"\1" * len(self.names)), bytearray(self.types)
         for index, name in enumerate(self.names):
             if is_mapping_symbol(name):
@@ -108,7 +109,7 @@ class _Fields(NamedTuple):
 
 
 class KallsymsParser:
-    """Parses a file in pieces; not thread-safe.
+    """Parses a kallsyms file in pieces; not thread-safe.
 
     If the kernel hides addresses, ``hidden`` is true after the first piece, and the rest of the
     file need not be read.
@@ -138,7 +139,7 @@ class KallsymsParser:
             self._parse(self._fold_preambles(text[:cut]))
 
     def finish(self) -> Kallsyms:
-        """Return the tables; call once, after the last piece."""
+        """Returns the tables; call once, after the last piece."""
         cut = bool(self._rest) and not self.hidden
         if cut:
             cut = not self._rest.endswith(b"\n")
@@ -162,7 +163,7 @@ class KallsymsParser:
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
 
     def _fold_preambles(self, text: bytes) -> bytes:
-        """Convert preambles to padding, so that they, too, belong to the function that follows."""
+        """Convert preambles to padding, so that they also belong to the function that follows."""
         if self._has_preambles is False:
             return text
         if _PREAMBLE in text:
@@ -175,8 +176,8 @@ class KallsymsParser:
     def _skip(self, line: bytes) -> None:
         """Count a bad line.
 
-        The skipped symbol is taken to start at the line's address, or right after the last symbol
-        if the line has no address.
+        The skipped symbol is assumed to start at the line's address, or directly after the last
+        symbol's start if the line has no address.
         """
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
@@ -188,7 +189,7 @@ class KallsymsParser:
             self._end_after(int(self._last_core, 16))
 
     def _end_after(self, address: int) -> None:
-        """End the function at an address one byte later, unless that is the last address."""
+        """End the function one byte after an address, unless it is the highest address."""
         if address < _LAST_ADDRESS:
             self._skipped.append(address + 1)
 
@@ -296,7 +297,7 @@ class KallsymsParser:
             return
         fields, self._open = self._open, None
         name = _block_name(self._module)
-        if name in self._blocks:  # a module has one block; a later block is freed
+        if name in self._blocks:  # a module has one block; later ones are clones
             self._add_freed(fields, name)
             return
         is_module = name not in NO_MODULES
@@ -322,7 +323,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Parse a whole file from pieces of any size; never raises on bad content."""
+    """Parse a whole file, given in pieces of any size; never raises on bad content."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)
@@ -346,7 +347,7 @@ def _split_point(text: bytes) -> int:
 
 
 def _columns(tokens: list[bytes], count: int) -> _Fields | None:
-    """Returns the columns of lines with ``count`` fields.
+    """Returns the columns of lines that have ``count`` fields each.
 
     Returns None unless all addresses and types are valid.
     """
@@ -366,7 +367,7 @@ def _columns(tokens: list[bytes], count: int) -> _Fields | None:
 
 
 def _address(token: bytes) -> bytes | None:
-    """Returns an address as 16 lower-case hexadecimal digits; None for other tokens."""
+    """Returns an address as 16 lower-case hexadecimal digits; None for any other token."""
     if len(token) > _HEX_DIGITS:
         return None
     padded = token.rjust(_HEX_DIGITS, b"0").lower()
@@ -378,9 +379,9 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Sort a module's code symbols by address, together with the other symbols that end them.
+    """Sort a module's code symbols by address, with end entries for the other symbols.
 
-    Yields the symbols in parts, so that only a small part is in memory twice. All symbols of an
+    Yields the symbols in parts, so that only a small part is in memory twice. All symbols at an
     address are in the same part.
     """
     if not text.addresses:
@@ -409,8 +410,8 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
     """Split the last module's lines into its code and the clones listed after it.
 
-    Clones are global (``T``) and come last. Trailing global symbols count as clones if they are not
-    in a page with other code of the module.
+    Clones are global (``T``) and come last. Trailing global symbols count as clones if they are
+    outside the pages of the module's other code.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
     code_lines = max(1, len(fields.types.rstrip(b"T")))

@@ -56,9 +56,9 @@ PROC_VERSION: Final = "/proc/version"
 _ARM64_VECTORS: Final = b"vectors"
 """A symbol that kallsyms lists in all arm64 kernels, and in no x86 kernel."""
 _HEAD_BYTES: Final = 64 << 10
-"""Bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in ``.text``.
-The distance is ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18), to which the
-image's head is padded. It is also ``BaseOfCode`` in an image's header
+"""Number of bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in
+``.text``. The distance is ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18), to
+which the image's head is padded. It is also ``BaseOfCode`` in an image's header
 (arch/arm64/kernel/efi-header.S).
 """
 
@@ -70,7 +70,7 @@ def read_snapshot(
     since_ns: int = 0,
     previous: Snapshot | None = None,
 ) -> Snapshot:
-    """Read kallsyms, the modules and the build ids of a host.
+    """Read a host's kallsyms, its loaded modules and their build ids.
 
     Missing or unreadable files are not errors; they are noted in ``problems`` or ``hidden``.
 
@@ -183,12 +183,12 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
 def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
-    """Returns the loaded modules, newest first; reads kallsyms if the list is unreadable."""
+    """Returns the loaded modules, newest first; those missing from the list come from kallsyms."""
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
     except OSError as error:
-        if names:  # a kernel without modules lacks the file
+        if names:  # missing if the kernel lacks module support
             problems.append(f"{PROC_MODULES}: {error.strerror or error}")
         listed, bad = [], 0
     if bad:
@@ -210,7 +210,7 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
 def _find_taken(
     listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
 ) -> list[int]:
-    """Returns start addresses of modules, and pages of modules that hold no code."""
+    """Returns the start addresses of modules, and of pages that hold no code of modules."""
     taken = [module.address for module in listed if module.address]
     for module_files in folders.values():
         taken += taken_pages(module_files.sections)
@@ -226,7 +226,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Make a loaded module. It ends before the next address in ``taken``."""
+    """Make a loaded module, which ends before the next address in ``taken``."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)

@@ -29,8 +29,8 @@ class FoundModule(NamedTuple):
     Attributes:
         listed: the module's line in ``/proc/modules``.
         files: build id, sections and other data of the module in sysfs.
-        loaded: the module made from both.
-        attempts: number of attempts to read its names; None once the names are known.
+        loaded: the module and its symbols, made from ``listed`` and ``files``.
+        attempts: number of attempts to read the module's names; None once they are known.
     """
 
     listed: ProcModule
@@ -40,11 +40,11 @@ class FoundModule(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Returns the number of the module, which is its generation."""
+        """Returns the module's number, which is also its generation."""
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Returns whether a line may describe this module, whose address may be hidden."""
+        """Returns whether a line, whose address may be hidden, may describe this module."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
@@ -54,7 +54,7 @@ class FoundModule(NamedTuple):
         return has_sections and module.build_id == files.build_id
 
     def started(self, line: ProcModule, time_ns: int) -> FoundModule:
-        """Returns this module after its init function returned."""
+        """Returns this module as of a new line, which may show that its init function returned."""
         if self.listed.state != LOADING or line.state == LOADING:
             return self._replace(listed=line)
         loaded = self.loaded._replace(init_until_ns=time_ns)
@@ -70,7 +70,7 @@ def make_found(
     number: int,
     init_until_ns: int | None,
 ) -> FoundModule:
-    """Make a module whose names are not known yet.
+    """Make a module whose symbol names are not known yet.
 
     Args:
         line: the module's line in ``/proc/modules``.
@@ -114,11 +114,11 @@ def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]
 
 
 class LineCollector:
-    """Collects the lines of some modules while kallsyms is read.
+    """Collects the lines of selected modules while kallsyms is read.
 
     Args:
-        names: the modules.
-        until_bpf: whether to stop at BPF program lines.
+        names: names of the modules.
+        until_bpf: whether to stop at the first line of a BPF program.
     """
 
     def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:
@@ -138,7 +138,7 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """Collect a module's first block. A later block contains freed init functions."""
+        """Collect a module's first block of lines. A later block contains freed init functions."""
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):
@@ -156,7 +156,7 @@ class LineCollector:
 
 
 def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
-    """Split lines into core code and init code.
+    """Split a module's lines into those of its core code and those of its init code.
 
     While a module's init function runs, kallsyms shows its whole symbol table, including
     references to kernel symbols, which are below all modules.

@@ -23,7 +23,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 
 
 class MixedSide:
-    """A kernel stack with addresses outside vmlinux and modules, resolved separately for each time.
+    """A kernel stack with addresses outside vmlinux and modules; their code may change over time.
 
     Args:
         side: the side as resolved with vmlinux and modules alone.
@@ -42,7 +42,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side at a boottime; the same object until the loaded code changes."""
+        """Returns the side as of a boottime; the same object until the loaded code changes."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(
@@ -61,7 +61,7 @@ class MixedSide:
         return side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side at the time of a sample."""
+        """Returns the side as of the time of a sample."""
         return self.at(sample.time_ns)
 
 

@@ -2,8 +2,8 @@
 
 Since kernel 6.4, a module's text, data and read-only data are separate allocations, so the ranges
 given by ``address`` and ``size`` in ``/proc/modules`` would overlap. Executable ranges come from
-the section addresses. Init sections are excluded, because their memory is freed and reused after
-loading, although sysfs still lists them.
+the section addresses. Sysfs still lists init sections after loading, but they are excluded, because
+their memory has been freed and may be reused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
 
 
 def read_module(files: HostFiles, name: str) -> ModuleFiles:
-    """Read sections, build id and srcversion of a loaded module, as far as they are readable."""
+    """Read the sections, build id and srcversion of a loaded module, as far as readable."""
     folder = f"{SYS_MODULE}/{name}"
     problem = ""
     sections = {}
@@ -81,7 +81,7 @@ def read_module(files: HostFiles, name: str) -> ModuleFiles:
         problem = problem or f"{folder}/notes: {error.strerror or error}"
     try:
         source_version = files.read_bytes(f"{folder}/srcversion").decode("ascii", "replace").strip()
-    except OSError:  # only modules that state a version have a srcversion
+    except OSError:  # only modules that declare a version have a srcversion
         source_version = ""
     if not any(sections.values()):  # hidden addresses read as zero
         sections = {}
@@ -148,9 +148,9 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Returns the pages of a module that hold no code.
+    """Yields the addresses of a module's pages that hold no code.
 
-    Init sections do not count, as they are freed.
+    Pages of init sections are omitted, because they are freed after loading.
     """
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):

@@ -11,8 +11,8 @@ PAD_PREFIX: Final = b"__pfx_"
 """Prefix of the padding before a function (``objtool --prefix``, kernel 6.2 and later)."""
 END_OF_TEXT: Final = b"_etext"
 PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)\s)")
-"""Prefix of the preamble before a function that can be called indirectly (kCFI, 6.1 and later),
-after a space. Functions in kernel/cfi.c have the same prefix, but are not preambles.
+"""A space, and the prefix of the preamble before a function that can be called indirectly (kCFI,
+6.1 and later). Functions in kernel/cfi.c have the same prefix, but are not preambles.
 """
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Names of generic entry points, which are the same in every module."""
@@ -35,7 +35,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Converts the name of a preamble to a name of padding; returns other names unchanged."""
+    """Replaces the prefix of a preamble with that of padding; returns other names unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 

@@ -167,7 +167,7 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """Returns a copy with other modules, given oldest first.
+        """Returns a copy with other modules, which are given oldest first.
 
         ``gone`` contains the address ranges of unloaded modules.
         """
@@ -182,9 +182,10 @@ class Snapshot:
         return other
 
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
-        """Returns a copy with other tables.
+        """Returns a copy with other symbol tables for some modules.
 
-        ``make`` maps a build id to a function that makes the table for its module's base.
+        ``make`` maps a module's build id to a function that makes its table, given its base
+        address.
         """
         symbols = []
         for module_symbols in self._by_name.values():
@@ -199,7 +200,7 @@ class Snapshot:
         return other
 
     def module(self, name: str) -> Module | None:
-        """Returns the module with a name (``vmlinux``, ``ext4``); None if it is not loaded."""
+        """Returns the module with this name (``vmlinux``, ``ext4``); None if it is not loaded."""
         symbols = self._by_name.get(name)
         return symbols.module if symbols else None
 
@@ -222,7 +223,7 @@ class Snapshot:
         return Frame(module, rva, (make_line(name),), address - start, KERNEL_SIDE, None, builtin)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """Finds all symbols with a linker name (including suffixes) or a prefix.
+        """Finds all symbols with this linker name (including suffixes), or with this prefix.
 
         The result is sorted by module and address, and includes boundary markers such as
         ``_etext``.
@@ -247,8 +248,8 @@ class Snapshot:
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Returns the ranges of interrupt and system call entry code between linker markers.
 
-        These are the ``entry``, ``irqentry`` and ``softirqentry`` texts that the kernel has. They
-        may be nested.
+        They are named ``entry``, ``irqentry`` and ``softirqentry``. The kernel may lack some of
+        these ranges, and they may be nested.
         """
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
@@ -308,7 +309,7 @@ class Snapshot:
         )
 
     def without_ksymbols(self) -> Snapshot:
-        """Returns a copy without the symbols outside modules, for callers that track these."""
+        """Returns a copy without symbols outside modules, for callers that track such symbols."""
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
@@ -327,12 +328,12 @@ class Snapshot:
     def _frame_outside(self, address: int, below: int) -> Frame:
         """Returns the frame of an address outside modules.
 
-        ``below`` is the start of the preceding range.
+        ``below`` is the start of the module range that precedes the address.
         """
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
-            # Nothing else is mapped there, so the RVA is valid. The boot CPU's idle task keeps
-            # return addresses into the init code that started it.
+            # Nothing else is mapped in the init text, so the RVA is valid. The stack of the boot
+            # CPU's idle task contains return addresses into the init code that started it.
             module = vmlinux.module
             rva = address - module.base
             builtin = self.builtin.find(address)

@@ -71,11 +71,11 @@ class KernelSymbolizer:
         'schedule'
 
     Args:
-        snapshot: the symbols.
+        snapshot: the initial symbols.
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules. It must have been started
-            before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
-            symbols for such code are used for all times.
+            before ``snapshot`` was read, and is closed with the symbolizer. None: such code has the
+            snapshot's symbols at all times.
         modules: tracks modules; it is started and closed like ``ksymbols``.
         known_ksymbols: ksymbols to start with, instead of those in the snapshot.
     """
@@ -178,11 +178,11 @@ class KernelSymbolizer:
         ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> KernelSymbolizer:
-        """Returns the same symbols for a forked child, with new sources of changes.
+        """Returns a symbolizer with the same symbols and new sources, for a forked child.
 
         Args:
             files: reads files of the host.
-            ksymbols: reports what has changed since :attr:`complete_until_ns`.
+            ksymbols: reports the changes of code outside modules since :attr:`complete_until_ns`.
             modules: reports changes of modules.
         """
         snapshot = self.snapshot
@@ -288,7 +288,7 @@ class KernelSymbolizer:
         return views[-1].generation
 
     def resolve(self, raw: RawSide, state: int) -> Side | VariableSide:
-        """Resolve the kernel side of a stack with the snapshot of a generation."""
+        """Resolve the kernel side of a stack with the snapshot of the generation ``state``."""
         view = self._views[0]
         for view in self._views:
             if view.generation == state:
@@ -321,7 +321,7 @@ class KernelSymbolizer:
         return tuple(mixed.at(NOW_NS if time_ns is None else time_ns).frames)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
-        """Finds all symbols with a linker name or a prefix."""
+        """Finds all symbols with this linker name, or with this prefix."""
         matches = self.snapshot.find(name, prefix=prefix)
         return (*matches, *self._ksymbols.find(name, prefix=prefix)) if self._ksymbols else matches
 

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""Maximum distance in bytes from the start of a symbol to code that it names unconditionally.
+"""Distance in bytes from the start of a symbol up to which it names code unconditionally.
 
-The largest function of Linux itself is about 20 KiB. Code further away may be in a hole that no
-symbol ends, such as between the sections of vmlinux or after the last BPF program.
+The largest function in Linux itself has about 20 KiB. Code further away may be in a hole whose
+start no symbol marks, such as between the sections of vmlinux or after the last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
@@ -68,7 +68,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns base, number of leading addresses too far below the base, and other offsets."""
+        """Returns the base, the number of addresses too far below it, and the others' offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -106,7 +106,7 @@ class SymbolTable:
     """Symbols by address and by name; immutable, hence thread-safe.
 
     Args:
-        entries: the symbols.
+        entries: the columns of the table.
         max_function: distance in bytes from its start up to which a symbol names code even if no
             other symbol follows in its section.
     """
@@ -150,7 +150,7 @@ class SymbolTable:
         return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
-        """Returns name and start of the function at an address; None in a gap.
+        """Returns the name and start of the function at an address; None in a gap.
 
         The padding before a function belongs to the function, though it is below the function's
         start.
@@ -195,7 +195,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next entry are in the same section.
 
-        A linker marker is no proof, since it starts a page and may follow a hole.
+        A linker marker is not proof of this, since it starts a page and may follow a hole.
         """
         start, end = section
         following = index + 1
@@ -292,7 +292,7 @@ class SymbolTable:
         return None if index is None else self.address(index)
 
     def find(self, name: bytes, *, prefix: bool = False) -> Iterator[int]:
-        """Returns the indices of entries with a name or prefix, sorted by address.
+        """Yields the indices of entries with this name or prefix, sorted by address.
 
         An empty prefix matches all names.
         """
@@ -307,7 +307,7 @@ class SymbolTable:
             at = self._names.find(name, at + 1)
 
     def find_address(self, name: bytes) -> int | None:
-        """Returns the address of the first symbol with a name."""
+        """Returns the address of the first symbol with this name; None if there is none."""
         index = next(self.find(name), None)
         return None if index is None else self.address(index)
 
@@ -316,7 +316,7 @@ class SymbolTable:
         return self._long[index] if length == _LONG else length
 
     def _named_at(self, at: int) -> int:
-        """Returns the index of the entry whose name starts at an offset; -1 inside a name."""
+        """Returns the index of the entry whose name starts at an offset; -1 if none does."""
         group = bisect_right(self._checkpoints, at) - 1
         position = self._checkpoints[group]
         for index in range(group << _GROUP_BITS, len(self._lengths)):

@@ -68,11 +68,11 @@ class ModuleCounts(NamedTuple):
     """Counters of a module watch.
 
     Attributes:
-        events: announcements of module loads and unloads.
-        rescans: how often all modules were reread after announcements were lost.
-        readings: how often the modules were read.
-        names_read: how often kallsyms was read for names.
-        restarts: how often the thread was restarted after a failure.
+        events: number of announcements of loaded and unloaded modules.
+        rescans: number of times that all modules were reread because announcements were lost.
+        readings: number of times that the modules were read.
+        names_read: number of times that kallsyms was read for names.
+        restarts: number of times that the thread was restarted after a failure.
     """
 
     events: int = 0
@@ -143,7 +143,7 @@ class Timeline:
         self._live: dict[int, list[ModuleSymbols]] = {}  # a snapshot's modules, by snapshot start
 
     def apply(self, reading: ModuleReading) -> None:
-        """Apply a reading; readings must be in order of time."""
+        """Apply a reading; readings must be applied in chronological order."""
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
         for (number, _), lifetime in self._lifetimes.items():
             if number not in now and lifetime.until_ns == FOREVER:

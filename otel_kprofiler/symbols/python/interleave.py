@@ -1,10 +1,10 @@
 """Replaces native frames of the interpreter with the Python frames that they run.
 
-Each call from C code into the interpreter is one native frame of the evaluation loop, identified by
-its name, or by its address if the interpreter of the file is known. The loop runs a chain of Python
-frames, from the leaf of the chain to the frame that C code entered. If the numbers of chains and
-native frames differ, they cannot be matched, and the Python frames follow all native frames, at the
-root end of the stack.
+Each call from C code into the interpreter is one native frame of the evaluation loop. The frame is
+identified by its name, or by its address if the loop's location in the file is known. The loop runs
+a chain of Python frames, from the leaf of the chain to the frame that C code entered. If the
+numbers of chains and native frames differ, they cannot be matched, and the Python frames follow all
+native frames, at the root end of the stack.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Interleaver:
     """Interleaves Python and native frames. Only one thread may use it.
 
     Args:
-        loops: the evaluation loops in files, which identify frames without a name.
+        loops: locations of evaluation loops in files, which identify frames without a name.
         on_replaced: called with the native frames that may be replaced, and their names, so that a
             replay replaces the same frames.
     """
@@ -196,5 +196,5 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]
 
 
 def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # Takes half of the time of Side(…), which counts, as a stack may have ten runs.
+    # Takes half the time of Side(…), which matters because a stack may have ten runs.
     return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

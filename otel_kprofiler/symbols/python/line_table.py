@@ -78,7 +78,8 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
     """Decodes ``co_linetable``.
 
     Args:
-        table: the bytes. Only the entries before a cut or damage are used.
+        table: the content of ``co_linetable``. If it is truncated or damaged, only the entries
+            before that point are used.
         first_line: ``co_firstlineno``, a 32-bit number.
     """
     if table and not table[0] & 0x80:

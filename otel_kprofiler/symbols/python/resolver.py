@@ -49,7 +49,7 @@ class PythonResolver(Stateless):
     Never waits for a code object to be described.
 
     Args:
-        codes: filled by the sampler as code objects are first seen.
+        codes: descriptions of code objects, which the sampler adds when it first sees each object.
     """
 
     def __init__(self, codes: KnownCodes) -> None:
@@ -118,7 +118,7 @@ class PythonResolver(Stateless):
             return UNKNOWN
 
     def _find(self, word: int) -> Frame:
-        """Returns the frame of a word; equal frames are shared."""
+        """Returns the frame for a word of a stack; equal frames are shared."""
         frame = parse_python_word(word)
         code = self._codes.get(frame.code)
         if code is None:
@@ -141,7 +141,7 @@ class _NotDescribedError(LookupError):
 class _PendingSide:
     """A side with code objects that are not described yet.
 
-    Each description names more of its frames.
+    Its frames get names as their code objects are described.
     """
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
@@ -150,9 +150,9 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side as described so far.
+        """Returns the side with the names known so far.
 
-        Until more code is described, it is the same object.
+        Returns the same object until more code is described.
         """
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:

@@ -19,7 +19,7 @@ class ChainResolver:
     with a module.
 
     Args:
-        resolvers: closed with the chain.
+        resolvers: the resolvers, in order; closed with the chain.
     """
 
     def __init__(self, *resolvers: Resolver) -> None:
@@ -64,10 +64,10 @@ class CachedResolver:
     """Caches a resolver's results.
 
     Args:
-        resolver: closed with this object.
+        resolver: the resolver whose results are cached; closed with this object.
         state: returns the state of a process, or the state that applies without a process; cached
-            results are used until it changes. See :meth:`Processes.state`. By default, results stay
-            valid, which suits files.
+            results are used until the state changes. See :meth:`Processes.state`. By default,
+            results never expire, which is correct for files.
         entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
             first.
     """
@@ -115,7 +115,7 @@ class PidFilter:
     """Resolves only addresses in the kernel and in selected processes.
 
     Args:
-        resolver: closed with this object.
+        resolver: performs the look-ups; closed with this object.
         pids: ids of the processes; may change at any time.
     """
 

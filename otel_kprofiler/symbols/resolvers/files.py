@@ -34,7 +34,7 @@ class SymbolReader(Protocol):
         """Reads a file's symbols, given its bytes, headers and other details.
 
         ``root`` is the root directory of a process that has mapped the file. Raises
-        ``KProfilerError`` or ``OSError`` if they cannot be used.
+        ``KProfilerError`` or ``OSError`` if the symbols cannot be used.
         """
 
 
@@ -62,7 +62,7 @@ class CodeFile:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory used by its symbols."""
+        """Returns the memory used by the file's symbols, in bytes."""
         return 0 if isinstance(self.symbols, Unresolved) else self.symbols.nbytes
 
     def frame(self, svma: int) -> Frame:
@@ -72,7 +72,7 @@ class CodeFile:
     def frame_at(self, offset: int) -> Frame:
         """Returns the frame at a file offset.
 
-        If no segment loads the offset, the frame has it as its address.
+        If no segment loads the offset, the offset is used as the frame's address.
         """
         svma = self.find_address(offset)
         if svma is None:
@@ -97,7 +97,7 @@ class CodeFile:
     def find_address(self, offset: int) -> int | None:
         """Returns the address (SVMA) of a file offset.
 
-        If there are several, an address in code is preferred.
+        If the offset has several addresses, an address in code is preferred.
         """
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address
@@ -124,9 +124,10 @@ def read_code_file(
 
     Args:
         source: the file, which is not needed afterwards.
-        path: path as seen by its process.
+        path: path of the file, as seen by the process that has mapped it.
         symbols: reads the file's names.
-        root: root directory of that process; empty for the root of this process.
+        root: root directory of the process that has mapped the file; empty for the root of this
+            process.
         deleted: whether the file has been unlinked from all directories.
 
     Raises:

@@ -87,7 +87,7 @@ class InstalledFiles:
         """Returns the frame at an address of a file; None if no file here matches.
 
         Args:
-            wanted: the file.
+            wanted: identity of the file.
             address: address in the file (SVMA).
             offset: the address as a file offset in bytes; None if unknown.
         """

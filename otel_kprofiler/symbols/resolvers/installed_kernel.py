@@ -12,7 +12,7 @@ from otel_kprofiler.symbols.kernel.symbolizer import KernelSymbolizer
 
 
 class InstalledKernel:
-    """Names kernel code if this host runs that kernel, or has its files. Not thread-safe.
+    """Names the code of a kernel that this host runs, or whose files it has. Not thread-safe.
 
     Args:
         paths: vmlinux, modules or their debug files; other files are ignored.
@@ -32,7 +32,7 @@ class InstalledKernel:
         Args:
             module: ``vmlinux`` or the name of a module.
             build_id: build id of the module. If it is empty, nothing is resolved.
-            rva: see ``docs/symbols.md``.
+            rva: address relative to the module; see ``docs/symbols.md``.
         """
         if not build_id:
             return ()

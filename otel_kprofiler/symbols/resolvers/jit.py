@@ -15,7 +15,7 @@ MAX_PROCESSES: Final = 64
 
 
 class MadeCode:
-    """Names code in memory without a file. Not thread-safe.
+    """Names runtime-generated code. Not thread-safe.
 
     Args:
         files: reads files of the host.
@@ -29,7 +29,7 @@ class MadeCode:
     def frame(self, process: ProcessKey, address: int) -> Frame | None:
         """Returns the frame of the code that is currently at an address.
 
-        Returns None if the process has not described it.
+        Returns None if the process has not described the code.
         """
         code = self._processes.get(process)
         if code is None:

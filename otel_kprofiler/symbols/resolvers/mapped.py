@@ -62,7 +62,7 @@ class MappedCode:
         self._now_s = now_s
         self._bytes = 0
         self._holds = GrowingHolds()
-        self._again_s: dict[Identity, float] = {}  # files without source lines
+        self._again_s: dict[Identity, float] = {}  # when to reread files without lines
         self._code: OrderedDict[Identity, CodeFile | None] = OrderedDict()
         self._places: dict[tuple[ProcessKey, MemoryMapping], _Place] = {}
         self._vdso: CodeFile | None = None
@@ -134,7 +134,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether the file still exists, since its inode may have been reused."""
+        """Returns whether the path still leads to the same file; its inode may have been reused."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

@@ -47,8 +47,8 @@ class ProcessesResolver:
 
     Args:
         symbols: reads the names in files; by default from files installed here.
-        files: files of the host. They require permission to trace the process (ptrace(2),
-            PTRACE_MODE_READ).
+        files: reads files of the host. Reading a process's mappings requires permission to trace
+            the process (ptrace(2), PTRACE_MODE_READ).
         max_bytes: memory limit for symbols; the least recently used files are evicted.
     """
 
@@ -71,7 +71,7 @@ class ProcessesResolver:
         return self.resolve_in(find_process(pid, self._files), addresses)
 
     def resolve_in(self, process: ProcessKey | None, addresses: Sequence[int]) -> list[Resolution]:
-        """Resolves addresses of a process; ``process`` is None if it has ended."""
+        """Resolves addresses of a process; ``process`` is None if it has exited."""
         resolutions = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
         if isinstance(resolutions, Unresolved):
             return [make_unknown(address, resolutions, process) for address in addresses]
@@ -86,7 +86,7 @@ class ProcessesResolver:
         return [] if process is None else self.find_in(process, name)
 
     def find_in(self, process: ProcessKey, name: str) -> list[Resolution]:
-        """Finds functions like :meth:`find`, or none if the process has ended."""
+        """Finds functions like :meth:`find`, or none if the process has exited."""
         matches = []
         with self._lock:
             for mapping, code in self._all_code(process):
@@ -139,7 +139,7 @@ class ProcessesResolver:
             return Unresolved.PROCESS_GONE
         finally:
             maps.close()
-        # Checked last: the process may have ended in between, and its pid may have been reused.
+        # Checked last: the process may have exited in between, and its pid may have been reused.
         is_there = find_process(process.tgid, self._files) == process
         return answers if is_there else Unresolved.PROCESS_GONE
 
@@ -175,7 +175,7 @@ class ProcessResolver:
         """Pid and start time of the process; None if there was no such process."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses of the process. Any other pid counts as an ended process."""
+        """Resolves addresses of the process; other pids are treated as exited processes."""
         return self._processes.resolve_in(self._asked(pid), addresses)
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

@@ -56,7 +56,7 @@ def read_bounds(
 ) -> Bounds | None:
     """Reads the bounds of a file's functions.
 
-    Returns None if there are none, or if their encodings are unusual.
+    Returns None if the file has no bounds, or if their encodings are unusual.
 
     Raises:
         ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
@@ -95,7 +95,7 @@ def _read_bounds(
 
 
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
-    """Makes bounds from the pairs of a search table, and from ``.eh_frame``, which is at an SVMA.
+    """Makes bounds from a search table's pairs and from the ``.eh_frame`` at the SVMA ``address``.
 
     Returns None if the table points outside ``frames``, or if sampled entries have an encoding that
     no compiler uses for a whole file. An unsorted table yields fewer bounds.
@@ -114,7 +114,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
     try:
         for part in range(0, len(entries), _PART):  # small lists stay in the CPU's cache
             indices = _word_indices(entries[part : part + _PART], first)
-            # An itemgetter of one index returns no tuple.
+            # With a single index, an itemgetter would not return a tuple.
             sizes.extend(itemgetter(*indices, indices[0])(words)[:-1])
     except IndexError:
         return None

@@ -34,7 +34,7 @@ class ReadingBudget:
             default.
 
     Attributes:
-        limit_bytes: the limit.
+        limit_bytes: the limit, in bytes.
         make_space: called before a reservation, to evict finished tables.
     """
 
@@ -86,8 +86,8 @@ class ReadingBudget:
         """Reserve memory until the file has been read or :meth:`give_back` is called.
 
         Args:
-            count_bytes: size in bytes.
-            purpose: purpose, for error messages.
+            count_bytes: number of bytes to reserve.
+            purpose: what is read, such as the name of a section, for error messages.
 
         Raises:
             ElfError: not enough memory is left.
@@ -97,7 +97,7 @@ class ReadingBudget:
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
                     f"{purpose}: reading it takes {_mib(self._held + count_bytes)} MiB, more than "
-                    f"{self.limit_bytes >> 20}, three quarters of {_KEY}; raise that",
+                    f"{self.limit_bytes >> 20} MiB, three quarters of {_KEY}; raise this setting",
                 )
             self._held += count_bytes
             self._mine.held += count_bytes
@@ -111,7 +111,7 @@ class ReadingBudget:
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
-        """Reserve memory for the duration of a context. Raises as :meth:`take`."""
+        """Reserve memory for the duration of a context. Raises the errors of :meth:`take`."""
         self.take(count_bytes, purpose)
         try:
             yield
@@ -131,7 +131,8 @@ class ReadingBudget:
             self.take(section.size, purpose)
             return read_content(source, section, limit)
         unpacked = unpacked_size(source, section)
-        # Compressed with and without header, decompressed parts, joined result, and window.
+        # Held at once: the compressed section with and without its header, the decompressed parts,
+        # the joined result, and the decompressor's window.
         with self.hold(2 * section.size + 4 * unpacked + _WINDOW_BYTES, purpose):
             content = read_content(source, section, limit)
         self.take(len(content), purpose)

@@ -69,7 +69,7 @@ _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """Rank by ``st_info``: global before weak before local; the lowest bit marks symbols without a
 size.
 """
-_UNKNOWN: Final = 1  # until the sizes are set, last
+_UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 _NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
@@ -92,7 +92,7 @@ def read_functions(
         elf: headers of the file; from :func:`read_debug_elf` if the file is only a debug file.
         find_debug: opens the file's debug file, which the caller closes; called if ``.symtab`` is
             missing, or does not name all functions.
-        max_bytes: limit for each section.
+        max_bytes: size limit for each section, in bytes.
         budget: memory for reading; None for no limit.
 
     Raises:
@@ -116,7 +116,7 @@ def read_functions(
 
 
 class _Columns:
-    """Columns of symbols of several tables, unsorted."""
+    """The columns of symbols from several tables, unsorted."""
 
     def __init__(self, tables: list[Symbols], budget: ReadingBudget) -> None:
         self._budget = budget
@@ -150,7 +150,7 @@ class _Columns:
         self._add(Symbols(values, sizes, kinds, names_at, names))
 
     def _named(self, addresses: set[int]) -> dict[int, bytes]:
-        """Returns the preferred name of each of these functions."""
+        """Returns the preferred name of the function at each of these addresses."""
         if not addresses:
             return {}
         self._budget.take(_WANTED_BYTES * len(addresses), "its PLT")
@@ -214,13 +214,13 @@ class _Columns:
         waiting, followed = array("I"), array("I")
         for at in _zeros(sizes):
             start, index = starts[at], order[at]
-            if at >= following:  # entries with a different start are done
+            if at >= following:  # the first symbol with its start
                 first = bisect_left(starts, start, following, at)
                 near = bisect_left(starts, start - largest, following, first)
                 end_before = _find_end(starts, sizes, slice(near, first), reach)
                 following = bisect_right(starts, start, at)
                 reach = _find_end(starts, sizes, slice(first, following), end_before)
-            alias = reach - start  # or the end of the enclosing symbol
+            alias = reach - start  # size of a sized alias, or up to the end of the enclosing symbol
             if self._kinds[index] & 0xF == STT_NOTYPE and (
                 alias > 0
                 or not limits.is_entry(start)
@@ -287,5 +287,5 @@ def _zeros(sizes: array[int]) -> Iterator[int]:
 
 
 def _find_end(starts: array[int], sizes: array[int], span: slice, end_before: int) -> int:
-    """Returns the highest end of some symbols, or ``end_before`` if that is higher."""
+    """Returns the highest end of the symbols in ``span``, or ``end_before`` if that is higher."""
     return max(end_before, max(map(add, starts[span], sizes[span]), default=0))

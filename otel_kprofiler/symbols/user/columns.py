@@ -21,7 +21,7 @@ MIN_MAPPED_BYTES: Final = 128 << 10
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Size of a write. The kernel may map this many bytes at the first access to one of their pages."""
+"""Bytes per write. An access to a page may map all bytes that were written together with it."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ class NamedCode(NamedTuple):
     """Columns of named code, sorted by start.
 
     Attributes:
-        starts: distances from the table's base.
-        sizes: sizes in bytes, at least 1.
+        starts: start of each function, as a distance from the table's base.
+        sizes: size of each function in bytes, at least 1.
         names_at: start of each name in ``names``.
         names: names without zero bytes, each followed by a zero byte.
-        ranks: rank of each name; of names with the same start, the lowest rank is preferred.
+        ranks: rank of each name; among the names of the same start, the lowest rank is preferred.
     """
 
     starts: Sequence[int]
@@ -45,9 +45,9 @@ class NamedCode(NamedTuple):
 
 
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
-    """Returns copies of columns in an unnamed file of the directory for temporary files.
+    """Copies columns to an unnamed file in the temporary directory; returns the copies.
 
-    The file exists as long as the columns. If there is no space or no writable directory, returns
+    The file exists as long as the copies. If there is no space or no writable directory, returns
     the columns themselves.
 
     Args:
@@ -61,11 +61,14 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
             places = [_append(file, content.cast("B")) for content in contents]
             end = _append(file, memoryview(named.names), PAGESIZE)
             file.flush()
-            # Two mappings, as each keeps a descriptor open.
+            # Only two mappings, because each keeps a descriptor open.
             whole = memoryview(mmap(file.fileno(), end, access=ACCESS_READ))
             names = mmap(file.fileno(), len(named.names), access=ACCESS_READ, offset=end)
     except OSError as error:
-        _log.info("a table of functions stays in memory: %s", describe_error(error))
+        _log.info(
+            "cannot move a symbol table to a temporary file, keeping it in memory: %s",
+            describe_error(error),
+        )
         return named, list(others)
     starts, sizes, names_at, ranks, *rest = (
         whole[at : at + content.nbytes].cast(content.format)  # type: ignore[call-overload]
@@ -106,7 +109,7 @@ def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
 
 
 def find_all(text: bytes | bytearray | mmap, wanted: bytes) -> Iterable[int]:
-    """Yields the places of a string in the names."""
+    """Yields the offsets of a string in the names."""
     at = text.find(wanted)
     while at >= 0:
         yield at

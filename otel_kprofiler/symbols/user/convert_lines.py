@@ -52,7 +52,7 @@ def main() -> None:
         _convert()
     except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent
         os.write(cause, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:_SHOWN])
-        # The disk is full, for example; EFBIG is the limit on the output.
+        # An OSError, such as a full disk, may pass, but EFBIG means that the output is too large.
         may_pass = isinstance(error, OSError) and error.errno != errno.EFBIG
         os._exit(os.EX_TEMPFAIL if may_pass else 1)
     os.write(cause, DONE)

@@ -27,7 +27,9 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed, in bytes. This size takes half a second."""
+"""Maximum size of a file whose checksum is computed, in bytes. The checksum of such a file takes
+half a second.
+"""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -64,8 +66,8 @@ class DebugSearch(NamedTuple):
 
     Attributes:
         root: see :class:`WantedDebugFile`.
-        begin: called before the search; returns whether to search, since users' directories may
-            hang.
+        begin: called before the search, which may hang in users' directories; returns whether to
+            search.
     """
 
     root: str = ""
@@ -165,7 +167,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files that have this name, and the same build id or checksum."""
+        """Yields open files with the name in the debug link, and the same build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
@@ -237,7 +239,7 @@ def _open_same(
             kept = True
             yield DebugFile(root + path, fd, source, elf)
         else:
-            _log.debug("%s is the debug file of another file", path)
+            _log.debug("%s is the debug file of a different file", path)
     except ElfError as error:
         _log.debug("%s is not a debug file: %s", path, error)
     finally:

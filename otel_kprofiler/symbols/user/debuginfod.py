@@ -77,13 +77,13 @@ class _Server:
 class Debuginfod:
     """Finds debug files on servers. Thread-safe; downloads one file at a time.
 
-    Blocks for up to ``total_s`` per server, so threads that sample must not call it. Failed servers
-    are skipped for 5 seconds, doubled with each failure, up to 10 minutes.
+    Blocks for up to ``total_s`` per server, so threads that sample must not call it. A server that
+    fails is skipped for 5 seconds; each further failure doubles this time, up to 10 minutes.
 
     Args:
         servers: http or https URLs, in order of preference; URLs of other schemes are ignored with
             a warning.
-        cache: keeps downloads, and build ids that no server has.
+        cache: keeps downloads, and the build ids that no server knows.
         limits: limits of a download.
         clock: monotonic time in seconds.
     """
@@ -100,7 +100,10 @@ class Debuginfod:
             if _is_usable(address):
                 self._servers.append(_Server(address.rstrip("/")))
             else:
-                _log.warning("not a debuginfod server: %s", redact_address(address))
+                _log.warning(
+                    "ignoring an address that is not a debuginfod server: %s",
+                    redact_address(address),
+                )
         self._cache, self._limits, self._clock = cache, limits, clock
         self._lock = threading.Lock()
 
@@ -138,7 +141,7 @@ class Debuginfod:
             try:
                 return self._download(build_id, name)
             except OSError as error:
-                _log.warning("a debug file cannot be cached: %s", describe_error(error))
+                _log.warning("cannot cache a debug file: %s", describe_error(error))
                 return None
 
     def _download(self, build_id: str, name: str) -> int | None:
@@ -254,7 +257,7 @@ class _Download:
         if length.isdecimal() and int(length[:20]) > left:
             raise _DownloadError(f"sends {length[:20]} bytes")
         # Read once more at the end: only this detects a truncated response. Some proxies compress
-        # unrequested; the build id decides.
+        # files without being asked to; the build id is checked after decompression.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
             if left < 0:

@@ -33,8 +33,9 @@ def demangle(name: str) -> str:
 
     Suffixes of clones and parts (``.cold``, ``.isra.0``) and hashes are dropped, as in kernel
     names. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192
-    (Rust), longer than 16,384 when readable, or of C++ while no runtime library for it is installed
-    (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
+    (Rust), or longer than 16,384 when readable. C++ names also stay mangled if no C++ runtime
+    library is installed (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never
+    raises.
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:
         return name

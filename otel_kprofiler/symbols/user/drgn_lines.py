@@ -33,9 +33,9 @@ class WorkerLimits(NamedTuple):
 
     Attributes:
         memory_bytes: size of the data segment, at most half of the memory that the cgroup has left.
-        open_s: seconds to open the file.
-        answer_s: seconds to look up one address.
-        idle_s: seconds without requests after which the worker exits; the worker is restarted on
+        open_s: time limit to open the file, in seconds.
+        answer_s: time limit to look up one address, in seconds.
+        idle_s: time without requests, in seconds, after which the worker exits; it is restarted on
             demand.
     """
 
@@ -53,10 +53,10 @@ class DrgnLines:
 
     Thread-safe; performs one look-up at a time.
 
-    A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not call it. A
-    worker that takes too long or exits is replaced; after three such failures, look-ups return
-    nothing. Inlined functions have their source names, without namespaces or parameters. Split
-    DWARF files are read from the paths recorded in the file, on this host.
+    A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not perform
+    look-ups. A worker that takes too long or exits is replaced; after three such failures, look-ups
+    return nothing. Inlined functions have their source names, without namespaces or parameters.
+    Split DWARF files are read from the paths recorded in the file, on this host.
 
     Args:
         source: the file, or its debug file.
@@ -211,7 +211,7 @@ class _Worker:
 def parse_answer(text: str) -> tuple[Line, ...]:
     """Parses a worker's response.
 
-    It is untrusted, because hostile DWARF may have taken over the worker.
+    The response is untrusted, because hostile DWARF may have taken over the worker.
 
     Raises:
         ValueError: the response is malformed.

@@ -26,7 +26,7 @@ class Task(NamedTuple):
     """The task of the worker process.
 
     Attributes:
-        idle_s: seconds without requests after which the process exits.
+        idle_s: time without requests, in seconds, after which the process exits.
         fd: descriptor of the file.
         alternate: descriptor of the file that dwz(1) moved parts to; -1 if there is none.
         path: path of the file, to find files next to it (``.dwp``).
@@ -88,7 +88,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
             except LookupError:
                 file, line = "", 0
             lines.append((frame.function_name or "?", file, line))
-        with suppress(LookupError):  # DWARF's name has neither namespaces nor parameters
+        with suppress(LookupError):  # the name in DWARF has neither namespaces nor parameters
             lines[-1] = (program.symbol(address + bias).name, *lines[-1][1:])
         return lines if len(lines) > 1 or lines[0][1] else []
 

@@ -19,8 +19,7 @@ class NamedAddress(NamedTuple):
         lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the physical function; 0 if there is none.
         unresolved: why there is no name; None if there is one.
-        is_interim: whether lines may still be read, or names may be read once an evicted file is
-            reread.
+        is_interim: whether a later look-up may have lines, or names from rereading an evicted file.
     """
 
     lines: tuple[Line, ...]
@@ -29,7 +28,7 @@ class NamedAddress(NamedTuple):
     is_interim: bool = False
 
     def offset(self, address: int) -> int:
-        """Returns the distance of an address from the start of its function; 0 if there is none."""
+        """Returns the distance of an address from the start of its function; 0 if it has none."""
         return address - self.start if self.start else 0
 
 
@@ -41,7 +40,7 @@ class LineTable(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory that the table uses in this process."""
+        """Returns the memory that the table uses in this process, in bytes."""
 
 
 _MAX_LINES_KEPT: Final = 256
@@ -60,7 +59,7 @@ class FileSymbols:
     """The names of a file's functions, by address (SVMA); thread-safe.
 
     Args:
-        functions: the functions.
+        functions: the table of the file's functions.
         demangle: makes a linker name readable.
         lines: source lines and inlined functions; None for physical functions only.
         lines_problem: why lines cannot be read; None if they can, or if the file has none.
@@ -85,7 +84,7 @@ class FileSymbols:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory that the tables use."""
+        """Returns the memory that the tables use, in bytes."""
         return self.functions.nbytes + (self._lines.nbytes if self._lines else 0)
 
     def name(self, svma: int) -> NamedAddress:
@@ -117,7 +116,7 @@ class FileSymbols:
         identifiers = [one for one in _IDENTIFIER.findall(plain) if one != "operator"]
         if not identifiers:
             return ()
-        # Mangled names have each identifier after its length.
+        # In mangled names, each identifier follows its length.
         part = f"{len(identifiers[-1].encode())}{identifiers[-1]}"
         candidates = islice(self.functions.find_containing(part), MAX_CANDIDATES)
         return tuple(one for one in candidates if _is_called(self._demangle(one.name), name))
@@ -138,7 +137,7 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """Returns a linker name as shown in frames. Most frames of a function share the object."""
+        """Returns a linker name as shown in frames; usually the same object for a function."""
         line = self._made.get(name)
         if line is None:
             readable = self._demangle(name)
@@ -149,6 +148,6 @@ class FileSymbols:
 
 
 def _is_called(readable: str, name: str) -> bool:
-    """Returns whether a readable name equals this name, apart from type and parameters."""
+    """Returns whether a readable name equals ``name``, apart from type and parameters."""
     before, found, behind = readable.partition(name)
     return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

@@ -57,7 +57,7 @@ class Function(NamedTuple):
 
 
 Alias = tuple[int, int, bytes, int]
-"""One of several names with the same start: rank, length of the name, name, row in a table."""
+"""One of several names for the same start: rank, length of the name, name, row in a table."""
 
 
 def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:
@@ -280,7 +280,7 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
 
 
 def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int]:
-    """Finds, for functions that end inside an earlier function, the index of that function."""
+    """Maps each function that ends inside an earlier function to that function, by index."""
     ends = array("Q", map(add, starts, sizes))
     if all(map(le, ends, islice(ends, 1, None))):
         return {}

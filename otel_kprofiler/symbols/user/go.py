@@ -9,8 +9,8 @@ src/internal/abi/symtab.go)::
        then offsets of the parts: names, files of units, files, pc tables, functions
 
 The functions part begins with each function's start and the offset of its struct ``_func``. Starts
-are relative to the start of the code, which is in the module data. The module data is found by the
-table's address.
+are relative to the start of the code, which is in the module data. The module data is found by
+searching for the table's address.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAX_PC_TABLE_BYTES: Final = 16 * 1024
 _MAX_KEPT_BYTES: Final = 4 << 20
 """Limit on cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
-"""Memory used by an entry, and by a byte of a pc table and a character in an entry."""
+"""Memory in bytes used by a cached value, by a byte of a pc table, and by a character of a name."""
 _MAX_NAME_BYTES: Final = 4096
 _MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read first
 
@@ -69,11 +69,11 @@ _NO_OFFSET: Final = 0xFFFFFFFF
 _SPAN_LIMIT: Final = 1 << 32
 _FUNCTION_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 
-# Indices of src/internal/abi/symtab.go
+# Indices of tables, from src/internal/abi/symtab.go
 _PC_INLINED: Final = 2
 _DATA_INLINED: Final = 3
 _INLINED_CALL: Final = struct.Struct("<4xIIi")  # name, pc of the call, first line of the function
-# Words of struct moduledata (src/runtime/symtab.go)
+# Indices of words in struct moduledata (src/runtime/symtab.go)
 _MODULE_NAMES, _MODULE_TEXT, _MODULE_CALLS = 1, 22, 40
 _MODULE_WORDS: Final = 41
 
@@ -165,7 +165,7 @@ class GoTable:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory used by the table, without the cache shared by all files."""
+        """Returns the memory used by the table in bytes, without the cache shared by all files."""
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
@@ -227,7 +227,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns the functions' starts, then the last function's end; and offsets of structs."""
+        """Returns the functions' starts and the last function's end, and the structs' offsets."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
@@ -357,11 +357,12 @@ class GoTable:
 class GoLines(GoTable):
     """The lines and inlined calls of a Go program.
 
-    Owns a descriptor of the file. Lines of inlined calls are known since Go 1.20. Thread-safe.
+    Owns a descriptor of the file. Lines of inlined calls are available for Go 1.20 and later.
+    Thread-safe.
 
     Raises:
         ElfError: as for :class:`GoTable`.
-        OSError: no descriptor is left.
+        OSError: the limit on open descriptors is reached.
     """
 
     def __init__(

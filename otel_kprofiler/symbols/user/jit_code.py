@@ -17,14 +17,14 @@ from otel_kprofiler.symbols.user.perf_map import PerfMap
 LOOK_AGAIN_NS: Final = 5_000_000_000
 """Interval between searches for a missing file."""
 CHECK_NS: Final = 1_000_000_000
-"""Interval between comparisons of the memory map."""
+"""Interval between checks for unmapped memory."""
 
 
 class ProcessCode:
-    """Runtime-generated code of one process. Thread-safe; ``update`` is for one thread.
+    """Runtime-generated code of one process. Thread-safe, but only one thread may ``update`` it.
 
-    The jitdump takes precedence, since it has times; the perf map covers the rest. A name is valid
-    until the memory of its code is unmapped, or a file is mapped over it.
+    The jitdump takes precedence, because its records have times; the perf map covers all other
+    code. A name is valid until the memory of its code is unmapped, or a file is mapped over it.
 
     Args:
         process: pid and start time.
@@ -43,7 +43,7 @@ class ProcessCode:
         self._checked_ns = -CHECK_NS
 
     def update(self, now_ns: int) -> bool:
-        """Updates both files, and reads a new file; see :meth:`JitFile.update`.
+        """Reads new data from the jitdump and the perf map; see :meth:`JitFile.update`.
 
         Raises:
             OSError: there is neither a perf map nor a jitdump.
@@ -92,7 +92,7 @@ class ProcessCode:
         return self._read_ns
 
     def counts(self) -> JitCounts:
-        """Returns the sums of :meth:`JitFile.counts`."""
+        """Returns the sums of both files' :meth:`JitFile.counts`."""
         return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
 
     def close(self) -> None:

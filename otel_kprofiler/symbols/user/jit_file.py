@@ -14,10 +14,10 @@ from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 
 MAX_FILE_BYTES: Final = 256 << 20
-"""Limit on bytes read from a file, which is about five million functions of a perf map."""
+"""Limit on bytes read from a file. A perf map of this size has about five million functions."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""Limit on bytes read by an update: about 5,000 perf map lines, read in 25 ms. As 40,000 lines of 6
-bytes, they take 15 MB of memory.
+"""Limit on bytes read by an update: about 5,000 perf map lines, read in 25 ms. In the worst case,
+40,000 lines of 6 bytes, an update takes 15 MB of memory.
 """
 MAX_NAME_BYTES: Final = 1024
 """Longer names are truncated."""
@@ -77,7 +77,7 @@ class Parsed(NamedTuple, Generic[EventT]):
 
 
 class JitFile(ABC, Generic[EventT]):
-    """A file in which one process describes its code. Thread-safe; ``update`` is for one thread.
+    """A file in which a process describes its code. Thread-safe, but only one thread may update it.
 
     Args:
         process: the process, with its start time: the file of a later process with the same pid is
@@ -89,11 +89,11 @@ class JitFile(ABC, Generic[EventT]):
         self._process, self._files = process, files
         self._lock = threading.Lock()  # guards the table and the read state
         self._table = JitTable()
-        self._read_ns = -1  # the last complete read began
+        self._read_ns = -1  # start of the last complete read
         self._damaged = 0
         self._fd = -1
         self._offset = 0
-        self._mark, self._mark_at = b"", 0  # changes if the file is replaced
+        self._mark, self._mark_at = b"", 0  # bytes compared to detect a replaced file
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
@@ -139,12 +139,12 @@ class JitFile(ABC, Generic[EventT]):
             return self._describe(code, address) if code else None
 
     def has_code_at(self, address: int) -> bool:
-        """Returns whether the file names code at an address at any time."""
+        """Returns whether the file has ever named code at an address."""
         with self._lock:
             return self._table.has_code_at(address)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """End the functions in ``[start, end)`` at this time."""
+        """End the functions in ``[start, end)`` at ``gone_ns``."""
         with self._lock:
             self._table.end_in(start, end, gone_ns)
 
@@ -181,7 +181,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:
-        """Save some of the bytes read, to detect that the file is replaced."""
+        """Save some of the bytes read, to detect later that the file has been replaced."""
 
     @property
     def _nbytes(self) -> int:
@@ -235,7 +235,7 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
     try:
         return Writer(int(fields[b"Uid"].split()[1]), int(fields[b"NSpid"].split()[-1]))
     except (KeyError, ValueError, IndexError) as error:
-        raise FileNotFoundError("the status of a process is not readable") from error
+        raise FileNotFoundError("the status of a process has no valid user or pid") from error
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:

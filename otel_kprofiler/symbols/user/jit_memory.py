@@ -10,11 +10,11 @@ from otel_kprofiler.host import MemoryMapping
 Range = tuple[int, int]
 """Runtime addresses ``[start, end)``."""
 _MEMORY: Final = ("/memfd:", "/dev/")
-"""Prefixes of files that compilers map twice, to write and to execute code."""
+"""Path prefixes of files that compilers map twice, to write and to execute code."""
 
 
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
-    """Returns the ranges without a file on disk. Adjacent ranges are merged.
+    """Returns the mapped ranges without a file on disk. Adjacent ranges are merged.
 
     Permissions are ignored, because compilers change them while they write code.
 
@@ -37,7 +37,7 @@ def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
 
 
 def subtract(ranges: Iterable[Range], others: list[Range]) -> Iterator[Range]:
-    """Subtracts ranges from other ranges. Both must be sorted and disjoint."""
+    """Yields the parts of ``ranges`` outside ``others``; both must be sorted and disjoint."""
     at = 0
     for start, end in ranges:
         while at < len(others) and others[at][1] <= start:

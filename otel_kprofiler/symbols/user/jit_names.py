@@ -1,4 +1,4 @@
-"""Names runtime-generated code, whose descriptions are read in the background."""
+"""Names runtime-generated code from descriptions that are read in the background."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Process:
     def __init__(self, key: ProcessKey, code: ProcessCode) -> None:
         self.key = key
         self.code = code
-        self.looked_ns = -1  # boottime of the last attempt without a description
+        self.looked_ns = -1  # boottime of the last attempt that found no description
         self.is_waiting = False
         self.nbytes = 0
 

@@ -16,7 +16,7 @@ MAX_BYTES: Final = 8 << 20
 bytes.
 """
 MAX_FORMER: Final = 1024
-"""Limit on retained replaced functions."""
+"""Maximum number of replaced functions that are kept."""
 MAX_FORMER_BYTES: Final = 1 << 20
 """Memory limit for replaced functions, with their lines; the oldest are evicted."""
 MAX_CODE_BYTES: Final = 1 << 30
@@ -28,10 +28,10 @@ class JitCode(NamedTuple):
     """A runtime-generated function at ``[start, end)``.
 
     Attributes:
-        start: runtime address.
+        start: runtime address of the first byte.
         end: runtime address after the last byte.
-        name: name, as in the file.
-        lines: source lines, in any form.
+        name: name of the function, as in the file.
+        lines: source lines of the function; their format depends on the file.
     """
 
     start: int
@@ -83,7 +83,7 @@ class JitTable:
         """Add a function in place of those that it overlaps.
 
         Args:
-            code: the function.
+            code: the function to add.
             since_ns: time from which the function is at its address.
             seen_ns: time at which the function was read.
             gone_ns: latest time at which the overlapped functions were known to exist.
@@ -107,7 +107,7 @@ class JitTable:
         return not self.dropped and (first == last or self._is_only(code, first, last))
 
     def end_all(self, gone_ns: int) -> None:
-        """End all functions at this time, unless they are added again."""
+        """Mark all functions as gone at ``gone_ns``, unless they are added again later."""
         self._end_rows(range(len(self._seen)), gone_ns)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:

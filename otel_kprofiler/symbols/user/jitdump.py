@@ -63,7 +63,7 @@ _ENTRY: Final = struct.Struct("=QII")
 _SAME_FILE: Final = b"\xff"
 _V8_PADDING: Final = 0xDEADBEEF
 _V8_SHIFT: Final = 64
-"""V8 offsets line addresses as if an ELF header preceded the code, which perf once expected."""
+"""V8 offsets line addresses as if an ELF header preceded the code, as perf once expected."""
 _V8_ALIGNMENT: Final = 8
 _PLACE: Final = struct.Struct("=III")  # offset in the function, line, file
 
@@ -195,7 +195,7 @@ class JitDumpParser:
         return None
 
     def _parse_lines(self, body: bytes, code: JitCode) -> bytes:
-        """Parses the offsets in a function where a line or file starts, if they are valid."""
+        """Returns where lines start, as offsets in the function; empty if the record is invalid."""
         if not body:
             return b""
         start, count = _TABLE.unpack_from(body)
@@ -244,9 +244,10 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Splits entries if all have the file in the function's name, such as ``JS:*f a.js:1:13``.
+    """Splits a record if all lines are in the file of the function's name (``JS:*f a.js:1:13``).
 
-    V8 may write file names after they were freed, but their sizes are still valid.
+    Returns an empty list if the sizes of the entries do not match this file name. V8 may write file
+    names after they were freed, but their sizes are still valid.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:
@@ -258,7 +259,7 @@ def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
 
 
 def find_place(lines: bytes, offset: int) -> tuple[int, int]:
-    """Finds source file number and line of an offset in a function; zeros if unknown."""
+    """Returns the file number and line of an offset in a function; zeros if unknown."""
     count = len(lines) // _PLACE.size
     index = bisect_right(range(count), offset, key=lambda row: _place(lines, row)[0]) - 1
     if index < 0:
@@ -274,11 +275,11 @@ def _place(lines: bytes, row: int) -> tuple[int, int, int]:
 
 def _check(start: int, size: int) -> None:
     if size > MAX_CODE_BYTES or start + size > ADDRESS_LIMIT:
-        raise ValueError("code of an impossible size")
+        raise ValueError("the code has an impossible size")
 
 
 class JitDump(JitFile[Record]):
-    """The jitdump of one process. Thread-safe; ``update`` is for one thread.
+    """The jitdump of one process. Thread-safe, but only one thread may ``update`` it.
 
     Args:
         process: the process, with its start time: dumps of later processes with the same pid are
@@ -299,9 +300,9 @@ class JitDump(JitFile[Record]):
         self._get_suspended_ns = get_suspended_ns
         self._parser = JitDumpParser()
         self._is_mapped = True
-        self._shift_ns = 0  # of the file's clock
+        self._shift_ns = 0  # difference of the file's clock from ours
         self._suspended_ns = 0
-        self._slack_ns = 0  # time suspended, possibly after a record
+        self._slack_ns = 0  # time suspended since the last update, possibly after a record
 
     def update(self, now_ns: int) -> bool:
         """Reads new data; see :meth:`JitFile.update`."""
@@ -320,7 +321,7 @@ class JitDump(JitFile[Record]):
         maps = read_maps(self._files, self._process.tgid)
         shift_ns = _read_clock_shift(self._process, self._files)
         if not maps or not is_running(self._process, self._files):
-            raise ProcessLookupError(f"process {self._process.tgid} has ended")
+            raise ProcessLookupError(f"process {self._process.tgid} has exited")
         mapping = find_dump(maps, writer.pid)
         self._is_mapped = mapping is not None
         if mapping is None:
@@ -410,7 +411,7 @@ def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
     """Reads the offset of another process's ``CLOCK_MONOTONIC`` from ours (time_namespaces(7))."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
-    except FileNotFoundError:  # before Linux 5.5 there are none
+    except FileNotFoundError:  # before Linux 5.5, there are no time namespaces
         return 0
     for line in text.splitlines():
         name, *numbers = line.split()

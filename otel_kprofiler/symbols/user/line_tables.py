@@ -19,7 +19,8 @@ class LineTables:
 
     Args:
         symbolic: converts and caches lines.
-        use_drgn: whether to use drgn if installed. Must be False for threads that must not block.
+        use_drgn: whether to use drgn if it is installed. Must be False if threads that must not
+            block look up lines.
     """
 
     def __init__(self, symbolic: SymbolicLines, *, use_drgn: bool = True) -> None:

@@ -70,8 +70,8 @@ class ConversionLimits(NamedTuple):
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
             left. Converting a debug file of 11 MB takes 60 MB, and of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: CPU time by size of the uncompressed DWARF. It is five times what the output of C, C++,
-            Rust and Go compilers needs.
+        cpu: CPU time limit, which depends on the size of the uncompressed DWARF. It is five times
+            the CPU time for the output of C, C++, Rust and Go compilers.
         wall_s: limit on elapsed time, in seconds, which allows for busy machines.
     """
 
@@ -182,7 +182,7 @@ class SymbolicLines:
             return _map(file.fileno())
 
     def _run(self, source: FileSource, result: int) -> None:
-        """Convert in a new interpreter."""
+        """Convert a file in a new interpreter."""
         of_file = self._limits
         limits = ChildLimits(
             of_file.memory_bytes,
@@ -207,7 +207,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
         text = f" of the file of {size} MiB takes more memory than {limit}"
-    else:  # "took over …", or a sentence
+    else:  # the error begins with "took", or is a sentence
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
 

@@ -10,7 +10,7 @@ from otel_kprofiler.errors import KProfilerError
 class LinesProblem(enum.Enum):
     """The reason why lines cannot be read. Each value is the key of a counter in ``/status``."""
 
-    DAMAGED = "damaged"  # also: unreadable, or of an unknown kind
+    DAMAGED = "damaged"  # also if unreadable, or of an unknown kind
     TOO_LARGE = "too_large"
     MEMORY = "memory"
     CPU_TIME = "cpu_time"
@@ -27,7 +27,7 @@ class LinesError(KProfilerError):
 
     Args:
         message: what went wrong.
-        problem: kind of the problem.
+        problem: the reason, which is also counted in ``/status``.
         may_pass: whether a retry with the unchanged file may succeed.
     """
 

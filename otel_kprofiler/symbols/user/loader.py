@@ -49,12 +49,12 @@ DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
 """Long-term share of one CPU for reading, after a burst of up to a second."""
 _UNUSED_WEIGHT: Final = 4
-"""Factor on the size of unused tables when choosing a table to evict."""
+"""Factor by which the size of an unused table is multiplied to choose tables to evict."""
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner id of the single turn for the code without files of all processes. Processes take turns
-within it.
+"""Owner id under which the code without files of all processes shares a single turn. Within this
+turn, the processes take turns.
 """
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
@@ -74,15 +74,15 @@ class SymbolLoader(ForkAware):
     Args:
         read: reads the symbols of a file.
         code: names code without files; closed with the loader. None leaves such code without names.
-        code_sink: receives the names of such code as they are looked up.
+        code_sink: receives the names of code without files as they are looked up.
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for tables and for reading. Large tables and tables not used
             recently are evicted first. A table larger than half of the limit is refused.
-        budget: memory held while reading; None if it is not counted.
+        budget: limits the memory held while reading; None if that memory is not counted.
         cpu_share: share of one CPU for reading, in CPU seconds per second.
         workers: number of threads.
-        now_ns: any steady clock.
-        cpu_ns: CPU time of the calling thread.
+        now_ns: returns the time of a steady clock, in nanoseconds.
+        cpu_ns: returns the CPU time of the calling thread, in nanoseconds.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Grows when more names are known, and every 30 s, so that look-ups are repeated."""
+        """Returns a number that grows with new names, and every 30 s to repeat look-ups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
@@ -159,7 +159,7 @@ class SymbolLoader(ForkAware):
     def _queue(self, waiting: Waiting) -> None:
         file, content = waiting.file, waiting.content
         if self._calls.has_left(waiting.wanted.key.device):
-            # Even closing its descriptor may block forever.
+            # On such a device, even closing the descriptor may block forever.
             file.again_ns = self._now_ns() + UNANSWERED_NS
             if isinstance(file.names, NamedAddress):
                 file.names = EVICTED
@@ -231,7 +231,7 @@ class SymbolLoader(ForkAware):
             self._changed.wait_for(lambda: not self._waiting and not self._reading, timeout_s)
 
     def counts(self) -> LoaderCounts:
-        """Returns the outcomes of the files."""
+        """Returns the numbers of files by outcome."""
         with self._changed:
             return LoaderCounts(
                 self._loaded,

@@ -17,8 +17,9 @@ class LoaderCounts(NamedTuple):
         dropped: files that were not read because the queue was full. They are requested again if
             still needed.
         evicted: files whose symbols were dropped from memory to make room for others.
-        gone: files that were needed again but could not be reopened, since no visible process maps
-            them and the files at their paths differ. They are retried at growing intervals.
+        gone: files that were needed again but could not be reopened, because no visible process
+            maps them and the files at their paths are different. They are retried at growing
+            intervals.
         pending: files waiting to be read.
         bytes: memory used by the symbol tables of all loaded files, in bytes.
         cpu_ns: CPU time that this process spent on reading, in nanoseconds.

@@ -30,14 +30,14 @@ Raises ``SymbolsRefused``.
 
 
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
-    """Raised if the symbols cannot be used. The message has the reason."""
+    """Raised if the symbols cannot be used. The message states the reason."""
 
 
 class QueuedFile:
     """The symbol names in a file, or why there are none; shared by all identical files.
 
     Attributes:
-        names: the names, or the reason.
+        names: the names, or the reason why there are none.
         used: whether the names were used since the last eviction.
         again_ns: when the file may be read again after a failure or an eviction.
         reading: the file's queue entry while the file is queued or read; results of other entries
@@ -129,7 +129,7 @@ class FileReader:
     Args:
         read: reads the symbols of a file.
         reopen: reopens a file; returns None on failure.
-        max_bytes: limit for a table.
+        max_bytes: size limit of a file's table, in bytes.
     """
 
     def __init__(

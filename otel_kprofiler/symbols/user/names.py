@@ -38,13 +38,13 @@ _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSymbolSettings:
-    """Settings for details of user frames besides file and address.
+    """Settings for the details of user frames beyond file and address.
 
     Attributes:
         detail: which details to read: none, function names, or also source lines and inlined
             functions.
-        max_bytes: memory limit for symbols. Up to three quarters of it may be used to read files,
-            for which large tables are evicted. A process that converts DWARF may use eight times
+        max_bytes: memory limit for symbols. Up to three quarters of it may be used to read files;
+            large tables are evicted if necessary. A process that converts DWARF may use eight times
             this limit, but at most half of the memory that the cgroup has left.
         cpu_share: share of one CPU for reading symbols, in CPU seconds per second.
         may_block: whether naming an address may take seconds, as for source lines of split DWARF.

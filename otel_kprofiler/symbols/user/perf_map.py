@@ -12,10 +12,10 @@ under these rules:
 - An address whose owner changed between two reads has the old name until the first read, the new
   name from the second read on, and no name in between.
 
-So new code never gets an old name, provided that the writer lists functions before it calls them,
-as all writers above do. If a writer buffers its lines, old names may be shown until it flushes
-them. Nothing is written when memory is unmapped or code is freed, so the file does not reveal that
-other, unlisted code has taken its place.
+New code therefore never gets an old name, provided that the writer lists functions before it calls
+them, as all writers above do. If a writer buffers its lines, old names may be shown until it
+flushes them. Nothing is written when memory is unmapped or code is freed, so the file does not
+reveal that other, unlisted code has taken its place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse_perf_map(text: bytes) -> PerfMapLines:
 
 
 class PerfMap(JitFile[JitCode]):
-    """The map of one process. Thread-safe; ``update`` is for one thread.
+    """The perf map of one process. Thread-safe, but only one thread may ``update`` it.
 
     Args:
         process: the process, with its start time: the map of a later process with the same pid is
@@ -88,7 +88,7 @@ class PerfMap(JitFile[JitCode]):
 
     def _parse(self, text: bytes, left: int) -> Parsed[JitCode]:
         used = text.rfind(b"\n") + 1
-        if not used and len(text) > _LONGEST_LINE:  # continues at the rest of the line
+        if not used and len(text) > _LONGEST_LINE:  # the next piece begins inside this line
             return Parsed((), len(text), 1)
         lines = parse_perf_map(text[:used])
         return Parsed(lines.codes, used, lines.damaged)

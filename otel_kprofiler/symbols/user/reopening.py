@@ -34,7 +34,7 @@ class WantedFile(NamedTuple):
         key: identity of the file.
         details: details of the file.
         owner: id of a process that has mapped it.
-        size: size in bytes; 0 if unknown.
+        size: size of the file in bytes; 0 if unknown.
         modified_ns: Unix time of its last write; 0 if unknown.
     """
 
@@ -46,7 +46,7 @@ class WantedFile(NamedTuple):
 
 
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
-    """Reopen a file; None if no visible process maps it and it is not at its path.
+    """Reopen a file; returns None if no visible process maps it and it is not at its path.
 
     The file is opened through a process that maps it, whatever that process's root directory is,
     even if the file was deleted. The opened file has the same inode number, size, modification
@@ -54,7 +54,7 @@ def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None
     build id, which implies the same content.
 
     Args:
-        wanted: the file.
+        wanted: the file to reopen.
         files: reads files of the host.
 
     Returns:
@@ -89,7 +89,7 @@ def _is_same(file: OpenFile, details: FileDetails) -> bool:
 
 
 def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRequest]:
-    """Yields requests for the file by processes that map it, the most reliable first.
+    """Yields requests to open the file through processes that map it, the most reliable first.
 
     On overlayfs, the kernel shows a device other than the inode's (file_user_inode(),
     include/linux/fs.h). In that case, inode number and path must match, and such requests come

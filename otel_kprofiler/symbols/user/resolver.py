@@ -34,8 +34,8 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Limit on cached stack words and frames. Each new process has different words. Frames stay cached
-while in use.
+"""Limit on cached stack words and frames. Each new process adds words of its own. Frames stay
+cached while in use.
 """
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
@@ -56,7 +56,7 @@ _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROP
 
 
 _Place = int | tuple[int, str]
-"""An offset in a file. Frames without proof also have the unwind method."""
+"""An offset in a file; with the unwind method if it does not prove that the frame is the caller."""
 
 
 class UserNames(Protocol):
@@ -72,13 +72,13 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each loaded file, and when look-ups should repeat."""
+        """Returns a number that grows with each loaded file, and when look-ups must be repeated."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at an address of a process outside files, at a boottime."""
+        """Returns the functions at a process's address outside files, as of a boottime."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -97,7 +97,7 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # Frames used since the last call of forget(), and frames used before it.
+        # Frames used since the last call of forget(), and frames last used before that call.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
         # The same for frames that may get names or source lines later.
@@ -131,7 +131,7 @@ class _KnownFile:
             module, address, named.lines, named.offset(address), USER_SIDE,
             named.unresolved, (), found_by,
         )  # fmt: skip
-        frame = tuple.__new__(Frame, fields)  # takes half of the time of Frame(…)
+        frame = tuple.__new__(Frame, fields)  # takes half the time of Frame(…)
         if named.is_interim:
             self._interim[key] = frame
         elif named.unresolved is not Unresolved.SYMBOLS_PENDING:
@@ -142,7 +142,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        Looks up a name again, so that the symbols of a file in use stay loaded.
+        Looks up the name of a used frame again, so that the symbols of a file in use stay loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -160,7 +160,7 @@ class _Mapping(NamedTuple):
     reason: Unresolved
 
     def frame(self, word: int) -> tuple[Frame, bool]:
-        """Returns the frame of a word of a stack, and whether it is final."""
+        """Returns the frame for a word of a stack, and whether the frame is final."""
         source, is_moved = word >> SOURCE_BITS & ~IN_MOVED_TEXT, word >> SOURCE_BITS & IN_MOVED_TEXT
         place = (word & _ADDRESS_MASK) - (source not in _EXACT) - self.bias & _WORD_MASK
         found_by = _FOUND_BY.get(source, _MOVED_TEXT if is_moved else "")
@@ -227,7 +227,7 @@ class _PendingSide:
     def of(self, sample: RawSample) -> Side:
         """Returns the side with the files read so far.
 
-        Until more are read, it is the same object.
+        Returns the same object until more files are read.
         """
         version = self._resolver.version
         if self._unknown and version != self._version:
@@ -248,7 +248,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side of a process. Until a name changes, it is the same object."""
+        """Returns the side of a process, which is the same object until a name changes."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -290,7 +290,7 @@ class UserResolver(Stateless):
     Stacks contain the keys of their files.
 
     Args:
-        files: filled by the table store as files are first sampled.
+        files: the known files, which the table store adds when they are first sampled.
         names: names functions in the files; closed with the resolver. None leaves frames as
             addresses.
     """
@@ -302,11 +302,11 @@ class UserResolver(Stateless):
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
         self._has_files = False  # with frame pointers alone, stacks have no files
-        self._kept = 0  # words, each with at most one frame, and older frames
+        self._kept = 0  # number of cached words (each has at most one frame) and older frames
 
     @property
     def version(self) -> int:
-        """Returns a number that grows whenever the known files change."""
+        """Returns a number that grows when files are added, and when look-ups must be repeated."""
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
@@ -347,7 +347,7 @@ class UserResolver(Stateless):
             cached.pending = 0
             frames = tuple(map(cached.__getitem__, mark_trampolines(words)))
         self._kept += len(cached) - old_count
-        # Takes a third of the time of Side(…).
+        # Takes a third of the time that Side(…) takes.
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
@@ -355,7 +355,7 @@ class UserResolver(Stateless):
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for symbols being read."""
+        """Wait for symbols that are being read."""
         if self._names:
             self._names.finish(timeout_s)
 

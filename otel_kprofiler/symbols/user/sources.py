@@ -66,11 +66,12 @@ class SymbolSources:
     """Reads function names from a file and its debug file. Thread-safe.
 
     Attributes:
-        finders: find debug files, in order; custom finders implement :class:`DebugFileFinder`.
+        finders: finders of debug files, in order; custom finders implement
+            :class:`DebugFileFinder`.
         lines: reads source lines and inlined functions, such as :class:`LineTables`; None to read
             only function names.
         demangle: makes linker names readable.
-        max_section_bytes: limit for each section.
+        max_section_bytes: size limit for each section, in bytes.
         begin_search: called before debug files are searched for; returns whether to search.
         budget: memory budget for reading names, one file at a time; no limit by default.
     """
@@ -136,7 +137,8 @@ class SymbolSources:
             source: the file, which is not needed afterwards.
             elf: the file's parsed headers.
             details: other details of the file.
-            root: root directory of a process that has mapped the file; empty for this process's.
+            root: root directory of a process that has mapped the file; empty for the root of this
+                process.
 
         Raises:
             KProfilerError: the file is damaged, or too large.
@@ -165,7 +167,7 @@ class SymbolSources:
         return FileSymbols(functions, self.demangle, lines, problem, lines_may_come=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields the finders' debug files, opened, in order; the caller closes each."""
+        """Yields the debug files that the finders open, in order; the caller closes each file."""
         if not self.begin_search():
             return
         for finder in find_installed() if self.finders is None else self.finders:
@@ -191,7 +193,7 @@ class SymbolSources:
                 return table, None
             table.close()
             raise ElfError(ElfProblem.TOO_LARGE, f"Go's table: {table.nbytes >> 20} MiB of memory")
-        except (KProfilerError, OSError) as error:  # names alone are better than nothing
+        except (KProfilerError, OSError) as error:  # names are useful without lines
             _log.info("no source lines of %s: %s", path, describe_error(error))
             return None, _as_lines_error(error)
 
@@ -214,7 +216,7 @@ def _open_cache(path: str | None, name: str) -> CacheDirectory:
     if parent is None:
         raise HostError(
             "there is no directory for downloads and source lines",
-            hint="set XDG_CACHE_HOME to one that only this user can write",
+            hint="set XDG_CACHE_HOME to a directory that only this user can write",
         )
     try:
         return CacheDirectory(os.path.join(parent, name), MAX_CACHE_BYTES)

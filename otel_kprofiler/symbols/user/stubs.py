@@ -3,9 +3,9 @@
 On x86-64, a stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot
 of the GOT. Files with indirect branch tracking have a second kind of stub in ``.plt``, which pushes
 the index of its relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage
-Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``, instructions that load the
-slot's page, its content, and its address for the dynamic linker, an optional authentication, and
-the jump (binutils, elfnn-aarch64.c).
+Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``; instructions that load the
+slot's page, the slot's content, and the slot's address for the dynamic linker; an optional pointer
+authentication; and the jump (binutils, elfnn-aarch64.c).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def read_stubs(
     *,
     budget: ReadingBudget,
 ) -> list[Stub]:
-    """Reads the stubs of a file. Returns none for other machines than x86-64 and arm64.
+    """Reads the stubs of a file; empty for machines other than x86-64 and arm64.
 
     Args:
         source: bytes of the file.

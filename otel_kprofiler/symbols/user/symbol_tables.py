@@ -30,7 +30,7 @@ SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
-"""Size limit of a symbol table in bytes, which is 1.4 million symbols."""
+"""Size limit of a symbol table in bytes, which suffices for 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory used by a symbol in :class:`Symbols`, without its name."""
 _RUN: Final = 1 << 14  # number of symbols sorted at once
@@ -64,8 +64,8 @@ class Symbols(NamedTuple):
     """The columns of code symbols, in the order of their table.
 
     Attributes:
-        values: SVMAs.
-        sizes: sizes in bytes; 0 if unknown.
+        values: SVMA of each symbol.
+        sizes: size of each symbol in bytes; 0 if unknown.
         kinds: values of ``st_info``, with the type in the lower four bits and the binding above.
         names_at: start of each name in ``names``.
         names: names, each followed by a zero byte.
@@ -102,7 +102,11 @@ def read_table(
     if table is None or not content:
         return None
     if len(content) % ENTRY_BYTES or table.link >= len(sections):
-        raise ElfError(ElfProblem.DAMAGED_SECTION, f"a symbol table of {len(content)} bytes")
+        raise ElfError(
+            ElfProblem.DAMAGED_SECTION,
+            f"the symbol table has {len(content)} bytes, or links to section {table.link} of "
+            f"{len(sections)}",
+        )
     names = budget.read_content(source, sections[table.link], limit)
     code = frozenset(
         index for index, section in enumerate(sections) if section.flags & SHF_EXECINSTR
@@ -182,7 +186,7 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Returns the memory needed to sort this many symbols, besides four bytes for each."""
+    """Returns the bytes needed to sort ``count`` symbols, besides four bytes per symbol."""
     return _SORT_BYTES * min(count, _RUN)
 
 
@@ -206,7 +210,7 @@ def pick(order: array[int], column: array[int]) -> array[int]:
     picked = array(column.typecode, [0]) * len(order)
     for at in range(0, len(order), _PICKED):  # small tuples, which stay in the CPU's cache
         part = order[at : at + _PICKED]
-        # An itemgetter of one index returns no tuple.
+        # With a single index, an itemgetter would not return a tuple.
         values = itemgetter(*part, part[0])(column)
         picked[at : at + len(part)] = array(column.typecode, values[:-1])
     return picked

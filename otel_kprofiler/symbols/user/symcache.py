@@ -26,8 +26,8 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Limit on functions at an address, which guards against damaged files. It is far above what
-compilers write.
+"""Limit on functions at an address, which guards against damaged files. Compilers inline far
+fewer functions.
 """
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Limit on cached names and paths of all files; a character takes up to four bytes."""
@@ -88,7 +88,7 @@ class SymCache:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first.
 
-        Returns nothing if there are none, or if the data adds nothing to symbol tables.
+        Returns no functions if the address has none, or if the data adds nothing to symbol tables.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:

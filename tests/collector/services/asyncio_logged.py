@@ -16,7 +16,7 @@ def work():
 
 
 async def pause(span):
-    """Let other tasks run."""
+    """Lets other tasks run."""
     step(None)
     await asyncio.sleep(0)
     step(span)
@@ -35,7 +35,7 @@ def in_thread(parent):
 
 
 async def child(parent):
-    """A task that runs in its creator's span, then in its own."""
+    """A task that runs in its creator's span, then in its own span."""
     step(parent)
     work()
     await pause(parent)

@@ -1,4 +1,4 @@
-"""A service for gunicorn; answers have what spans measured."""
+"""A service for gunicorn, which responds with the times that it measured for its span."""
 
 import json
 import os

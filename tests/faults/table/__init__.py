@@ -1,4 +1,4 @@
-"""The table of faults: the effect of each on all samples, counted by independent code.
+"""The table of faults: the effect of each fault on the samples, counted by independent code.
 
 ``make fault-table`` runs every scenario with a separate agent at 99 Hz with user-space symbols,
 and writes ``docs/faults.md`` and the summary in ``docs/reliability.md``.
@@ -15,10 +15,10 @@ automatically)::
         Scenario("processes", "a thread renames itself 2,000 times a second", rename_threads),
     ]
 
-``Scenario`` documents each field, and ``Run`` what a fault can reach: the agent's process and
+``Scenario`` documents each field. ``Run`` documents what a fault can reach: the agent's process and
 directory, its receiver, and programs that run as another user. The fault is called once the agent
-samples; its return ends the measurement. Every agent also writes to a file that no fault touches,
-from which the samples of a control program are counted; its CPU time determines the expected
-number. Faults that affect other agents, because they affect the whole host, have ``alone=True``;
+samples; its return ends the measurement. Every agent also writes to a file that no fault touches.
+From this file, the samples of a control program are counted; the program's CPU time determines the
+expected number. Faults that affect the whole host, and thus other agents, have ``alone=True``;
 their agents take off-CPU samples, too.
 """

@@ -1,4 +1,4 @@
-"""Runs the scenarios and writes the table; see the package."""
+"""Runs the scenarios and writes the table, as described in the package's docstring."""
 
 # ruff: noqa: T201 - a command talks to its user
 
@@ -35,17 +35,17 @@ def _until(end_s: float, scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
 
 
 def main() -> int:
-    """Run the requested scenarios."""
+    """Runs the requested scenarios."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults.table", description="Make the table of faults, as root."
     )
-    parser.add_argument("words", nargs="*", help="run scenarios whose kind or name has one of them")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSON lines of what has run")
+    parser.add_argument("words", nargs="*", help="run scenarios whose kind or name has such a word")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file of results, as JSON lines")
     parser.add_argument("--fresh", action="store_true", help="repeat scenarios that have rows")
-    parser.add_argument("--together", type=int, default=5, help="agents at once (%(default)s)")
-    parser.add_argument("--seconds", type=float, help="begin nothing new after this time")
-    parser.add_argument("--list", action="store_true", help="print the scenarios, run none")
-    parser.add_argument("--write", action="store_true", help="write these rows into the pages")
+    parser.add_argument("--together", type=int, default=5, help="concurrent agents (%(default)s)")
+    parser.add_argument("--seconds", type=float, help="start no scenario after this time")
+    parser.add_argument("--list", action="store_true", help="print the scenarios and exit")
+    parser.add_argument("--write", action="store_true", help="write the results into the pages")
     options = parser.parse_args()
     scenarios = load()
     chosen = [

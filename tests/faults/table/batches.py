@@ -20,7 +20,7 @@ from tests.faults.table.scenario import Scenario
 from tests.faults.table.usage import Peak
 
 BASELINE_S = 75
-WARM_UP_S = 1.5  # in which the symbols of the control program are read
+WARM_UP_S = 1.5  # to read the control program's symbols
 UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
@@ -28,7 +28,7 @@ class Batches:
     """Runs scenarios; host-wide ones run one at a time.
 
     Args:
-        together: number of concurrent agents, besides the undisturbed one.
+        together: the number of concurrent agents, besides the undisturbed one.
     """
 
     def __init__(self, together: int):
@@ -37,7 +37,7 @@ class Batches:
         self._baseline, self._baseline_at = {}, 0.0
 
     def run(self, scenarios: Iterable[Scenario]) -> Iterator[dict]:
-        """Run all scenarios; yields a row for each."""
+        """Runs all scenarios; yields a row for each."""
         waiting = []
         for scenario in scenarios:
             if scenario.alone:
@@ -51,7 +51,7 @@ class Batches:
             yield from self._run_together(waiting)
 
     def close(self) -> None:
-        """Stop watching processes."""
+        """Stops watching processes."""
         self._peak.stop()
 
     def _run_together(self, scenarios) -> Iterator[dict]:
@@ -68,7 +68,7 @@ class Batches:
 
     @staticmethod
     def _compare(row, baseline) -> dict:
-        """Adds the baseline, and CPU time relative to the undisturbed agent's."""
+        """Adds the baseline, and the CPU time relative to the undisturbed agent, to a row."""
         return {
             **row,
             "cpu": row["cpu_share"] / baseline["cpu_share"] if baseline["cpu_share"] else 0.0,
@@ -101,7 +101,7 @@ class Batches:
 
 
 def _each(runs, action) -> None:
-    """Do something with all runs concurrently; an error affects only its run."""
+    """Calls ``action`` with all runs concurrently; an error affects only the run that raises it."""
 
     def act(run):
         if run.problems:

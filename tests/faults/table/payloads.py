@@ -1,4 +1,4 @@
-"""Samples and accounts of received messages, decoded without the package."""
+"""Decodes samples and accounts from received requests without the package's decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROL_FUNCTION = "answer_requests"
 
 
 def split(data: bytes) -> Iterator[bytes]:
-    """Yields the messages of a file that the exporter ``file`` wrote in the format ``proto``."""
+    """Yields the messages in a file that the exporter ``file`` wrote in the format ``proto``."""
     at = 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "big")
@@ -26,10 +26,10 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 class Received:
-    """Distinct samples of messages.
+    """The distinct samples and the last accounts in received requests.
 
     Attributes:
-        samples: number by kind and stream.
+        samples: the number of samples by kind and stream.
         accounts: the last account by kind and stream.
     """
 
@@ -71,7 +71,7 @@ class Received:
                     self._add_control(request.dictionary, profile)
 
     def _add_account(self, kind, stream, account) -> None:
-        """Keep the later of two accounts; repeated requests carry an old one."""
+        """Keeps the later of two accounts, since repeated requests carry an old account."""
         before = self.accounts.get((kind, stream), account)
         if _order(account) >= _order(before):
             self.accounts[kind, stream] = account
@@ -90,33 +90,32 @@ class Received:
 
     @property
     def control(self) -> int:
-        """On-CPU samples of the control program."""
+        """The number of on-CPU samples of the control program."""
         return len(self._control)
 
     @property
     def missed_share(self) -> float:
-        """Returns the share of ticks without a sample."""
+        """The share of ticks that were missed."""
         accounts = [account for (kind, _), account in self.accounts.items() if kind == "on_cpu"]
         missed = sum(account.get(STREAM + "missed", 0) for account in accounts)
         return missed / (missed + sum(account[STREAM + "taken"] for account in accounts))
 
     @property
     def named(self) -> float:
-        """Returns the share of the later half of these samples with the program's function."""
+        """The share with a function name in the later half of the control program's samples."""
         later = sorted(self._control)[len(self._control) // 2 :]
         return sum(named for _, named in later) / max(len(later), 1)
 
     def sum(self, kind: str) -> int:
-        """Samples of a kind in all streams."""
+        """Returns the number of samples of a kind in all streams."""
         return sum(count for (of, _), count in self.samples.items() if of == kind)
 
     def streams(self, kind: str) -> list[str]:
-        """Streams of a kind, in the order of their arrival."""
+        """Returns the streams of a kind, in order of arrival."""
         return [stream for of, stream in self.accounts if of == kind]
 
     def missing(self, kind: str) -> int:
-        """Returns samples of windows that did not arrive and are not counted as lost in the last
-        accounts.
+        """Returns how many samples in windows neither arrived nor are counted as lost.
 
         With a spool, the last stream accounts for earlier ones.
         """

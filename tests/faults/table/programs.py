@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PYTHON = "/usr/bin/python3"
-_BUILDING = threading.Lock()  # scenarios that start together want the same program
+_BUILDING = threading.Lock()  # concurrent scenarios use the same program
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def _build_directory() -> Path:
 
 
 def build(source: str, *options: str) -> Path:
-    """Compile C source, or a file in this directory; returns the program."""
+    """Compiles C source, or a C file in this directory; returns the path of the program."""
     with _BUILDING:
         return _build(source, *options)
 
@@ -45,7 +45,7 @@ def _build(source: str, *options: str) -> Path:
 
 
 class Programs:
-    """Starts programs and ends them."""
+    """Starts programs, and kills them at the end."""
 
     def __init__(self, directory: Path):
         self.public = directory / "public"
@@ -54,11 +54,11 @@ class Programs:
         self._programs, self._at_close = [], []
 
     def on_close(self, undo) -> None:
-        """Register a call to make after the agent has exited."""
+        """Registers a function to call after the agent has exited."""
         self._at_close.append(undo)
 
     def start(self, *words, root=False, **options) -> subprocess.Popen:
-        """Start a program, as nobody unless as root, in the public directory."""
+        """Starts a program in the public directory, as user nobody, or as root if requested."""
         before = () if root else NOBODY
         settings = {
             "cwd": self.public, "stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL,
@@ -68,15 +68,15 @@ class Programs:
         return self._programs[-1]
 
     def python(self, code: str, *words, **options) -> subprocess.Popen:
-        """Start Python code with the system's interpreter."""
+        """Starts Python code with the system's interpreter."""
         return self.start(PYTHON, "-c", code, *words, **options)
 
     def c(self, source: str, *words, **options) -> subprocess.Popen:
-        """Compile C, and start it."""
+        """Compiles C source, and starts the program."""
         return self.start(build(source), *words, **options)
 
     def end_programs(self) -> None:
-        """Kill all running programs and their children."""
+        """Kills all running programs and their children."""
         for program in self._programs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)

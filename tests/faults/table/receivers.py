@@ -21,7 +21,7 @@ class HttpReceiver:
     """Receives over HTTP.
 
     Args:
-        answer: called with each request until the receiver is healed; by default it is accepted.
+        answer: handles each request until the receiver is healed; by default, accepts it.
 
     Attributes:
         payloads: accepted requests, in order.
@@ -56,30 +56,30 @@ class HttpReceiver:
 
 
 class Request:
-    """A request over HTTP, and ways to respond to it."""
+    """An HTTP request, with the ways to respond to it."""
 
     def __init__(self, receiver, handler, body):
         self.receiver, self.handler, self.body = receiver, handler, body
 
     def store(self) -> None:
-        """Store the samples."""
+        """Stores the request's samples."""
         self.receiver.payloads.append(self.body)
 
     def reply(self, status=200, body=b"", kind="application/x-protobuf", **headers) -> None:
-        """Send a response; ``_`` in header names stands for ``-``."""
+        """Sends a response; ``_`` in header names stands for ``-``."""
         self.handler.reply(status, body, **{"Content_Type": kind, **headers})
 
     def send(self, data: bytes) -> None:
-        """Send raw bytes."""
+        """Sends raw bytes."""
         self.handler.wfile.write(data)
 
     def accept(self) -> None:
-        """Store, and report success."""
+        """Stores the samples and reports success."""
         self.store()
         self.reply()
 
     def close(self, *, reset=False) -> None:
-        """Close the connection, with RST if requested."""
+        """Closes the connection, with RST if requested."""
         self.handler.close_connection = True
         if reset:
             self.handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
@@ -92,9 +92,9 @@ class GrpcReceiver:
     """Receives over gRPC.
 
     Args:
-        answer: called with receiver, request and context until it is healed; returns the response
-            or aborts. By default, the request is accepted.
-        max_bytes: the largest request that it takes.
+        answer: called with receiver, request and context until the receiver is healed; returns the
+            response or aborts. By default, the request is accepted.
+        max_bytes: the size of the largest request that the receiver accepts, in bytes.
     """
 
     exporter = "otlp_grpc"
@@ -124,7 +124,7 @@ class GrpcReceiver:
 
 
 def accept(receiver, request, context) -> bytes:
-    """Store a request over gRPC."""
+    """Stores a gRPC request, and responds with success."""
     receiver.payloads.append(request)
     return b""
 
@@ -133,8 +133,8 @@ class Proxy:
     """A receiver behind connections that misbehave.
 
     Args:
-        behind: the receiver.
-        manner: called with a connection and a function that connects it to the receiver.
+        behind: the receiver that the connections lead to.
+        manner: called with each connection, and with a function that connects it to the receiver.
     """
 
     def __init__(self, behind, manner: Callable[[socket.socket, Callable], None]):
@@ -153,7 +153,7 @@ class Proxy:
         return self.behind.configure(self.address)
 
     def heal(self) -> None:
-        """Pass every connection on."""
+        """Forwards every connection from now on."""
         self.manner = lambda connection, connect: connect()
         self.behind.heal()
 
@@ -173,7 +173,7 @@ class Proxy:
             self.manner(connection, lambda **how: self._connect(connection, **how))
 
     def _connect(self, connection, *, there=None, back=None, pause_s=0.0, piece=65536) -> None:
-        """Copy in both directions, up to a number of bytes each, in pieces with pauses."""
+        """Copies in both directions, up to ``there`` and ``back`` bytes, in pieces with pauses."""
         with socket.create_connection(self.behind.address) as other:
             thread = threading.Thread(
                 target=_copy, args=(connection, other, there, pause_s, piece), daemon=True
@@ -200,7 +200,7 @@ class FileReceiver:
     """The file written by the exporter ``file``, in a directory of the run.
 
     Attributes:
-        others: files that have been moved away from its path.
+        others: the paths of files that have been moved away from the exporter's path.
     """
 
     exporter = "file/subject"
@@ -209,13 +209,13 @@ class FileReceiver:
         self.settings, self.others, self.path = settings, [], None
 
     def place(self, directory: Path) -> None:
-        """Use a new directory in the run's directory."""
+        """Creates a directory for the file in the run's directory."""
         (directory / "disk").mkdir()
         self.path = directory / "disk" / "subject.otlp"
 
     @property
     def payloads(self) -> list[bytes]:
-        """Returns the requests in the file, and in moved or rotated files."""
+        """Returns the requests in the file and in moved or rotated files."""
         rotated = self.path.parent.glob("subject-*")
         paths = {*self.others, *rotated, *([self.path] if self.path.exists() else [])}
         return [payload for path in sorted(paths) for payload in split(path.read_bytes())]
@@ -225,7 +225,7 @@ class FileReceiver:
         return {"path": str(self.path), "format": "proto", **self.settings}
 
     def heal(self) -> None:
-        """Do nothing: the fault restores the file."""
+        """Does nothing, since the fault itself restores the file."""
 
     def close(self) -> None:
         """Do nothing."""

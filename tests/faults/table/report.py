@@ -14,12 +14,12 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
 def key(row: dict) -> str:
-    """The key of the row's scenario."""
+    """Returns the key of the row's scenario."""
     return f"{row['kind']}: {row['name']}"
 
 
 def read(path: Path) -> dict[str, dict]:
-    """The last row of each scenario."""
+    """Reads the last row of each scenario, by key."""
     if not path.exists():
         return {}
     return {key(row): row for row in map(json.loads, path.read_text().splitlines())}
@@ -52,7 +52,7 @@ def _others(row: dict) -> str:
 
 
 def line(row: dict) -> str:
-    """A row for the terminal."""
+    """Returns a row as a line for the terminal."""
     return (
         f"{key(row)}: taken {row['taken']}, arrived {row['arrived']}, lost {_lost(row['lost'])}, "
         f"left {row['left']}, difference {row['difference']}, others {_others(row)}, "
@@ -132,11 +132,11 @@ def parse(page: str) -> list[dict]:
 
 
 def write(rows: dict[str, dict], keys: list[str]) -> None:
-    """Write both pages, each kind at its first row.
+    """Writes both pages, with kinds in the order of their first scenarios.
 
     Args:
-        rows: new rows; other rows of the page stay.
-        keys: keys of all scenarios, in order; rows without a scenario are removed.
+        rows: the new rows by key; other rows of the page are kept.
+        keys: the keys of all scenarios, in order; rows of other scenarios are removed.
     """
     kept = {key(row).lower(): row for row in parse((DOCS / "faults.md").read_text())}
     kinds = list(dict.fromkeys(scenario.split(": ")[0] for scenario in keys))

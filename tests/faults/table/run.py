@@ -27,17 +27,17 @@ READY_S, STOP_S, HEALED_S = 90, 90, 20
 
 
 class Run(Programs):
-    """An agent in a directory, its receiver, and accompanying programs.
+    """An agent, its directory and receiver, and the programs that a fault starts.
 
     Attributes:
-        scenario: the scenario.
-        directory: the agent's files.
+        scenario: the scenario that is run.
+        directory: the directory of the agent's files.
         public: a world-writable directory, for other users' files.
         receiver: the receiver of the fault's exporter.
         config: the agent's configuration; ``write_config`` writes changes to it.
-        process: the agent.
-        seconds: how long the fault should last.
-        has_moved_spool: whether the last run has a different spool, with a separate account.
+        process: the agent's process.
+        seconds: how long the fault should last, in seconds.
+        has_moved_spool: whether the last agent uses a different spool, and thus a separate account.
     """
 
     def __init__(self, scenario: Scenario, directory: Path, peak: Peak):
@@ -90,7 +90,7 @@ class Run(Programs):
 
     @property
     def spool(self) -> Path:
-        """The directory of queues on disk."""
+        """The directory of the spool."""
         return self.directory / "spool"
 
     @property
@@ -100,25 +100,25 @@ class Run(Programs):
 
     @property
     def witness(self) -> Path:
-        """Returns the file that faults never touch."""
+        """The path of the output file that faults never touch."""
         return self.directory / "witness.otlp"
 
     @property
     def log(self) -> str:
-        """Returns the log of the agent."""
+        """The text of the agent's log."""
         return (self.directory / "log").read_text(errors="replace")
 
     @property
     def config_path(self) -> Path:
-        """The agent's configuration file."""
+        """The path of the agent's configuration file."""
         return self.directory / "agent.yaml"
 
     def write_config(self) -> None:
-        """Write the configuration; JSON is YAML."""
+        """Writes the configuration as JSON, which is valid YAML."""
         self.config_path.write_text(json.dumps(self.config, indent=1))
 
     def reload(self) -> None:
-        """Write the configuration, and have the agent read it."""
+        """Writes the configuration, and makes the agent reload it."""
         self.write_config()
         self.process.send_signal(signal.SIGHUP)
 
@@ -139,15 +139,15 @@ class Run(Programs):
         self._peak.add(self.process.pid)
 
     def wait_ready(self) -> None:
-        """Wait until the agent samples."""
+        """Waits until the agent samples."""
         self.wait_until(lambda: (self.get_status() or {}).get("status") == "sampling", READY_S)
 
     def wait_until(self, condition, seconds: float, what="it is ready") -> None:
-        """Wait for a condition; raises an error if the agent exits first."""
+        """Waits for a condition; raises RuntimeError if the agent exits, TimeoutError if late."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None:
-                raise RuntimeError(f"the agent has ended with {self.process.returncode}")
+                raise RuntimeError(f"the agent has exited with {self.process.returncode}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {seconds} s: {what}")
             time.sleep(0.1)
@@ -160,17 +160,17 @@ class Run(Programs):
         return None
 
     def measure(self) -> None:
-        """Begin to measure CPU time."""
+        """Starts to measure the agent's CPU time."""
         self._cpu_from = cpu_seconds(self.process.pid)
 
     def end_measuring(self) -> None:
-        """Stop measuring, if started."""
+        """Stops measuring, if started."""
         if self._cpu_from is not None:
             self.cpu_s += cpu_seconds(self.process.pid) - self._cpu_from
             self._cpu_from = None
 
     def settle(self) -> None:
-        """Heal the receiver, and wait until all queued data has arrived."""
+        """Heals the receiver, and waits until all queued data has arrived."""
         self.receiver.heal()
 
         def is_settled():
@@ -181,18 +181,18 @@ class Run(Programs):
             self.wait_until(is_settled, HEALED_S)
 
     def stop(self) -> None:
-        """Stop the agent by SIGTERM and read its account."""
+        """Stops the agent with SIGTERM and reads its account."""
         self.end_measuring()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(STOP_S)
         self._note_peak()
         if code:
-            raise RuntimeError(f"the agent has ended with {code}")
+            raise RuntimeError(f"the agent has exited with {code}")
         lines = (self.directory / "out").read_bytes().splitlines()
         self.accounts.append(json.loads(lines[-1])["account"])
 
     def kill(self) -> None:
-        """Kill the agent as the OOM killer would."""
+        """Kills the agent as the OOM killer would."""
         self.end_measuring()
         self.process.kill()
         self.process.wait()
@@ -200,13 +200,13 @@ class Run(Programs):
         self.killed += 1
 
     def restart(self) -> None:
-        """Restart the agent, and wait for it."""
+        """Restarts the agent, and waits until it samples."""
         self.launch()
         self.wait_ready()
         self.measure()
 
     def close(self) -> None:
-        """Stop everything that still runs."""
+        """Stops all processes and the receiver, and reverts what the fault has registered."""
         self.end_programs()
         if self.process and self.process.poll() is None:
             self.process.kill()
@@ -219,7 +219,7 @@ class Run(Programs):
         self.peak_bytes = max(self.peak_bytes, self._peak.bytes[self.process.pid])
 
     def count(self, control_pid: int) -> dict:
-        """Compare the data of the receiver and the witness with all accounts."""
+        """Compares the data of the receiver and the witness file with all accounts."""
         received = {
             self.exporter: Received(self.receiver.payloads, control_pid),
             WITNESS: Received(split(self.witness.read_bytes()), control_pid),
@@ -243,11 +243,11 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns counts of an exporter for a kind of samples, and samples without an account.
+        """Returns an exporter's counts for a kind of samples, with those that no account covers.
 
-        Samples are compared by the printed accounts, and by those in the data if none are left. The
-        end of a stream may have been destroyed in the spool between two runs, or its receiver may
-        have been down.
+        Samples are compared with the printed accounts. They are also compared with the accounts in
+        the data if these are complete: the end of a stream may be missing because the spool was
+        damaged between two runs, or because the receiver was down.
         """
         taken, rest, before, later = 0, 0, Counter(), Counter()
         gaps = 0
@@ -259,7 +259,7 @@ class Run(Programs):
             rest += account["waiting"] + own["not_offered"]
             gaps += len(account["gaps"])
         for stream in got.streams(kind)[: self.killed]:
-            # The samples that a killed agent took are known from its last received account.
+            # A killed agent prints no account, so its last received account is used.
             taken += got.accounts[kind, stream][STREAM + "samples"]
             later += lost_of(got.accounts[kind, stream])
         rest += self.accounts[-1][kind]["exporters"].get(exporter, {"pending": 0})["pending"]
@@ -276,7 +276,7 @@ class Run(Programs):
 
 
 def merge(base: dict, changes: dict) -> dict:
-    """Returns a copy with changes at any depth."""
+    """Returns a copy of nested dictionaries with changes at any depth."""
     result = dict(base)
     for key, value in changes.items():
         inner = isinstance(value, dict) and isinstance(result.get(key), dict)

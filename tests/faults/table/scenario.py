@@ -1,4 +1,4 @@
-"""Scenarios: the fault, and the agent's configuration."""
+"""Scenarios: each has a fault, a receiver, and the agent's configuration."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ SECONDS = 4.0
 
 
 def wait(run: Run) -> None:
-    """Leave receiver and agent alone for a while."""
+    """Leaves receiver and agent alone while the fault lasts."""
     time.sleep(run.seconds)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault.
+    """A fault, and the agent that is exposed to it.
 
     Attributes:
-        kind: its section of the table.
-        name: description; unique within its kind.
+        kind: the section of the table that it belongs to.
+        name: a description, unique within its kind.
         fault: called once the agent samples; its return ends the measurement.
         receiver: opens the receiver, which is healed after the fault.
         before: called before the agent starts.
-        sampler, exporter, service: added to the agent's configuration.
+        sampler, exporter, service: settings that are merged into the agent's configuration.
         spool: whether the exporter queues on disk.
         heals: whether the receiver is healed and waited for before the agent stops.
         alone: whether no other agents may run on the host during the scenario.
-        others: why the control program cannot measure the samples of others, such as a restart;
-            empty if it can.
-        misses: whether the kernel takes too few samples of all programs alike, which the agent must
-            count as missed.
-        seconds: how long the fault lasts, by default.
-        outputs: opens the agent's standard output and error in its directory.
-        environment: returns the agent's environment for its directory.
+        others: why the control program cannot measure the effect on other processes' samples, such
+            as a restart; empty if it can.
+        misses: whether the kernel takes too few samples of all programs alike; the agent must count
+            the rest as missed.
+        seconds: how long the fault lasts, in seconds.
+        outputs: returns replacements for the agent's ``stdout`` and ``stderr``, given the run.
+        environment: returns additional environment variables for the agent, given the run.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Scenario:
 
     @property
     def key(self) -> str:
-        """Returns the unique key of the scenario."""
+        """The unique key of the scenario."""
         return f"{self.kind}: {self.name}"
 
 

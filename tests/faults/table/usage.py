@@ -20,7 +20,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _all_children(pid: int) -> list[int]:
-    """Returns the children of all threads."""
+    """Returns the children of all threads of a process, and their descendants."""
     results = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -50,7 +50,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Peak:
-    """Tracks the peak memory of processes, read ten times a second."""
+    """Tracks the peak memory of processes by reading it ten times a second."""
 
     def __init__(self):
         self.bytes: dict[int, int] = {}
@@ -59,12 +59,12 @@ class Peak:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def add(self, pid: int) -> None:
-        """Start watching a process."""
+        """Starts watching a process."""
         with self._lock:
             self.bytes[pid] = resident_bytes(pid)
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stops watching all processes."""
         self._ended.set()
 
     def _watch(self) -> None:

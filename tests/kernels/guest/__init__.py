@@ -1,1 +1,1 @@
-"""Helpers for tests inside a guest; importable on the host, usable only in the guest."""
+"""Helpers for tests inside a guest; can be imported on the host, but used only in the guest."""

@@ -1,4 +1,4 @@
-"""Writing to files of /proc, /sys and tracefs."""
+"""Writes to files in /proc, /sys and tracefs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRACING = "/sys/kernel/tracing"
 
 
 def write(path: str, text: str) -> None:
-    """Write in one call, without the seek of append mode, which tracefs refuses."""
+    """Writes in a single call, without the seek of append mode, which tracefs rejects."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, text.encode())
@@ -34,7 +34,7 @@ def sysctl(name: str, value: int) -> Iterator[None]:
 
 @contextmanager
 def traced(filters: Iterable[str]) -> Iterator[None]:
-    """Enables the function tracer on functions, or with ``*:mod:NAME`` on a module loaded later."""
+    """Traces functions during the block; ``*:mod:NAME`` also covers a module loaded later."""
     for text in filters:
         write(f"{TRACING}/set_ftrace_filter", f"{text}\n")
     write(f"{TRACING}/current_tracer", "function")
@@ -47,13 +47,13 @@ def traced(filters: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def kprobe_inside(function: str) -> Iterator[None]:
-    """A kprobe that needs a page of copied instructions, because it is not a function entry."""
+    """Sets a kprobe inside a function, for which the kernel copies an instruction to a new page."""
     for offset in range(6, 64):
         try:
             write(f"{TRACING}/kprobe_events", f"p:kprof/inside {function}+{offset}\n")
             break
         except OSError as error:
-            # not the start of an instruction; arm64: not a multiple of 4
+            # The offset is not the start of an instruction (on arm64, not a multiple of 4).
             if error.errno not in (errno.EILSEQ, errno.EINVAL):
                 raise
     switch = f"{TRACING}/events/kprof/inside/enable"

@@ -1,4 +1,4 @@
-"""Loads modules and reads their files, the oracle for symbols."""
+"""Loads modules, and reads their files as the ground truth for symbols."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Place(NamedTuple):
-    """A function's half-open address range, relative to its module's base."""
+    """The half-open address range of a function, relative to its module's base."""
 
     start: int
     end: int
 
 
 class KernelObject:
-    """A ``.ko`` or ``.ko.xz`` file."""
+    """A kernel module's ``.ko`` or ``.ko.xz`` file."""
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
@@ -37,7 +37,7 @@ class KernelObject:
 
     @cached_property
     def build_id(self) -> str:
-        """GNU build id in hexadecimal."""
+        """The GNU build id in hexadecimal."""
         for section in self._elf.iter_sections():
             if isinstance(section, NoteSection):
                 for note in section.iter_notes():
@@ -47,10 +47,10 @@ class KernelObject:
 
     @cached_property
     def functions(self) -> dict[str, list[Place]]:
-        """Functions by name, at their addresses in the canonical layout.
+        """The functions by name, at their addresses in the canonical layout.
 
-        That layout is what a backend can know from the file alone: executable sections except init
-        sections, in the order of their headers, each aligned, the first at 0.
+        A backend can compute this layout from the file alone: executable sections except init
+        sections, in the order of their headers, each aligned, beginning at 0.
         """
         executable = SH_FLAGS.SHF_ALLOC | SH_FLAGS.SHF_EXECINSTR
         bases: dict[int, int] = {}
@@ -75,7 +75,7 @@ class KernelObject:
 
 
 def find_object(name: str) -> Path | None:
-    """File of a module of this kernel, by its name in /proc/modules."""
+    """Returns the file of a module of this kernel, by the module's name in /proc/modules."""
     tree = Path("/lib/modules") / platform.release()
     for line in (tree / "modules.dep").read_text().splitlines():
         path = line.partition(":")[0]
@@ -85,7 +85,7 @@ def find_object(name: str) -> Path | None:
 
 
 def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
-    """Base (address of ``.text``) and file of every loaded module, by name."""
+    """Returns the base (the address of ``.text``) and the file of all loaded modules, by name."""
     results = {}
     for line in Path("/proc/modules").read_text().splitlines():
         name = line.split()[0]
@@ -97,27 +97,26 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """File of the test module: ``spin``, or ``other`` with different functions at the same
-    addresses.
+    """Returns the test module's file; ``other`` has other functions at the addresses of ``spin``.
     """
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 
 def insert(variant: str = "spin", **parameters: int) -> None:
-    """Load the test module; raises ``OSError`` when its init fails."""
+    """Loads the test module; raises ``OSError`` if its init fails."""
     options = " ".join(f"{name}={value}" for name, value in parameters.items()).encode()
     with spin_object(variant).open("rb") as file:
         _call(_FINIT_MODULE, file.fileno(), options, 0)
 
 
 def insert_command(variant: str = "spin", **parameters: int) -> list[str]:
-    """Command line that loads the test module."""
+    """Returns the command line that loads the test module."""
     options = [f"{name}={value}" for name, value in parameters.items()]
     return ["insmod", str(spin_object(variant)), *options]
 
 
 def remove(name: str = "kprof_spin") -> None:
-    """Unload a module if it is loaded."""
+    """Unloads a module if it is loaded."""
     if Path(f"/sys/module/{name}/refcnt").exists():
         _call(_DELETE_MODULE, name.encode(), os.O_NONBLOCK)
 
@@ -130,7 +129,7 @@ def _call(number: int, *arguments: object) -> None:
 
 @contextmanager
 def spinning(variant: str = "spin", **parameters: int) -> Iterator[KernelObject]:
-    """The test module, loaded and spinning."""
+    """Keeps the test module loaded and spinning during the block."""
     insert(variant, **parameters)
     try:
         yield KernelObject(spin_object(variant))
@@ -150,7 +149,7 @@ class KernelSymbol(NamedTuple):
 def read_module_symbols() -> list[KernelSymbol]:
     """Returns the module symbols in /proc/kallsyms, using a simple parser."""
     text = Path("/proc/kallsyms").read_text()
-    # only these have a tab before their last word, and all of them follow the kernel's own
+    # Only module symbols have a tab before their last word; they follow the kernel's symbols.
     start = text.rindex("\n", 0, text.index("\t"))
     results = []
     for line in text[start:].splitlines()[1:]:

@@ -19,7 +19,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def as_nobody(capabilities: Sequence[str], function: Callable[[], T]) -> T:
-    """Result of ``function`` in a child process of uid 65534 with only these capabilities.
+    """Calls ``function`` in a child with uid 65534 and only these capabilities; returns its result.
 
     Results and exceptions are passed back by pickle. Modules must be imported beforehand.
     """
@@ -64,7 +64,7 @@ def _become_nobody(capabilities: Sequence[str]) -> None:
     _checked(_libc.capset(header, data), "capset")
     for name in capabilities:
         _prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, CAPABILITIES[name])
-    # as after an exec: the process may read its own /proc
+    # As after an exec, so that the process may read its /proc entry.
     _prctl(_PR_SET_DUMPABLE, 1)
 
 

@@ -18,7 +18,7 @@ def sampler(
     stacks: Literal["kernel", "user", "both"] = "kernel",
     off_cpu: OffCpuConfig | None = None,
 ) -> Iterator[EbpfSampler]:
-    """Runs a sampler, only for waits if requested; closes it at the end."""
+    """Runs a sampler during the block; with ``off_cpu``, it samples only waits."""
     running = EbpfSampler(
         SamplerConfig(
             samples_per_second=samples_per_second,
@@ -35,7 +35,7 @@ def sampler(
 
 
 def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
-    """Drain as the pipeline does."""
+    """Drains for a number of seconds, as the pipeline does; returns the samples."""
     samples: list[RawSample] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -47,7 +47,7 @@ def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
 def drain_until(
     running: EbpfSampler, enough: Callable[[list[RawSample]], bool], timeout_s: float = 300
 ) -> list[RawSample]:
-    """Drain until there are enough samples or the time is up; a busy host slows the guest."""
+    """Drains until there are enough samples or the time is up; a busy host slows the guest."""
     samples: list[RawSample] = []
     end = time.monotonic() + timeout_s
     while not enough(samples) and time.monotonic() < end:
@@ -56,7 +56,7 @@ def drain_until(
 
 
 def finish(running: EbpfSampler) -> list[RawSample]:
-    """Stop and drain the rest; checks that every sample is accounted for."""
+    """Stops and drains the sampler; checks that every sample is accounted for."""
     running.stop()
     rest = running.drain()
     counts = running.counts()["on_cpu"]
@@ -65,6 +65,6 @@ def finish(running: EbpfSampler) -> list[RawSample]:
 
 
 def sample(seconds: float) -> list[RawSample]:
-    """Returns all samples of a few seconds."""
+    """Samples for a number of seconds; returns all samples."""
     with sampler() as running:
         return drain_for(running, seconds) + finish(running)

@@ -1,7 +1,8 @@
-"""Debian's archive, accessed with apt: this machine's release, or another one.
+"""Accesses Debian's archive with apt, for this machine's release or another release.
 
 apt verifies signatures in either case. For another release, apt uses a separate configuration,
-lists and an empty package database in the cache, so that this machine's are not touched.
+separate lists and an empty package database in the cache, so that those of this machine are not
+touched.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ _FORMER = {
     "Debian": "http://archive.debian.org/debian/",
     "Debian-Security": "http://archive.debian.org/debian-security/",
 }
-"""Archives of releases that are no longer supported, by their name in apt."""
+"""The archives of releases that are no longer supported, by their name in apt."""
 
 _MERGED = ("bin", "lib", "lib64", "sbin")
-"""Directories that are links into /usr."""
+"""The directories that are links into /usr."""
 _FRESH_S = 3600
-"""Age of lists that need no update."""
+"""The maximum age of package lists that are used without an update, in seconds."""
 
 
 def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> str:
-    """Returns a command's output; raises MatrixError with all of it if the command fails."""
+    """Runs a command; returns its output, or raises MatrixError with this output."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
     )
@@ -42,12 +43,12 @@ def call(command: Sequence[str], **options: str | Path | Mapping[str, str]) -> s
 
 @dataclass(frozen=True)
 class Archive:
-    """A release's packages; ``options`` make apt use it."""
+    """The packages of a release, which ``options`` make apt use."""
 
     options: tuple[str, ...] = ()
 
     def update(self) -> None:
-        """Read the newest lists; raises MatrixError."""
+        """Updates the package lists; raises MatrixError."""
         call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
 
     def dependencies(self, package: str, pattern: str) -> list[str]:
@@ -56,16 +57,16 @@ class Archive:
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 
     def version(self, package: str) -> str:
-        """Returns the newest version."""
+        """Returns the newest version of a package."""
         shown = call(["apt-cache", *self.options, "show", "--no-all-versions", package])
         return re.findall(r"^Version: (\S+)$", shown, re.MULTILINE)[0]
 
     def download(self, packages: Sequence[str], folder: Path) -> None:
-        """Put packages into a folder; raises MatrixError."""
+        """Downloads packages into a folder; raises MatrixError."""
         self._fetch(["download", *packages], folder)
 
     def download_source(self, package: str, folder: Path) -> None:
-        """Put a package's source into a folder; the archive must be opened with sources.
+        """Downloads a package's source into a folder; the archive must be opened with sources.
 
         Raises:
             MatrixError: the archive has no such source.
@@ -73,18 +74,18 @@ class Archive:
         self._fetch(["source", "--download-only", package], folder)
 
     def _fetch(self, words: Sequence[str], folder: Path) -> None:
-        # user _apt cannot write there; signatures are checked anyway
+        # User _apt cannot write to the folder; signatures are verified anyway.
         sandbox = "APT::Sandbox::User=" + ("root" if os.geteuid() == 0 else "")
         call(["apt-get", *self.options, "-o", sandbox, *words], cwd=folder)
 
     def unpack(self, packages: Sequence[str], root: Path) -> None:
-        """Unpack packages and all that they need, without running their scripts.
+        """Unpacks packages and their dependencies, without running their scripts.
 
-        Only for a release or architecture opened here.
+        The archive must come from :func:`open_release`.
 
         Args:
-            packages: names of packages.
-            root: a new directory.
+            packages: the names of the packages.
+            root: the directory to create.
 
         Raises:
             MatrixError: a package is unknown, or cannot be downloaded.
@@ -106,15 +107,15 @@ class Archive:
 def open_release(
     release: str, home: Path, architecture: str = "", *, with_sources: bool = False
 ) -> Archive:
-    """Opens the archive of another release or architecture, with its security updates.
+    """Opens the archive of another release or architecture, including its security updates.
 
     Tries this machine's mirror first, then the archive of former releases.
 
     Args:
-        release: its code name.
-        home: where apt keeps its files; outside of the checkout.
-        architecture: Debian's name; empty for this machine's.
-        with_sources: also the lists of source packages.
+        release: the code name of the release.
+        home: the directory for apt's files, outside of the checkout.
+        architecture: Debian's name of the architecture; empty for this machine's.
+        with_sources: whether to fetch the lists of source packages, too.
 
     Raises:
         MatrixError: no reachable archive has the release.
@@ -164,7 +165,7 @@ def open_release(
 
 
 def _mirrors() -> dict[str, str]:
-    """Returns the addresses of the archives that this machine uses, by apt's names for them."""
+    """Returns the addresses of the archives that this machine uses, by their names in apt."""
     lines = call(["apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)"]).splitlines()
     known = dict(line.split(" ", 1) for line in lines if " " in line)
     return {label: known[label] for label in _FORMER if label in known}

@@ -1,8 +1,7 @@
-"""Writer for the "newc" archives that the kernel unpacks as initramfs.
+"""Writes archives in the "newc" format, which the kernel unpacks as initramfs.
 
-Format: ``Documentation/driver-api/early-userspace/buffer-format.rst`` of the kernel. Written
-here because the ``cpio`` tool may be absent, and because device nodes, being only bytes, then
-need no root.
+The kernel's ``Documentation/driver-api/early-userspace/buffer-format.rst`` describes the format.
+The ``cpio`` tool is not used, because it may be missing and needs root to create device nodes.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ class Archive:
         self._entries = 0
 
     def directory(self, path: str) -> None:
-        """Add an empty directory."""
+        """Adds an empty directory."""
         self._add(path, stat.S_IFDIR | 0o755)
 
     def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Add a regular file."""
+        """Adds a regular file."""
         self._add(path, stat.S_IFREG | mode, data)
 
     def character_device(self, path: str, major: int, minor: int) -> None:
-        """Add a character device node."""
+        """Adds a character device node."""
         self._add(path, stat.S_IFCHR | 0o600, device=(major, minor))
 
     def finish(self) -> bytes:
-        """The whole archive with its end mark."""
+        """Returns the whole archive, with its trailer."""
         self._add(_TRAILER, 0)
         return bytes(self._content)
 

@@ -2,7 +2,7 @@
 
 
 class MatrixError(Exception):
-    """The matrix cannot be run; not a failed test.
+    """Raised if the matrix cannot be run, as opposed to a failed test.
 
     Args:
         message: what went wrong.

@@ -14,13 +14,13 @@ from harness.errors import MatrixError
 from harness.kernels import KernelFiles
 from harness.places import CHECKOUT
 
-# The transport, the file system of the host's root, and what makes that root writable.
+# The virtio transport, the 9p file system of the host's root, and overlay to make it writable.
 DRIVERS = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 ROOT_TAG, RUN_TAG = "hostroot", "run"
 RUN_DIR = "/run/kernel-matrix"
 
-# Shares are never written: changes go to a layer in memory above it. Ancestors of what
-# the tests need are opened to other users in that layer, so that the same tests run as nobody.
+# Shares are never written, since changes go to an overlay in memory. There, ancestors of the tests'
+# files are opened to other users, so that the same tests run as nobody.
 _INIT = f"""#!/bin/busybox sh
 export PATH=/bin
 b=/bin/busybox
@@ -64,12 +64,12 @@ def parse_dependencies(modules_dep: str) -> dict[str, list[str]]:
 
 
 def module_name(path: str) -> str:
-    """Name of a module from its file's path: without suffixes, ``-`` as ``_``."""
+    """Returns a module's name, given its file's path: without suffixes, ``_`` for ``-``."""
     return re.sub(r"\.ko(\.\w+)?$", "", path.rpartition("/")[2]).replace("-", "_")
 
 
 def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
-    """Returns the files of modules and their dependencies, each after its dependencies.
+    """Returns the files of modules and of their dependencies, in load order.
 
     Modules without a file are assumed to be built in.
     """
@@ -78,15 +78,15 @@ def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> lis
     for name in wanted:
         path = by_name.get(name)
         if path:
-            # depmod lists the closure, with a module before what it needs
+            # depmod lists all transitive dependencies, each before its dependencies
             order += [p for p in (*reversed(dependencies[path]), path) if p not in order]
     return order
 
 
 def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
-    """Directories of the host that a guest sees where the host has them, by tag.
+    """Returns the host directories that a guest sees at the same paths, by tag.
 
-    None if the guest's root is the host's.
+    There are none if the guest has the host's root.
     """
     if kernel.root is None:
         return {}
@@ -94,7 +94,7 @@ def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
 
 
 def build_initramfs(kernel: KernelFiles) -> bytes:
-    """The archive, not compressed (that boots fastest); raises MatrixError."""
+    """Returns the archive, uncompressed since this boots fastest; raises MatrixError."""
     busybox = f"{kernel.root}/bin/busybox" if kernel.root else shutil.which("busybox")
     if busybox is None:
         raise MatrixError("no busybox", "run: apt-get install busybox-static")

@@ -1,7 +1,7 @@
-"""The kernels of the matrix, and how their files are obtained.
+"""The kernels of the matrix, and how to obtain their files.
 
-Packages are downloaded and unpacked, never installed: no root is needed, and the machine's
-kernel is not touched. The newest version known to apt is used.
+Packages are downloaded and unpacked but not installed, which needs no root and does not touch the
+machine's kernel. The newest version that apt knows is used.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -22,18 +22,18 @@ from harness.places import cache_dir
 
 @dataclass(frozen=True)
 class KernelFiles:
-    """Files of one kernel.
+    """The files of one kernel.
 
     Attributes:
-        name: row of the table.
-        version: version of the package, such as ``6.1.192-2``.
-        release: output of ``uname -r``.
+        name: the kernel's name in :data:`KERNELS`.
+        version: the version of the package, such as ``6.1.192-2``.
+        release: the output of ``uname -r``.
         image: the bzImage, or arm64's Image.
-        modules: the directory to appear as ``/lib/modules``, with ``modules.dep``.
-        headers: directory for ``make -C`` to build a module; None if there are no headers.
-        work: directory for files built for this kernel.
-        machine: the machine that it runs on.
-        root: directory to appear as ``/``; None: the host's root.
+        modules: the directory that the guest sees as ``/lib/modules``, with ``modules.dep``.
+        headers: the directory for ``make -C`` to build a module; None if there are no headers.
+        work: the directory for files built for this kernel.
+        machine: the machine type that it runs on.
+        root: the directory that the guest sees as ``/``; None: the host's root.
     """
 
     name: str
@@ -48,20 +48,21 @@ class KernelFiles:
 
     @property
     def title(self) -> str:
-        """The kernel's series, and the size of its pages if it is not 4 KiB."""
+        """The kernel's series, with the page size if that is not 4 KiB."""
         pages = re.search(r"-(\d+)k$", self.name)
         return f"Linux {self.name.partition('-')[0]}" + (f", {pages[1]} KiB pages" if pages else "")
 
 
 @dataclass(frozen=True)
 class DebianKernel:
-    """A kernel from Debian, by the package that depends on the newest image.
+    """A Debian kernel, given by the package that depends on the newest image.
 
     Attributes:
-        release: code name of the release that has it; empty: this machine's.
-        boots: names of the boots in which it is tested; empty: all.
-        tests: test files to run; empty: all.
-        machine: the machine that it runs on; a different machine than this needs ``release``.
+        release: the code name of the Debian release that has it; empty: this machine's release.
+        boots: the names of the boots in which it is tested; empty: all.
+        tests: the test files to run; empty: all.
+        machine: the machine type that it runs on; ``release`` must be given if this differs from
+            the host's.
     """
 
     name: str
@@ -74,11 +75,11 @@ class DebianKernel:
 
     @property
     def series(self) -> str:
-        """Start of the version, as in ``6.12``."""
+        """The start of the version, as in ``6.12``."""
         return self.name.partition("-")[0]
 
     def get(self) -> KernelFiles:
-        """Download and unpack files missing from the cache; raises MatrixError."""
+        """Downloads and unpacks files missing from the cache; raises MatrixError."""
         foreign = "" if self.machine is X86_64 else self.machine.architecture
         archive = Archive()
         if self.release:
@@ -98,7 +99,7 @@ class DebianKernel:
         home = cache_dir() / self.name / version.replace(":", "_")
         root = home / "root"
         if not root.exists():
-            # The tools run here, whichever machine the headers are for.
+            # The headers' tools run on the host, whatever machine the headers are for.
             host = Archive() if foreign else archive
             _unpack([(archive, [image, headers, *sources]), (host, tools)], root)
         tree = root / "usr/src" / headers
@@ -127,7 +128,7 @@ class DirectoryKernel:
     machine: Machine = X86_64
 
     def get(self) -> KernelFiles:
-        """Look up the files; raises MatrixError if the directory's layout differs."""
+        """Finds the files; raises MatrixError if the directory's layout differs."""
         modules = self.path / "lib/modules"
         releases = sorted(os.listdir(modules)) if modules.is_dir() else []
         if len(releases) != 1 or not (self.path / "bzImage").exists():
@@ -219,7 +220,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def get_kernel(name: str) -> Kernel:
-    """Returns the row called ``name``; a name with a slash is a directory outside the table."""
+    """Returns the kernel called ``name``; a name with a slash is the directory of a kernel."""
     if "/" in name:
         path = Path(name).absolute()
         return DirectoryKernel(path.name, path)
@@ -229,7 +230,7 @@ def get_kernel(name: str) -> Kernel:
 
 
 def install_tools(machines: Iterable[Machine]) -> None:
-    """Install missing tools for booting machines, if this user may; raises MatrixError."""
+    """Installs missing tools for booting machines, if this user may; raises MatrixError."""
     needed = {
         "busybox": "busybox-static",
         "depmod": "kmod",
@@ -239,7 +240,7 @@ def install_tools(machines: Iterable[Machine]) -> None:
     for machine in machines:
         needed[machine.emulator[0]] = machine.package
         needed[machine.compiler] = machine.compiler_package
-    # depmod's directory is only in root's PATH
+    # depmod's directory is in root's PATH only
     os.environ["PATH"] += ":/usr/sbin"
     missing = [package for tool, package in needed.items() if not shutil.which(tool)]
     if not missing:
@@ -265,7 +266,7 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
 
 
 def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> None:
-    """Download, unpack, index; ``root`` appears only when everything in it is complete."""
+    """Downloads, unpacks and indexes packages; ``root`` appears only when it is complete."""
     partial = root.with_name("partial")
     shutil.rmtree(partial, ignore_errors=True)
     debs = partial / "debs"

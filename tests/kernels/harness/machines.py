@@ -1,8 +1,8 @@
 """The machines of the matrix: how to emulate them, and the root that their guests see.
 
-A guest of this machine's own kind sees the host's root. A guest of another machine needs programs
-and libraries for it: Debian's packages are unpacked, and wheels for it are installed by pip, into
-a directory of the cache. Nothing of that machine runs on the host.
+A guest of the host's machine type sees the host's root. A guest of another type needs programs and
+libraries built for it: Debian packages and wheels are unpacked into a directory in the cache.
+Nothing in this directory runs on the host.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -24,25 +24,25 @@ _PACKAGES = (
     *("libelf1", "libbpf1", "libstdc++6", "mount", "procps", "python3", "util-linux"),
 )
 _REQUIREMENTS = ("pytest", "pytest-timeout", "zstandard")
-"""Packages that the tests import, beside the package's dependencies."""
+"""The packages that the tests import in addition to the package's dependencies."""
 _PYTHON = "3.11"
-"""The version in Debian 12."""
+"""The Python version in Debian 12."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to emulate.
+    """A machine type to emulate.
 
     Attributes:
-        name: as ``uname -m`` has it.
-        architecture: Debian's name.
-        emulator: the command and the options for processor and board.
+        name: the name that ``uname -m`` prints.
+        architecture: Debian's name of the architecture.
+        emulator: the emulator's command, with options for processor and board.
         package: the package with the emulator.
-        console: name of the serial console.
+        console: the name of the serial console.
         compiler: the C compiler for kernel modules.
         compiler_package: the package with the compiler.
-        make: options for ``make`` of a kernel module.
-        variants: the compiler's options for each build of a program.
+        make: the options with which ``make`` builds a kernel module.
+        variants: the compiler options of each build of a program, by name.
     """
 
     name: str
@@ -68,16 +68,16 @@ X86_64 = Machine(
 AARCH64 = Machine(
     "aarch64",
     "arm64",
-    # The architected algorithm of signatures takes most of the time in emulation. Without 52-bit
-    # addresses, which few processors have, signatures start at bit 47 or 48.
+    # Emulating the architected pointer authentication algorithm would take most of the time.
+    # Without 52-bit addresses, which few processors have, signatures start at bit 47 or 48.
     ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "max,pauth-impdef=on,lpa2=off"),
     "qemu-system-arm",
     "ttyAMA0",
     "aarch64-linux-gnu-gcc-12",
     "gcc-12-aarch64-linux-gnu",
     ("ARCH=arm64", "CROSS_COMPILE=aarch64-linux-gnu-"),
-    # Debian 12 signs no return addresses, later releases do; only ARMv8.3 has an instruction that
-    # checks one and returns.
+    # Debian 12 does not sign return addresses, but later releases do. Only ARMv8.3 has an
+    # instruction that authenticates an address and returns to it.
     {
         "chains": (),
         "chains-signed": ("-mbranch-protection=standard",),
@@ -87,13 +87,13 @@ AARCH64 = Machine(
 
 
 def build_root(machine: Machine, archive: Archive) -> Path:
-    """Returns a directory with Debian and the package's dependencies for a machine.
+    """Returns a root directory with Debian and the package's dependencies for a machine type.
 
     Builds it if it is missing from the cache, or if the requirements have changed.
 
     Args:
-        machine: the machine.
-        archive: its release of Debian.
+        machine: the machine type to build the root for.
+        archive: the archive of the Debian release to use.
 
     Raises:
         MatrixError: a package or wheel cannot be downloaded.
@@ -116,7 +116,7 @@ def _make_root(archive: Archive, root: Path) -> None:
     archive.unpack(_PACKAGES, root)
     for name in ("dev", "proc", "run", "sys", "tmp"):
         (root / name).mkdir(exist_ok=True)
-    # The packages' scripts, which do not run, would make these.
+    # Created by package scripts, which are not run.
     if not (root / "usr/bin/sh").exists():
         (root / "usr/bin/sh").symlink_to("dash")
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
@@ -130,7 +130,7 @@ def _install_wheels(machine: Machine, requirements: Sequence[str], root: Path) -
     command += [f"--python-version={_PYTHON}", "--implementation=cp"]
     command += [f"--target={root}/usr/lib/python3/dist-packages", *requirements]
     call(command)
-    # The interpreter of the guest reads these: compilation takes minutes there.
+    # Bytecode for the guest, where compilation takes minutes.
     if sys.version_info[:2] == tuple(map(int, _PYTHON.split("."))):
         compiled = [f"{root}/usr/lib/python{_PYTHON}", f"{root}/usr/lib/python3/dist-packages"]
         options = ["-q", "--invalidation-mode=unchecked-hash", "-s", str(root), "-p", "/"]

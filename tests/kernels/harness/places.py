@@ -1,4 +1,4 @@
-"""Where the harness reads and writes."""
+"""The directories that the harness reads and writes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ CHECKOUT = Path(__file__).absolute().parents[3]
 
 
 def cache_dir() -> Path:
-    """Where downloads, builds and results live: ``$OTEL_KPROFILER_CACHE``/kernels."""
+    """Returns the directory of downloads, builds and results: ``$OTEL_KPROFILER_CACHE``/kernels."""
     base = os.environ.get("OTEL_KPROFILER_CACHE") or "~/.cache/otel-kprofiler"
     return Path(base).expanduser().absolute() / "kernels"

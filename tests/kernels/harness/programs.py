@@ -1,6 +1,6 @@
-"""Builds the programs that guests of another machine profile, outside the checkout.
+"""Builds the programs that guests of another machine type profile, outside the checkout.
 
-Tests of guests of this machine's own kind need none: tests/live has the same programs.
+Guests of the host's machine type need none, since tests/live covers these programs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _GO = CHECKOUT / "tests/truth/programs/work.go"
 
 
 def build(kernel: KernelFiles) -> Path:
-    """Build every program that is older than its source; returns their directory.
+    """Builds every program that is older than its source; returns the programs' directory.
 
-    Without the go command, there is no program in Go.
+    Without the go command, the Go program is left out.
 
     Raises:
-        MatrixError: the compiler's output.
+        MatrixError: a compiler failed; the message has its output.
     """
     machine, home = kernel.machine, kernel.work / "programs"
     home.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Boots one guest under qemu and collects its results.
 
-Always ``-accel tcg``: /dev/kvm may open and still be useless inside another virtual machine.
+Always uses ``-accel tcg``, because /dev/kvm may open but not work inside a virtual machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ EMULATOR_FAULT = re.compile(
 )
 """Guest crashes that cannot occur on a real machine.
 
-While the kernel patches its code it puts breakpoints there (arch/x86/kernel/alternative.c). An
+While the kernel patches its code, it writes breakpoints into it (arch/x86/kernel/alternative.c). An
 emulated CPU may hit a breakpoint that is no longer in memory, which the kernel does not recognize.
-And a busy host lets an emulated timer miss the ticks that the kernel waits for as it starts.
+On a busy host, an emulated timer may also miss the ticks that the kernel waits for during its
+start.
 """
 
 
@@ -56,7 +57,7 @@ BOOTS: dict[str, Boot] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a boot; ``status`` is pytest's, None if the guest reported none."""
+    """The results of a boot; ``status`` is pytest's, or None if the guest reported none."""
 
     status: int | None
     run_dir: Path
@@ -65,7 +66,7 @@ class Outcome:
 
     @property
     def junit(self) -> Path:
-        """Results of the tests; absent when the guest died."""
+        """The path of the test results; the file is missing if the guest died."""
         return self.run_dir / "junit.xml"
 
     @property
@@ -80,18 +81,18 @@ class Outcome:
 
     @property
     def emulator_failed(self) -> bool:
-        """True if the guest crashed in a way that cannot occur on a real machine."""
+        """Whether the guest crashed in a way that cannot occur on a real machine."""
         return self.status is None and EMULATOR_FAULT.search(self.console) is not None
 
 
 def parse_status(console: str) -> int | None:
-    """Exit status that the guest printed; None after a panic, hang or power loss."""
+    """Returns the exit status that the guest printed; None after a panic, hang or power loss."""
     result = MARKER.findall(console)
     return int(result[-1]) if result else None
 
 
 def qemu_command(kernel: KernelFiles, boot: Boot, run_dir: Path) -> list[str]:
-    """The command line of a guest that shares the host's root, read-only, and ``run_dir``."""
+    """Returns the command line of a guest that sees the host's root, read-only, and ``run_dir``."""
     share = "local,security_model=none,multidevs=remap"
     machine = kernel.machine
     append = (
@@ -123,7 +124,7 @@ def run_guest(
     timeout_s: float,
     verbose: bool,
 ) -> Outcome:
-    """Boot, run pytest inside, power off; never longer than ``timeout_s``."""
+    """Boots a guest, runs pytest in it and powers it off, within ``timeout_s`` seconds."""
     run_dir = kernel.work / f"run-{boot.name}"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir(parents=True)
@@ -161,7 +162,7 @@ def run_guest(
 def _job(
     kernel: KernelFiles, boot: Boot, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> str:
-    """Shell script with the commands for the guest."""
+    """Returns the shell script that the guest runs."""
     variables = {
         **environment,
         "OTEL_KPROFILER_GUEST": f"{kernel.release} {boot.name}",

@@ -11,7 +11,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class Result(NamedTuple):
-    """One test in one boot; ``feature`` is the sentence that states the test's promise."""
+    """The result of a test in one boot; ``feature`` is the sentence that states its promise."""
 
     test: str
     feature: str
@@ -21,19 +21,19 @@ class Result(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One boot of one kernel."""
+    """A column of the table: the results of one boot of one kernel."""
 
     title: str
     results: Sequence[Result]
 
 
 def parse_junit(text: str) -> list[Result]:
-    """Results in the order of the run; raises ``xml.etree.ElementTree.ParseError``."""
+    """Returns the results in execution order; raises ``xml.etree.ElementTree.ParseError``."""
     return [_result(case) for case in ET.fromstring(text).iter("testcase")]
 
 
 def read_junit(path: Path) -> list[Result]:
-    """Results in a file; empty if the guest did not write it."""
+    """Returns the results in a file; empty if the guest did not write the file."""
     return parse_junit(path.read_text()) if path.exists() else []
 
 
@@ -56,7 +56,7 @@ _CELLS: Mapping[str, str] = {PASSED: "yes", FAILED: "**no**", SKIPPED: "not trie
 
 
 def render_table(columns: Sequence[Column]) -> str:
-    """Markdown page: a row for each feature, a column for each boot; skips are explained."""
+    """Returns a Markdown page with a row per feature, a column per boot, and reasons for skips."""
     features: dict[str, list[str]] = {}
     notes: dict[str, int] = {}
     for number, column in enumerate(columns):
@@ -65,7 +65,7 @@ def render_table(columns: Sequence[Column]) -> str:
             cell = _CELLS[result.outcome]
             if result.outcome == SKIPPED:
                 cell += f" [{notes.setdefault(result.message, len(notes) + 1)}]"
-            # tests that share a feature share a cell, which shows the worst outcome
+            # Tests with the same feature share a cell, which shows the worst outcome.
             if cells[number] in ("", _CELLS[PASSED]) or result.outcome == FAILED:
                 cells[number] = cell
     lines = [

@@ -12,17 +12,18 @@ from harness.kernels import KernelFiles
 
 SOURCE = Path(__file__).parent.parent / "module"
 VARIANTS = {"spin": "", "other": "1"}
-"""Directory of a build → value of ``KPROF_OTHER``."""
+"""Maps the directory of each build to its value of ``KPROF_OTHER``."""
 
 
 def build(kernel: KernelFiles) -> Path:
-    """Build every variant that is older than its source; returns the directory with all variants.
+    """Builds every variant that is older than its source; returns the directory of all variants.
 
     Raises:
-        MatrixError: no headers, or the compiler's output.
+        MatrixError: there are no headers, or the build failed; the message has the compiler's
+            output.
     """
     if kernel.headers is None:
-        raise MatrixError(f"{kernel.name}: no headers to build the test module with")
+        raise MatrixError(f"{kernel.name}: the headers to build the test module are missing")
     home = kernel.work / "module"
     newest = max(path.stat().st_mtime for path in SOURCE.iterdir())
     for variant, other in VARIANTS.items():
@@ -32,8 +33,8 @@ def build(kernel: KernelFiles) -> Path:
             continue
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(SOURCE, target)
-        # BTF of modules would need pahole; nothing here reads it. Headers of an older release
-        # name its compiler.
+        # BTF for modules would need pahole, and no test reads it. Headers from an older release
+        # specify the compiler of that release, so set another.
         options = [f"M={target}", f"KPROF_OTHER={other}", "CONFIG_DEBUG_INFO_BTF_MODULES="]
         options += [f"CC={kernel.machine.compiler}", *kernel.machine.make]
         jobs = f"-j{os.cpu_count()}"

@@ -1,4 +1,4 @@
-"""TLS within one process, forever. Argument: a certificate with its key."""
+"""Runs TLS connections within one process, forever. Argument: a certificate with its key."""
 
 import contextlib
 import hashlib

@@ -1,1 +1,1 @@
-"""Python stacks of the BPF program, compared with programs that log what runs at each instant."""
+"""Python stacks from the BPF program, compared with logs of what programs run."""

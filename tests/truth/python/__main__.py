@@ -1,7 +1,7 @@
 """Compares Python stacks of every installed interpreter with the code that ran; prints a table.
 
-Usage: python -m tests.truth.python [--samples N] [VERSION…]; exits with 1 if one is wrong, or more
-than 2 % are absent.
+``python -m tests.truth.python [--samples N] [VERSION…]`` exits with 1 if a stack is wrong, or if
+more than 2 % of the stacks are absent.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -27,10 +27,10 @@ def is_good(report: Report, samples: int) -> bool:
 
 
 def main() -> int:
-    """Run with the interpreters whose versions start with one of the arguments; by default all."""
+    """Tests the interpreters whose versions start with one of the arguments, by default all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=20_000, help="with each")
-    parser.add_argument("--churn", action="store_true", help="functions that come and go")
+    parser.add_argument("--churn", action="store_true", help="run short-lived functions")
     parser.add_argument(
         "--greenlets", action="store_true", help="too, with those that can import them: PYTHONPATH"
     )

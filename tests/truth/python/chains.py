@@ -1,7 +1,7 @@
 """Generated call chains whose stacks are known: each function is called from a single place.
 
-A function stores one mark on entry and another on return, so a mark shows which functions may be on
-top. Runs in every tested version of CPython; imports nothing else.
+A function stores a mark on entry and another mark on return, so a mark shows which functions may be
+on top. This module runs in every tested version of CPython and imports only the standard library.
 """
 
 import random
@@ -12,9 +12,9 @@ STYLES = (
     "direct", "map", "sorted", "partial", "sum", "for", "send", "raise", "init", "property",
     "del", "with",
 )  # fmt: skip
-"""How a function calls the next one: half of the time directly, as most programs do."""
+"""The ways to call the next function; half of the calls are direct, as in most programs."""
 GREENLET = "greenlet"
-"""Links that need greenlet; the callee's stack ends with itself."""
+"""The style that calls in a new greenlet, in which the callee is the outermost frame."""
 END = "nothing is below"
 THREADS, PER_THREAD = 4, 6
 _DEPTHS = (1, 2, 3, 5, 8, 12, 20, 40, 55)
@@ -31,7 +31,7 @@ _LEAVES = {
 }
 
 _STEPS = ("for i in range(60):", " n.x = i", " m[0] = {step}", " n.y = i", " m[0] = {begin}")
-"""A loop whose lines record which of them run."""
+"""A loop whose lines record which of the lines are running."""
 
 _CALLS = {
     "direct": ("x = {0}(m, n)",),
@@ -61,7 +61,7 @@ _ENDS = {
 
 
 class Function(NamedTuple):
-    """A function: its name, the next one's name, how they are called, and the last one's work."""
+    """A function: its name, its callee, the styles of both calls, and the work if it is a leaf."""
 
     name: str
     callee: str
@@ -74,15 +74,15 @@ class Chains:
     """The source of all functions, and their permitted samples.
 
     Attributes:
-        source: source of the module; its file is `chains.py`.
-        roots: names of the first functions, by thread.
-        callers: for each function (qualified name), the function below it and its line; None for
-            the first function of a thread, `END` for a greenlet's.
-        tops: marks with which a line may be on top; None: all.
-        frameless: marks with which a thread may be in a greenlet that has no Python frame yet or
-            any more, while the interpreter allocates or frees its frames.
-        system_calls: by line, a part of the name of its system call.
-        styles: how a function is called.
+        source: the source of the module, whose file name is ``chains.py``.
+        roots: the names of the first functions, by thread.
+        callers: the caller and calling line of each function, by qualified name; None for the first
+            function of a thread, ``END`` for that of a greenlet.
+        tops: the marks with which each line may be on top; None: all marks.
+        frameless: the marks with which a thread may be in a greenlet without a Python frame,
+            because the interpreter allocates or frees the greenlet's frames.
+        system_calls: a part of the name of the system call that each line makes.
+        styles: the style in which each function is called.
     """
 
     def __init__(self, seed, styles=STYLES):
@@ -130,7 +130,7 @@ class Chains:
             below = qualname, line
 
     def _add_function(self, function, marks):
-        """Adds a function; returns its qualified name, and the line that calls the next one."""
+        """Adds a function; returns its qualified name, and the line that calls its callee."""
         me, _, called_by, *_ = function
         method, indent = _METHODS.get(called_by), " "
         qualname, head = me, []

@@ -1,7 +1,7 @@
 """Creates, runs and frees functions continuously, so that code objects reuse earlier addresses.
 
-Usage: python churn.py; like program.py. Two threads give each function a new name; the functions of
-two others differ only in their lines, whose tables also reuse addresses.
+Runs like program.py, without arguments. Two threads give each function a new name. The functions of
+two other threads differ only in their lines, whose tables also reuse addresses.
 """
 # ruff: noqa: T201 - a command
 
@@ -13,12 +13,12 @@ import threading
 import types
 
 LINED = 1 << 40
-"""Added to the marks of functions that differ in their lines."""
+"""The number that is added to the marks of functions that differ in their lines."""
 SPREAD = 5
 _NAMES = 1_000_000
 _WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"
 _FEW_LINES = 5
-"""Tables with a jump over more lines than this have the same size."""
+"""The offset of first lines, such that all line tables have the same size."""
 
 
 def make(source, name):
@@ -33,7 +33,7 @@ def name_of(serial):
 
 
 def named(serial):
-    """Makes a function with a unique name; its work is in lines 2 to 4."""
+    """Makes a function with a unique name, which works in lines 2 to 4."""
     name = name_of(serial)
     return make(f"def {name}(m, r):\n{_WORK.format(serial)}", name)
 
@@ -43,7 +43,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """Makes a function that differs in its lines, and in constants, which are not read."""
+    """Makes a function that differs in its lines, and in constants, which profilers do not read."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)
@@ -57,7 +57,7 @@ _LINED = [
 
 
 def expected(mark):
-    """Name of the function with a mark, and its first and last line with that mark."""
+    """Returns the name of the function with a mark, and its first and last line with the mark."""
     serial = mark % LINED
     if mark < LINED:
         return name_of(serial), 2, 4

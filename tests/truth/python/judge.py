@@ -1,4 +1,4 @@
-"""Compares stacks with the running code."""
+"""Compares stacks with the code that was running."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.truth.python.chains import END, Chains
 
 _EXAMPLES = 3
 _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
-"""Parts of the names of system calls by which the interpreter takes turns and allocates memory."""
+"""Parts of the names of system calls by which the interpreter switches threads and allocates."""
 
 
 class Seen(NamedTuple):
     """A sample.
 
     Attributes:
-        mark: the value stored by the thread; 0 before its first chain.
-        frames: the Python side, leaf first; may be empty.
-        kernel: names of kernel functions, leaf first.
+        mark: the mark that the thread has stored; 0 before its first chain.
+        frames: the frames of the Python side, leaf first; may be empty.
+        kernel: the names of the kernel functions, leaf first.
     """
 
     mark: int
@@ -30,18 +30,19 @@ class Seen(NamedTuple):
 
 
 class Report:
-    """The outcomes of the samples of a program.
+    """The outcomes of a program's samples.
 
     Attributes:
-        right: number that match the running code exactly.
-        frameless: number without Python frames when there may have been none; the sampler must
-            report the same number (`no_frame` in `outcomes`).
-        absent: number of others without Python frames.
-        unknown: number with an undescribed frame.
-        wrong: number of wrong samples, by reason. examples: examples of wrong samples. styles:
-        number of right samples by how their functions were called.
+        right: the number of samples that match the running code exactly.
+        frameless: the number of samples without Python frames that may have had none; the sampler
+            must report the same number (``no_frame`` in ``outcomes``).
+        absent: the number of other samples without Python frames.
+        unknown: the number of samples with an undescribed frame.
+        wrong: the number of wrong samples, by reason.
+        examples: the descriptions of some wrong samples.
+        styles: the number of right samples by the style in which their functions were called.
         outcomes: the sampler's counts.
-        in_system_calls: number of right samples in a system call of the function on top.
+        in_system_calls: the number of right samples in a system call of the function on top.
     """
 
     def __init__(self) -> None:
@@ -53,19 +54,19 @@ class Report:
 
     @property
     def total(self) -> int:
-        """Returns the number of all samples."""
+        """The number of all samples."""
         shown = self.right + self.unknown + self.wrong.total()
         return shown + self.frameless + self.absent
 
     def add_wrong(self, why: str, seen: Seen) -> None:
-        """Count a wrong sample."""
+        """Counts a wrong sample."""
         self.wrong[why] += 1
         if len(self.examples) < _EXAMPLES:
             top = [(frame.function, frame.lines[0].line) for frame in seen.frames[:4]]
             self.examples.append(f"  {why}: {top}, mark {seen.mark}, {seen.kernel[:3]}")
 
     def describe(self) -> str:
-        """Returns one line, followed by examples."""
+        """Returns a summary line, followed by examples."""
         total = max(self.total, 1)
         line = (
             f"{self.total} samples: {self.wrong.total()} wrong, {self.absent / total:.2%} absent, "
@@ -78,13 +79,13 @@ class Report:
 
 
 class ChurnJudge:
-    """Compares the functions of churn.py; counts only functions that have stored their mark."""
+    """Judges the samples of churn.py; counts only those after a function has stored its mark."""
 
     def __init__(self) -> None:
         self.report = Report()
 
     def take(self, seen: Seen) -> None:
-        """Add a sample."""
+        """Adds a sample."""
         if not seen.mark:
             return
         report, (name, first, last) = self.report, churn.expected(seen.mark)
@@ -93,7 +94,7 @@ class ChurnJudge:
         elif seen.frames[0].unresolved is Unresolved.CODE_UNKNOWN:
             report.unknown += 1
         elif seen.frames[0].function == "work":
-            report.right += 1  # before the mark is reset
+            report.right += 1  # until the mark is reset
         elif seen.frames[0].function != name:
             report.add_wrong("another function", seen)
         elif not first <= seen.frames[0].lines[0].line <= last:
@@ -103,11 +104,11 @@ class ChurnJudge:
 
 
 class Judge:
-    """Compares the stacks of the threads of a program with its chains.
+    """Compares the stacks of a program's threads with the program's chains.
 
     Args:
         chains: the program's chains.
-        below: functions below all chains, by their qualified names, from the first one's caller.
+        below: the qualified names of the functions that call all chains, innermost first.
     """
 
     def __init__(self, chains: Chains, below: list[str]) -> None:
@@ -116,7 +117,7 @@ class Judge:
         self.report = Report()
 
     def take(self, seen: Seen) -> None:
-        """Add a sample; those before the first chain do not count."""
+        """Adds a sample; samples before the first chain do not count."""
         if not seen.mark:
             return
         report = self.report
@@ -136,7 +137,7 @@ class Judge:
                     report.styles[style] += 1
 
     def _find_fault(self, seen: Seen) -> str:
-        """The reason a stack does not match the running code; empty if it does."""
+        """Returns why a stack does not match the running code; empty if it matches."""
         places = [(frame.function, frame.lines[0].line) for frame in seen.frames]
         if places[0][0] in self._chains.callers:
             if seen.frames[0].lines[0].file != "chains.py":
@@ -165,7 +166,7 @@ class Judge:
 
     def _judge_top(self, top: tuple[str, int], seen: Seen) -> str:
         if not top[1]:
-            return ""  # instructions that the compiler adds have no line
+            return ""  # an instruction added by the compiler
         if top not in self._chains.tops:
             return "a line without code"
         marks = self._chains.tops[top]

@@ -33,12 +33,12 @@ SEED = 7
 
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
-    """Compile the sampler with marks."""
+    """Compiles a sampler that also reads the threads' marks."""
     return compile_program(SOURCE, sources, folder / "marked.bpf.o")
 
 
 class MarkingLoader(LibbpfLoader):
-    """Loads the sampler with marks."""
+    """Loads the sampler that also reads the threads' marks."""
 
     def __init__(self, built: Path) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class MarkingLoader(LibbpfLoader):
 
 
 class Target(NamedTuple):
-    """A running program: its process, its threads' ids as in samples, and its judge."""
+    """A running program: its process, its threads' ids as they are in samples, and its judge."""
 
     process: subprocess.Popen[str]
     threads: dict[int, int]
@@ -66,7 +66,7 @@ def running(
     styles: tuple[str, ...] = STYLES,
     **options: Any,
 ) -> Iterator[Target]:
-    """Run the program, or a copy, with an interpreter; `wrapper` precedes the command."""
+    """Runs the program, or a copy of it, with an interpreter; ``wrapper`` precedes the command."""
     command = [*wrapper, str(python.command), str(program)]
     with running_command(command, styles=styles, **options) as target:
         yield target
@@ -76,7 +76,7 @@ def running(
 def running_command(
     command: list[str], *, styles: tuple[str, ...] = STYLES, **options: Any
 ) -> Iterator[Target]:
-    """Run a command that runs the program, such as an application that contains it."""
+    """Runs a command that runs the program, such as an application that contains it."""
     arguments = [str(SEED), ",".join(styles)]
     with _started([*command, *arguments], options) as (process, started):
         judge = Judge(Chains(SEED, styles), started["threads"][0][2])
@@ -85,7 +85,7 @@ def running_command(
 
 @contextlib.contextmanager
 def churning(python: Python) -> Iterator[Target]:
-    """Run churn.py."""
+    """Runs churn.py with an interpreter."""
     with _started([str(python.command), str(CHURN)], {}) as (process, started):
         yield _make_target(process, started, ChurnJudge())
 
@@ -97,7 +97,7 @@ def _make_target(process: subprocess.Popen[str], started: Any, judge: AnyJudge) 
 
 @contextlib.contextmanager
 def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """Runs a program for the context; yields it with its self-description."""
+    """Runs a program during the block; yields its process and its self-description."""
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         **options,
@@ -113,13 +113,13 @@ def _started(command: list[str], options: Any) -> Iterator[tuple[subprocess.Pope
 
 
 def find_outer_ids(pid: int, inner: int) -> tuple[int, dict[int, int]]:
-    """Finds the descendant of `pid` with the inner id `inner`, and its threads by inner ids."""
+    """Finds the descendant of ``pid`` with the inner id ``inner``; returns its id and threads."""
     for one in (pid, *_descendants(pid)):
         status = _read_ids(one, one)
         if status == inner:
             tasks = [int(name) for name in Access().list_dir(f"/proc/{one}/task")]
             return one, {_read_ids(one, task): task for task in tasks}
-    raise AssertionError(f"{inner} is not below {pid}")
+    raise AssertionError(f"{pid} has no descendant {inner}")
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -130,13 +130,13 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _read_ids(pid: int, task: int) -> int:
-    """The innermost id of a thread."""
+    """Returns the innermost id of a thread."""
     status = Path(f"/proc/{pid}/task/{task}/status").read_text()
     return int(status.partition("NSpid:")[2].partition("\n")[0].split()[-1])
 
 
 class KernelNames:
-    """Names of kernel functions."""
+    """The names of kernel functions by address, read from kallsyms."""
 
     def __init__(self) -> None:
         rows = (line.split() for line in Path("/proc/kallsyms").read_text().splitlines())
@@ -152,13 +152,13 @@ class KernelNames:
 def measure(
     built: Path, targets: list[Target], samples: int, *, timeout_s: float = 60
 ) -> list[Report]:
-    """Sample programs until each has this many samples, or the time is up."""
+    """Samples programs until each has ``samples`` samples, or the time is up."""
     loader, names = MarkingLoader(built), KernelNames()
     config = SamplerConfig(
         samples_per_second=HZ,
         target_pids=tuple(target.pid for target in targets),
         python_frames=127,
-        stacks="both",  # otherwise user-mode samples, in which frames are created, would be dropped
+        stacks="both",  # keeps samples in user mode, where frames are created
         user_unwinding="frame_pointers",
     )
     sampler = EbpfSampler(config, loader=loader)
@@ -175,7 +175,7 @@ def measure(
             assert time.monotonic() < end, tracking.counts()
             time.sleep(_WAIT_S)
         marks = loader.loaded.map_fd("marks")
-        sampler.drain()  # earlier samples have no frames
+        sampler.drain()  # drops samples without frames
         for target in targets:
             for tid, at in target.threads.items():
                 update_map(marks, tid.to_bytes(4, "little"), at.to_bytes(8, "little"))

@@ -1,6 +1,6 @@
-"""Breaks the reader of Python frames in many ways, and checks that the comparison notices each.
+"""Breaks the reader of Python frames in many ways, and checks that the comparison detects each.
 
-Usage: python -m tests.truth.python.mutations [NAME…]; exits with 1 if one goes unnoticed.
+``python -m tests.truth.python.mutations [NAME…]`` exits with 1 if a mutation is not detected.
 """
 # ruff: noqa: T201 - a command talks to its user
 
@@ -24,11 +24,11 @@ _WORD = "return put_word(w, word | find_code(w, l, code));"
 
 
 class Mutation(NamedTuple):
-    """A change to a source file, at the first occurrence of ``old``; none if it is unchanged.
+    """A change to a source file at the first occurrence of ``old``; none if ``new`` equals ``old``.
 
     Attributes:
-        minor: version in which it is detectable.
-        churn: whether it is detectable with short-lived functions.
+        minor: the Python version in which the mutation is detectable.
+        churn: whether the mutation is detectable with short-lived functions.
     """
 
     name: str
@@ -128,7 +128,7 @@ MUTATIONS = (
 
 
 def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
-    """Run the comparison with one mutation; returns the verifier's message if it fails to load."""
+    """Runs the comparison with a mutation; returns the verifier's message if it is rejected."""
     built = build(folder, copy_sources(folder, mutation))
     start = churning if mutation.churn else running
     with start(python) as target:
@@ -140,7 +140,7 @@ def run(folder: Path, mutation: Mutation, python: Python) -> Report | str:
 
 
 def is_true(report: Report | str, churn: bool) -> bool:
-    """Returns whether the comparison is clean; short-lived functions may be absent."""
+    """Returns whether no stack is wrong and, except for short-lived functions, few are absent."""
     if isinstance(report, str) or report.wrong or report.total < _SAMPLES // 2:
         return False
     return churn or report.absent + report.unknown <= _MAX_ABSENT * report.total
@@ -152,7 +152,7 @@ def find_python(minor: str) -> Python | None:
 
 
 def main(names: list[str]) -> int:
-    """Run the mutations whose names contain one of ``names``; all without."""
+    """Runs the mutations whose names contain one of ``names``, by default all mutations."""
     unnoticed = 0
     with tempfile.TemporaryDirectory() as made:
         for mutation in MUTATIONS:

@@ -1,7 +1,7 @@
-"""Samples programs started by other users, as the calling user; prints the results.
+"""Samples programs that other users started, as the calling user; prints the results.
 
-Usage: python -m tests.truth.python.nobody OBJECT SAMPLES; standard input has a line of JSON for
-each program: its pid, marks by thread, seed, call styles, and the functions below its chains.
+Usage: python -m tests.truth.python.nobody OBJECT SAMPLES. Standard input has a line of JSON for
+each program: its pid, marks by thread, seed, call styles, and the functions that call its chains.
 """
 # ruff: noqa: T201 - a command
 

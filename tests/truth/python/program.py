@@ -1,7 +1,7 @@
 """Runs the chains of chains.py in threads until its standard input ends.
 
-Usage: python program.py SEED STYLES; writes one line of JSON: its pid, and for each thread its id,
-the address of its mark, and the functions below its chains.
+``python program.py SEED STYLES`` writes one line of JSON: its pid, and for each thread the id, the
+address of the mark, and the functions that call the chains.
 """
 # ruff: noqa: T201 - a command
 

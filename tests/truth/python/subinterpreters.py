@@ -1,6 +1,6 @@
 """Runs the chains of chains.py in threads, each in a subinterpreter, until standard input ends.
 
-Usage: python subinterpreters.py SEED STYLES; writes what program.py writes.
+``python subinterpreters.py SEED STYLES`` writes the same line as program.py.
 """
 # ruff: noqa: T201 - a command
 
@@ -26,7 +26,7 @@ subinterpreters.work({seed}, {styles!r}, {thread}, {report})
 
 
 def work(seed, styles, thread, report):
-    """Run a thread's chains forever; reports what program.py does to a descriptor."""
+    """Runs a thread's chains forever; reports to a descriptor, as program.py does."""
     import array
 
     import program
@@ -43,7 +43,7 @@ def work(seed, styles, thread, report):
 
 
 def start(thread):
-    """Start a thread; returns its report."""
+    """Starts a thread; returns its report."""
     end, report = os.pipe()
     script = SCRIPT.format(
         folder=FOLDER, seed=sys.argv[1], styles=sys.argv[2].split(","), thread=thread, report=report
@@ -54,7 +54,7 @@ def start(thread):
 
 
 def main():
-    """Start all threads, and wait."""
+    """Starts all threads, and waits until standard input ends."""
     threads = [start(thread) for thread in range(chains.THREADS)]
     print(json.dumps({"pid": os.getpid(), "threads": threads}), flush=True)
     sys.stdin.read()

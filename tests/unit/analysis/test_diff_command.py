@@ -1,4 +1,4 @@
-"""The command `diff` on files of profiles."""
+"""The command ``diff`` on profile files."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ PERIOD = SECOND // 100
 
 
 def write(path, parts, *, pid=7, idle_s=0):
-    """A file with 100 samples per second, one part after the other: (seconds, percent in read)."""
+    """Writes a file with 100 samples per second from parts given as (seconds, percent in read)."""
     times = {"read": [], "write": []}
     now = START
     for seconds, percent in parts:
@@ -44,7 +44,7 @@ def write(path, parts, *, pid=7, idle_s=0):
 
 @pytest.fixture
 def files(tmp_path):
-    """Two profiles of 20 s: 20 % in read, and 60 %."""
+    """Writes two profiles of 20 s, with 20 % and 60 % in read."""
     return write(tmp_path / "a", [(20, 20)]), write(tmp_path / "b", [(20, 60)])
 
 
@@ -84,7 +84,7 @@ def test_option_per_time_compares_milliseconds_per_second(files):
 
 @pytest.fixture
 def loads(tmp_path):
-    """Equal shares of 20 s of work, and of 4 s in 20 s."""
+    """Writes two profiles of 20 s with equal shares, of 20 s of work and of 4 s of work."""
     return write(tmp_path / "a", [(20, 50)]), write(tmp_path / "b", [(4, 50)], idle_s=16)
 
 

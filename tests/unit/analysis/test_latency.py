@@ -1,4 +1,4 @@
-"""Weights by latency add up to the time in which any thread of a process ran."""
+"""Weights by latency sum to the time during which any thread of a process ran."""
 
 import json
 import random
@@ -38,7 +38,7 @@ STACKS = {name: stack(name) for name in ("serial", "parallel", "other")}
 
 
 def times(start_ms, end_ms, phase_ms, jitter_ms=0.0, seed=0):
-    """The times at which a CPU's timer samples a thread that runs without pause."""
+    """Returns the times at which a CPU's timer samples a thread that runs without pause."""
     rng = random.Random(seed)
     return [
         START + round((at + rng.uniform(-jitter_ms, jitter_ms)) * MS)
@@ -70,7 +70,7 @@ def latencies(*windows):
 
 
 def program(threads, jitter_ms=0.0):
-    """1 s on one thread, then 1 s on several threads, whose timers have any phases."""
+    """Returns 1 s on one thread, then 1 s on several threads whose timers have random phases."""
     rows = [row("serial", 1, times(0, 1000, 3.0, jitter_ms))]
     for number in range(threads):
         phase = 10 * random.Random(number).random()
@@ -160,7 +160,7 @@ def test_reports_have_the_weights(path, tmp_path):
 
 
 def test_a_filter_does_not_change_the_number_of_threads(path):
-    """A thread keeps its weight when others are filtered out."""
+    """A thread keeps its weight when other threads are filtered out."""
     (whole,) = json.loads(invoke("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
     (selected,) = json.loads(invoke("--weight", "latency", "--json", "-t", "2", path))["kinds"]
     weights = [group["self"] for group in whole["groups"] if "2" in group["name"]]

@@ -1,4 +1,4 @@
-"""Profile files: their content determines the format, and damage is reported."""
+"""The content of profile files determines their format, and damage is reported."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def frame(side, name, line=0, module=None):
 
 
 def window(number=0):
-    """Four samples of a Java program: two in the kernel below line 7, two in native code."""
+    """Returns four samples of a Java program: two in the kernel and two in native code."""
     java = frame(JVM, "Main.run", 7)
     start = frame(NATIVE, "start_thread", module=JVM_SO)
     write = [frame(KERNEL, name, module=VMLINUX) for name in ("vfs_write", "__x64_sys_write")]
@@ -53,7 +53,7 @@ def window(number=0):
 
 
 def read(tmp_path, content, expected=()):
-    """Reads windows from a file with this content; expects these problem reports."""
+    """Writes a file and reads its windows; asserts that these problems are reported."""
     path = tmp_path / "no suffix"
     path.write_bytes(content)
     said = []
@@ -73,7 +73,7 @@ def test_every_format_is_detected_by_its_content(tmp_path, form, pack):
     windows = [window(0), window(1)]
     result = read(tmp_path, pack(WRITE[form](windows)))
     expected = folded(windows)
-    if form == "pprof":  # which has no types of frames
+    if form == "pprof":  # pprof has no frame types
         expected = expected.replace(" (Main.java:7)", "")
     assert folded(result) == expected
     assert load_samples(result).count == 8

@@ -1,4 +1,4 @@
-"""The command `report` on files of profiles."""
+"""The command ``report`` on profile files."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ from tests.page import data
 from tests.windows import make_window
 
 PEER = Path(__file__).parents[2] / "data" / "otlp" / "ebpf-profiler.otlp.gz"
-TICK = 50_000_000  # nanoseconds between its samples
+TICK = 50_000_000  # nanoseconds between samples
 
 SECOND = 10**9
 START = 1_600_000_000 * SECOND
@@ -51,7 +51,7 @@ USER = stack(user=("compute", "main"))
 
 @pytest.fixture
 def profile(tmp_path):
-    """Six samples of nginx, one CPU second each: 3 in read, 2 in write, 1 in user mode."""
+    """Writes six samples of nginx of 1 s each: 3 in read, 2 in write, 1 in user mode."""
     nginx = {"process.pid": 7, "process.executable.name": "nginx"}
     dd = {"process.pid": 8, "process.executable.name": "dd\x1b[2J"}
     groups = [
@@ -74,21 +74,21 @@ def profile(tmp_path):
 
 
 def report(*arguments):
-    """Output of the command in a pipe."""
+    """Runs the command with a pipe as output; returns the output."""
     done = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def fails(*arguments):
-    """Message and fix of the command that ends with an error."""
+    """Runs the command; asserts that it fails, and returns message and fix."""
     done = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert done.exit_code == 1, done.output
     return str(done.exception), done.exception.hint
 
 
 def rows(*arguments):
-    """Names with self and total weight."""
+    """Returns names with self and total weight from the command's table."""
     (kind,) = json.loads(report("--json", *arguments))["kinds"]
     return {row["name"]: (row["self"], row["total"]) for row in kind["groups"]}
 

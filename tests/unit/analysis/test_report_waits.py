@@ -1,4 +1,4 @@
-"""The command `report` on profiles of waits: by cause and state, idle waits, exact totals."""
+"""The command ``report`` on profiles of waits: causes, states, idle waits, exact totals."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def sample(function, wait, *values):
 
 @pytest.fixture
 def profile(tmp_path):
-    """10 s of polling, 3 + 3 ms for a pipe, 1 + 4 ms for a CPU; all from 3 ms on are sampled."""
+    """Writes waits of 10 s (poll), 3 + 3 ms (pipe) and 1 + 4 ms (CPU); the threshold is 3 ms."""
     nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     quiet = Resource({"process.pid": 8, "process.executable.name": "quiet"})
     samples = [
@@ -77,7 +77,7 @@ def report(*arguments):
     return done
 
 
-# The root of 2 (3² + 3² + 1²): waits longer than the threshold have no error
+# ± is √(2 (3² + 3² + 1²)), since waits longer than the threshold have no error.
 TOTALS = (
     "all waits: 10,014.0 ms exactly (runnable 4.0, interruptible 10,008.0, uninterruptible 2.0); "
     "by samples 10,011.0 ± 6.2 ms"
@@ -148,7 +148,7 @@ def test_a_recording_with_only_idle_waits_is_reported_without_a_table(profile):
     lines = report("--function", "do_sys_poll", profile).output.splitlines()
     assert lines[0].startswith("off_cpu: 0 samples, 0.0 ms")
     assert lines[1:] == [
-        "these waits: by samples 10,000.0 ± 0.0 ms",  # longer than the threshold
+        "these waits: by samples 10,000.0 ± 0.0 ms",  # above the threshold
         "idle waits, not shown without --idle: 1 sample, 10,000.0 ms",
     ]
 

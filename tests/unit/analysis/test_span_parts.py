@@ -1,4 +1,4 @@
-"""How spans spend their time: `report --by part` and `report --by trace`."""
+"""How spans spend their time, by ``report --by part`` and ``report --by trace``."""
 
 import json
 
@@ -48,7 +48,7 @@ A, B, CHILD = (
 
 
 def write(path, *timeline, service=None):
-    """A profile of what threads did: (milliseconds from the start, span, what, how long, thread).
+    """Writes a profile from actions: (start in ms, span, what, duration in ms, thread).
 
     Running threads are sampled every millisecond.
     """
@@ -87,7 +87,7 @@ def parts(*arguments):
 
 @pytest.fixture
 def synchronous(tmp_path):
-    """Two requests one after the other, with other work around them."""
+    """Writes a profile of two successive requests, with other work around them."""
     return write(
         tmp_path / "sync.otlp",
         (0, None, "user", 5),
@@ -110,7 +110,7 @@ def test_parts_of_synchronous_spans_sum_to_their_durations(synchronous):
 
 @pytest.fixture
 def asynchronous(tmp_path):
-    """Two tasks of a loop; the first awaits the second, an event, and a callback without a span."""
+    """Writes two tasks; the first awaits the second, an event, and a callback without a span."""
     return write(
         tmp_path / "async.otlp",
         (0, None, "epoll", 50),
@@ -173,7 +173,7 @@ def test_span_times_are_available_only_as_a_table(synchronous, tmp_path, by):
 
 
 def times(*arguments):
-    """User, kernel and waiting time of spans in milliseconds."""
+    """Returns the user, kernel and waiting time of spans, in milliseconds."""
     done = CliRunner().invoke(command, ["--by", "trace", "--json", *map(str, arguments)])
     assert done.exit_code == 0, done.output
     return {

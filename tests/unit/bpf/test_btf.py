@@ -1,4 +1,4 @@
-"""Finding struct members in BTF; tests of the unwinder's settings find nested ones."""
+"""Struct members are found in BTF; tests of the unwinder's settings cover nested members."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Jumps and stack use of the compiled programs, checked by the rules of older verifiers."""
+"""Jumps and stack use of the compiled programs conform to the rules of older verifiers."""
 
 import struct
 
@@ -12,8 +12,8 @@ CLASS, JUMPS = 0x07, (0x05, 0x06)
 GOTO, CALL, EXIT = 0x05, 0x85, 0x95
 LOAD, STORES = 0x01, (0x02, 0x03)
 COPY, ADD = 0xBF, 0x07
-FRAME_POINTER, OWN_FUNCTION = 10, 1  # a register; the source register of a call
-STACK_BYTES = 512  # MAX_BPF_STACK: total for all functions in a call chain
+FRAME_POINTER, OWN_FUNCTION = 10, 1  # a register; src_reg of a call
+STACK_BYTES = 512  # MAX_BPF_STACK, the sum over a call chain
 
 
 def functions(path):
@@ -31,7 +31,7 @@ def functions(path):
 
 
 def successors(code, at):
-    """Next instructions, with whether a jump leads there."""
+    """Yields the next instructions, each with whether a jump leads to it."""
     operation, _, offset, _ = code[at]
     if operation == EXIT:
         return []
@@ -42,9 +42,7 @@ def successors(code, at):
 
 
 def loops_without_a_jump(code, start):
-    """Returns instructions that fall through to an earlier one, in the order of the verifier's
-    ``check_cfg``.
-    """
+    """Returns instructions that fall through to an ancestor in the verifier's ``check_cfg``."""
     result, done = [], {start: False}
     path = [(start, iter(successors(code, start)))]
     while path:
@@ -79,7 +77,7 @@ def test_a_loop_that_falls_through_to_its_start_is_detected():
 
 
 def stack_bytes(code):
-    """Bytes of stack that instructions use, directly or by a copy of the frame pointer."""
+    """Returns the stack bytes that instructions use, directly or by copies of the frame pointer."""
     deepest, copies = 1, set()
     for operation, registers, offset, number in code:
         target, source = registers & 15, registers >> 4
@@ -97,7 +95,7 @@ def stack_bytes(code):
 
 
 def read_calls(path):
-    """Returns, by section and offset of each function: name, bytes of stack, called functions."""
+    """Returns name, stack bytes and callees of each function, by section and offset."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         symbols = list(elf.get_section_by_name(".symtab").iter_symbols())
@@ -129,7 +127,7 @@ def read_calls(path):
 
 @pytest.mark.parametrize("name", ["sampler", "iterators"])
 def test_nested_calls_fit_the_bpf_stack_limit(name):
-    """From 6.13 on, a kernel may allow each function the limit; older kernels limit the sum."""
+    """From 6.13 on, kernels may apply the limit to each function; older kernels limit the sum."""
     functions_of = read_calls(PROGRAMS / f"{name}.bpf.o")
 
     def deepest(place):

@@ -1,4 +1,4 @@
-"""Rows of the program that dumps threads."""
+"""Rows that the thread-dumping program writes are parsed."""
 
 import struct
 
@@ -17,7 +17,7 @@ def row(*, state=1, flags=HAS_STACKS, arrived=5_000, ran=50, until=4_000, lackin
     return parse_dump_rows(ROW.pack(*fields, b"pool-1\0garbage"))[0]
 
 
-def test_a_row_has_what_the_program_wrote():
+def test_a_row_has_the_values_that_the_program_wrote():
     parsed = row()
     assert (parsed.tgid, parsed.tid, parsed.comm, parsed.switches) == (42, 43, b"pool-1", 3)
     assert (parsed.time_ns, parsed.monotonic_ns, parsed.clock_ns) == (9_000, 8_000, 7_000)
@@ -54,7 +54,7 @@ def test_a_wait_begins_after_the_last_run():
 
 
 def test_a_wait_begins_no_later_than_the_clock_of_the_run_queue_allows():
-    # The time of the last run is that of an earlier class of the scheduler.
+    # The time of the last run is from an earlier scheduling class.
     assert row(ran=10_000).since_ns == 5_100
 
 
@@ -63,7 +63,7 @@ def test_the_run_queue_dates_the_wait_if_the_last_arrival_is_unknown():
     assert row(arrived=0, until=0).since_ns == 0
 
 
-def test_ended_threads_are_recognized():
+def test_exited_threads_are_recognized():
     assert row(state=0x20).has_ended
     assert row(state=0x80).has_ended
     assert not row().has_ended

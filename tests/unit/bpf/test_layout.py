@@ -1,4 +1,4 @@
-"""Records and structs that Python and the compiled program share."""
+"""Records and structs that Python and the compiled program share match."""
 
 import errno
 import shutil
@@ -57,7 +57,7 @@ def pack(frames=(), *, start=5, kernel=0, user=0, **fields):
 
 
 def parse(payload, *limit):
-    """The one sample of a chunk with one record."""
+    """Parses a chunk with one record; returns its sample."""
     (sample,) = parse_records(in_ring(payload), *limit)
     return sample
 
@@ -101,7 +101,7 @@ GO = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b71692033
 
 
 def pack_go(labels):
-    """The labels of a goroutine, as the program writes them."""
+    """Returns a goroutine's labels as the BPF program writes them."""
     entries = [
         bytes((len(name), len(value))) + name.encode() + value.encode()
         for name, value in labels.items()
@@ -272,12 +272,12 @@ def test_interrupt_ranges_are_packed_as_start_and_size():
     reason="clang-14 and llvm-14, which the committed object was made with, are not installed",
 )
 def test_the_committed_objects_match_their_sources(tmp_path):
-    """They are also built in a different directory, so that they contain no machine's paths."""
+    """They are built in a different directory, to check that they contain no paths."""
     for source in (*PROGRAMS.glob("*.bpf.[ch]"), PROGRAMS / "build.sh"):
         shutil.copy(source, tmp_path)
     version = subprocess.run(["clang-14", "--version"], capture_output=True, text=True, check=True)
     if "Debian clang version 14.0.6" not in version.stdout:
-        pytest.skip(f"not the pinned compiler: {version.stdout.splitlines()[0]}")
+        pytest.skip(f"the compiler is not the pinned one: {version.stdout.splitlines()[0]}")
     subprocess.run([tmp_path / "build.sh"], cwd="/", check=True)
     built, committed = (
         {path.name: path.read_bytes() for path in folder.glob("*.o")}

@@ -1,4 +1,4 @@
-"""Choice of the loader, and the compiler process of bcc."""
+"""The choice of the loader, and bcc's compiler process."""
 
 import logging
 import os
@@ -63,7 +63,7 @@ def test_an_unknown_loader_is_rejected():
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Replaces bcc's package; a function that sets its code."""
+    """Replaces bcc's package; returns a function that sets the code of the replacement."""
     monkeypatch.setattr(bcc, "_PACKAGE", str(tmp_path / "bcc"))
     monkeypatch.setattr(bcc, "_PYTHON", sys.executable)
 
@@ -107,7 +107,7 @@ class BPF:
 
 
 def test_the_compiler_gets_a_minimal_environment(package, tmp_path, monkeypatch):
-    """It gets none of our variables and cannot import packages next to bcc's."""
+    """It gets no variables of the agent's environment, and cannot import packages next to bcc's."""
     monkeypatch.setenv("ARCH", "mips")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     before = dict(os.environ)

@@ -1,4 +1,4 @@
-"""Counters, constants and records of lock contention."""
+"""Counters, constants and records for lock contention."""
 
 import os
 import struct
@@ -55,7 +55,7 @@ def test_locks_without_owners_are_still_measured():
     assert find_lock_offsets(types) == (None, None, 40)
 
 
-def test_offset_0_is_an_owner_too():
+def test_an_owner_at_offset_0_is_used():
     for offsets, owners in (((0, 8, 40), (1, 9)), ((None, None, 40), (0, 0))):
         packed = struct.unpack("=10Q", pack_lock_layout(LockOffsets(*offsets), 3, 1, python=True))
         assert packed[:3] == (3, 1, 1)

@@ -1,4 +1,4 @@
-"""Descriptions of code objects, and the structs that Python and the program share."""
+"""Descriptions of code objects are parsed; Python and the BPF program agree on structs."""
 
 import struct
 
@@ -17,7 +17,7 @@ from otel_kprofiler.model import PythonCode
 from tests.bpf_object import object_btf
 from tests.records import in_ring
 
-ID = 1 << 27 | 5  # of the first CPU
+ID = 1 << 27 | 5  # an id from the first CPU
 WORDS = {
     "python_layout": PythonLayout._fields,
     "python_config": ("max_frames", *PythonOffsets._fields),

@@ -1,4 +1,4 @@
-"""The ring reader on synthetic ring memory."""
+"""The ring reader reads synthetic ring memory correctly."""
 
 import mmap
 import struct
@@ -12,7 +12,7 @@ BUSY, DISCARD = 1 << 31, 1 << 30
 
 
 class SyntheticRing:
-    """Ring memory in which the test plays the kernel; attributes as in ``RingMemory``."""
+    """Ring memory to which tests write like the kernel, with the attributes of ``RingMemory``."""
 
     def __init__(self, position: int = 0) -> None:
         self.positions = bytearray(16)
@@ -36,7 +36,7 @@ class SyntheticRing:
         self.commit(self.reserve(len(payload)), payload, flags)
 
     def write(self, at: int, data: bytes) -> None:
-        """Write at a position, to both mappings of the same pages."""
+        """Writes at a position, to both mappings of the same pages."""
         for index, byte in enumerate(data):
             self.content[(at + index) % SIZE] = self.content[(at + index) % SIZE + SIZE] = byte
 
@@ -63,7 +63,7 @@ def test_committed_records_are_read_once_and_their_space_is_released():
 
 @pytest.mark.parametrize("short_of_the_end", range(0, 64, 8))
 def test_records_survive_the_wrap_around(short_of_the_end):
-    """The pages may end before a record, in its header or in its data."""
+    """The ring's pages may end before a record, in its header or in its data."""
     ring = SyntheticRing(position=5 * SIZE - short_of_the_end)
     reader = RingReader(ring, SIZE)
     ring.put(b"0123456789abcdef" * 2)
@@ -107,7 +107,7 @@ def test_discarded_records_are_skipped():
 def test_closing_releases_the_mapping():
     ring = SyntheticRing()
     RingReader(ring, SIZE).close()
-    ring.positions.clear()  # raises BufferError while a view is alive
+    ring.positions.clear()  # a BufferError while a view exists
 
 
 @pytest.mark.parametrize(

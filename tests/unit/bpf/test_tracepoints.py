@@ -1,4 +1,4 @@
-"""Constants of a tracepoint's program, and tracepoints in BTF."""
+"""Constants of a tracepoint's program are packed, and tracepoints found in BTF."""
 
 import struct
 
@@ -15,7 +15,7 @@ def test_without_a_value_each_event_counts_1():
 
 
 def test_a_value_is_an_argument_or_in_a_struct():
-    """Offset 0 is a member, too. The number of a system call follows 0, which means all."""
+    """Offset 0 is valid for a member. System call numbers are stored plus 1, since 0 means all."""
     for value, words in (
         (TracepointValue(1, None, True, 4096), (1, 0, 0, 1, 4096)),
         (TracepointValue(0, 0), (0, 1, 0, 0, 1)),
@@ -25,7 +25,7 @@ def test_a_value_is_an_argument_or_in_a_struct():
 
 
 class Btf:
-    """BTF of tracepoints: (name, types of arguments)."""
+    """Builds BTF that contains tracepoints with arguments of given types."""
 
     def __init__(self):
         self.text, self.types, self.count = bytearray(b"\0"), b"", 0

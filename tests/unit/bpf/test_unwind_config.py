@@ -1,4 +1,4 @@
-"""The user unwinder's configuration for kernel and processor."""
+"""The user unwinder is configured for kernel and processor."""
 
 import struct
 
@@ -16,7 +16,7 @@ from tests.bpf_object import btf, object_btf
 
 
 def object_types():
-    """Types of the compiled program."""
+    """Returns the types of the compiled program."""
     return KernelTypes(object_btf())
 
 
@@ -85,7 +85,7 @@ def test_saved_register_offsets_match_their_block(machine):
 
 
 def kernel(**changes):
-    """A kernel's structs; ``changes`` replaces members of a struct by name."""
+    """Returns BTF with a kernel's structs; ``changes`` replaces the members of a struct by name."""
     structs = {
         "task_struct": [("mm", 8, 0), ("stack", 16, 0)],
         "mm_struct": [("", 64, 9)],

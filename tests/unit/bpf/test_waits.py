@@ -1,4 +1,4 @@
-"""Off-CPU threads, in the form the BPF programs store them."""
+"""Off-CPU threads are parsed from the form in which the BPF programs store them."""
 
 import mmap
 import struct
@@ -129,7 +129,7 @@ def in_phase(phase):
     return bytes(record)
 
 
-def test_sums_of_ended_threads_are_between_the_samples():
+def test_sums_of_exited_threads_are_parsed_between_samples():
     result = WaitRecords([], [])
     chunk = in_ring(in_phase(THREAD_ENDED) + pack(SLEEPING))
     assert parse_records(chunk, waits=result) == []
@@ -158,10 +158,10 @@ def test_wait_starts_and_ends_are_parsed_in_order():
         (0, 0, 1, (0, 0)),  # on a CPU
         (1000, 0, 1, (500, 0)),
         (1000, 1200, 1, (200, 300)),
-        (1000, 1200, 0, (500, 0)),  # it did not sleep
-        (1000, 900, 1, (500, 0)),  # in the wait before
+        (1000, 1200, 0, (500, 0)),  # runnable, so it did not sleep
+        (1000, 900, 1, (500, 0)),  # woken in an earlier wait
         (1000, 1000, 1, (0, 500)),
-        (1000, 1600, 1, (500, 0)),  # woken after the reading started
+        (1000, 1600, 1, (500, 0)),  # woken after the read started
         (1600, 0, 1, (0, 0)),
     ],
 )

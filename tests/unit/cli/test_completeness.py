@@ -1,4 +1,4 @@
-"""The completeness of user stacks, as in the summary of a recording and in reports."""
+"""The summary of a recording and reports remark on incomplete user stacks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""``dump``: which threads it selects, before it reads them."""
+"""``dump`` selects threads before it reads them."""
 
 import os
 

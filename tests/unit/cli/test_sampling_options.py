@@ -1,4 +1,4 @@
-"""Options of sampling commands: the sampler's settings for waits and events."""
+"""Options of sampling commands determine the sampler's settings for waits and events."""
 
 import pytest
 from click.testing import CliRunner

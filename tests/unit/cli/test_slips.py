@@ -1,4 +1,4 @@
-"""Slips on the command line: the error suggests the probable intention."""
+"""The error for a slip on the command line suggests the probable intention."""
 
 import pytest
 from click.testing import CliRunner

@@ -1,4 +1,4 @@
-"""The state and screen of `top`: the effect of keys on recorded samples."""
+"""Keys change the state and screen of ``top``, tested with recorded samples."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ COMPUTE = stack((PYTHON_SIDE, None, "compute", 42), MAIN)
 
 
 def window(number, *, reads=5, computes=3, sends=2, lost=0):
-    """One second: nginx in web reads and sends; evil has the rest."""
+    """Returns a window of 1 s: nginx in web reads and sends; evil has the other samples."""
 
     def sample(stack, tid, name, count):
         times = [START + number * SECOND + at for at in range(count)]
@@ -137,7 +137,7 @@ def press(state, shown, *keys):
 
 
 def waiting(number):
-    """A second with waits of 3 ms for a pipe and 900 ms of polling, and on-CPU samples."""
+    """Returns 1 s with waits of 3 ms (pipe) and 900 ms (poll), and on-CPU samples."""
     nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     waits = [
         WindowSample(READ, 7, "nginx", 0, None, [START + number * SECOND], [value], (), wait)
@@ -233,7 +233,7 @@ def test_a_frozen_screen_does_not_change_while_samples_arrive():
     for number in range(7, 20):
         sliding.add(window(number, computes=50))
     assert screen(state, sliding.shown()) == before
-    press(state, sliding.shown(), "p")  # keys show more of the same time
+    press(state, sliding.shown(), "p")  # keys change the view of the same time
     assert names(state, sliding.shown())[0] == "nginx (7)"
     press(state, sliding.shown(), "f", " ")
     assert screen(state, sliding.shown())[2].endswith("compute")
@@ -247,7 +247,7 @@ def test_a_filter_can_be_typed_edited_applied_and_removed():
     assert screen(state, shown)[-1] == "/SYS"
     wanted = ["__x64_sys_sendto", "__x64_sys_read", "do_syscall_64"]
     assert sorted(names(state, shown)) == sorted(wanted)
-    press(state, shown, ENTER, "T")  # no longer typed into the filter
+    press(state, shown, ENTER, "T")  # not typed into the filter
     assert names(state, shown) == ["do_syscall_64", "__x64_sys_read", "__x64_sys_sendto"]
     assert screen(state, shown)[-1].startswith("/SYS  ")
     press(state, shown, "S", ESCAPE)
@@ -271,7 +271,7 @@ def test_the_selection_follows_its_row():
     for number in range(12, 17):
         sliding.add(window(number, computes=0))
     assert "compute" not in names(state, sliding.shown())
-    assert selected(state, sliding.shown()) == "vfs_read"  # what is in its place
+    assert selected(state, sliding.shown()) == "vfs_read"  # the row now in its place
     press(state, sliding.shown(), END)
     assert selected(state, sliding.shown()) == names(state, sliding.shown())[-1]
     press(state, sliding.shown(), UP, HOME, UP)
@@ -316,7 +316,7 @@ def test_enter_on_other_rows_shows_their_functions():
     press(state, shown, "s", DOWN, ENTER)
     assert names(state, shown)[0] == "vfs_read"
     assert "watch" not in names(state, shown)
-    press(state, shown, ENTER, "t")  # shows the function's threads
+    press(state, shown, ENTER, "t")  # threads of the function
     assert names(state, shown) == ["nginx (7)"]
     press(state, shown, ESCAPE, ESCAPE, ESCAPE, ESCAPE, ESCAPE)
     assert "e\x1b[2Jvil\r (8)" in names(state, shown)
@@ -415,5 +415,5 @@ def test_a_lone_escape_is_a_key_if_nothing_follows():
     assert parser.is_waiting
     assert parser.flush() == [ESCAPE]
     assert parser.feed(b"\x1bq") == [ESCAPE, "q"]
-    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # waits for no end
+    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # not held back for an end
     assert not parser.is_waiting

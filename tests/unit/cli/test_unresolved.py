@@ -1,4 +1,4 @@
-"""Frames without names in the summary of a recording."""
+"""The summary of a recording remarks on frames without names."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def nameless(module, reason=Unresolved.NO_NAME, side=USER_SIDE):
 
 
 def count(*stacks):
-    """Counts of stacks, each with its number of samples."""
+    """Counts the frames in stacks, each with its number of samples."""
     samples = [
         WindowSample(Stack.from_frames(frames), 1, "t", 0, None, list(range(number)))
         for number, frames in stacks
@@ -49,7 +49,7 @@ def test_the_remark_names_the_file_with_most_nameless_frames():
     )
 
 
-def test_code_without_a_file_has_a_fix_of_its_own():
+def test_code_without_a_file_has_a_separate_fix():
     assert count((1, [nameless(None, Unresolved.NO_FILE)])).remark() == (
         "100% of unresolved user frames: the code is in memory without a file, such as "
         "JIT-compiled code; let the compiler write a perf map (docs/symbols.md)"

@@ -1,4 +1,4 @@
-"""Zero values have zero shares, and negative ones are rejected, in every report."""
+"""In every report, zero values have zero shares and negative values are rejected."""
 
 import gzip
 import random
@@ -35,7 +35,7 @@ GROUPS = [
 
 
 def write(path, values, kind=KIND):
-    """A file of profiles: one sample of each value."""
+    """Writes a profile file with a sample of each value; returns its path."""
     rows = []
     for number, value in enumerate(values):
         names = (f"leaf{number % 5}", f"caller{number % 3}", "root")
@@ -94,5 +94,5 @@ def test_negative_values_are_rejected_with_a_fix(tmp_path, command, kind):
     assert done.exit_code == 1
     error = done.exception
     assert isinstance(error, KProfilerError)
-    assert error.message == f"{path}: 2 values below 0: the difference of two profiles"
+    assert error.message == f"{path}: this is the difference of two profiles: 2 values below 0"
     assert "otel-kprofiler diff BEFORE AFTER" in error.hint

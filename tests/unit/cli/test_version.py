@@ -1,4 +1,4 @@
-"""Output of `--version`, and completion in shells."""
+"""``--version`` prints the versions that matter, and shells complete commands."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""Table addresses, and which parts of them may be shown."""
+"""Table addresses are parsed, and shown without secrets."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""ClickHouse queries as SQL; tests/collector runs them on the engine."""
+"""The SQL of ClickHouse queries; tests/collector runs it on the engine."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ ON_CPU = Kind("samples", "count", "cpu", "nanoseconds", 10)
 OFF_CPU = Kind("off_cpu", "nanoseconds", "", "", 0)
 
 
-def test_every_filter_and_grouping_reads_the_parts_it_needs():
+def test_every_filter_and_grouping_reads_only_required_columns():
     assert {*_FILTERS, "attributes"} == {field.name for field in fields(Filter)}
     for by in GROUPINGS:
         assert need_of(Filter(), by) is not None

@@ -1,4 +1,4 @@
-"""Stacks from rows of functions: sides, inlined functions, recursion."""
+"""Stacks are rebuilt from rows of functions, with sides, inlined functions and recursion."""
 
 from otel_kprofiler.clickhouse.stacks import Stacks
 from otel_kprofiler.model import (
@@ -14,7 +14,7 @@ VSYSCALL = 0xFFFFFFFFFF600000
 
 
 def stack(*rows, statuses=()):
-    """The stack of rows of address, function, file, line and mapping."""
+    """Returns the stack of rows with address, function, file, line and mapping."""
     stacks = Stacks()
     stacks.add(1, list(zip(*rows, strict=True)) or [[]] * 5)
     return stacks.get(1, statuses)

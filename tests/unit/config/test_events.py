@@ -1,4 +1,4 @@
-"""The key `events`: its settings, and rejected values."""
+"""The key ``events`` sets the sampler's events, and invalid values are rejected."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The manifests of config/kubernetes fit the agent, the unit and each other."""
+"""The manifests in config/kubernetes agree with the agent, the unit and each other."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def only(documents, kind):
 
 @pytest.fixture
 def agent(tmp_path):
-    """The DaemonSet's pod, and the configuration in its ConfigMap."""
+    """Returns the DaemonSet's pod, and the configuration in its ConfigMap."""
     documents = read("daemonset.yaml")
     pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
     path = tmp_path / "agent.yaml"
@@ -58,7 +58,7 @@ def test_the_agents_probes_query_its_health_endpoint(agent):
 
 
 def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
-    """They are mounted read-only below /host, where they do not hide the container's."""
+    """They are mounted read-only below /host, so that they do not hide the container's."""
     pod, _ = agent
     (container,) = pod["containers"]
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}

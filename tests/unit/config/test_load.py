@@ -1,4 +1,4 @@
-"""Loading a configuration: defaults, and every error with its position."""
+"""A configuration is loaded with defaults, and every error reported with its position."""
 
 import os
 
@@ -29,7 +29,7 @@ def problems(text, **environ):
 
 
 def receiver(block, **environ):
-    """Problems of a receiver block, without their common prefix."""
+    """Returns the problems in a receiver block, without their common prefix."""
     lines = "".join(f"    {line}\n" for line in block.splitlines())
     result = problems(MINIMAL.replace("kprofiler:\n", f"kprofiler:\n{lines}"), **environ)
     return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in result]
@@ -278,9 +278,7 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """A password as a key, an alias, a tag, or a reference: only its length and position are
-    shown.
-    """
+    """Of a password used as key, alias, tag or reference, only length and position are shown."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result
@@ -305,7 +303,7 @@ def test_a_misspelled_key_is_quoted():
 def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
     for directory in (tmp_path, *tmp_path.parents):
         if not directory.stat().st_mode & 0o001:
-            directory.chmod(0o711)  # a directory of the test
+            directory.chmod(0o711)  # a directory created by the test
     path = tmp_path / "agent.yaml"
     path.write_text(MINIMAL.replace("  debug:\n", f"  debug:\n  otlp_http: {{{line}}}\n"))
     results = {}

@@ -1,4 +1,4 @@
-"""Loading in a child process: same values, same errors, small memory."""
+"""Loading in a child process has the same values and errors, and takes little memory."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The key `off_cpu`: its settings, its short form, and rejected values."""
+"""The key ``off_cpu`` sets the sampler, has a short form, and rejects invalid values."""
 
 import pytest
 

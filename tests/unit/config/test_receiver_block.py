@@ -1,4 +1,4 @@
-"""A block copied from opentelemetry-ebpf-profiler's receiver: each key is supported or explained.
+"""Each key of opentelemetry-ebpf-profiler's receiver is supported or explained.
 
 The keys come from ``collector/config/config_linux.go`` as of August 2026.
 """
@@ -30,7 +30,7 @@ service:
     profiles: {{receivers: [kprofiler], exporters: [debug]}}
 """
 
-# Key: the user's value, and the value passed to the component.
+# The value in the file, and the value passed to the component, by key.
 HONOURED = {
     "reporter_interval": ("7s", lambda c: c.schedule.interval_ns, 7_000_000_000),
     "reporter_jitter": ("0.5", lambda c: c.schedule.jitter, 0.5),

@@ -1,4 +1,4 @@
-"""Environment variable substitution: every row of the specification's table, and other cases."""
+"""Environment variable substitution follows the specification's table, and more cases."""
 
 import pytest
 

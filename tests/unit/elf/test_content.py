@@ -1,4 +1,4 @@
-"""Contents of sections, compressed or not."""
+"""The content of sections is read, whether compressed or not."""
 
 import struct
 import zlib

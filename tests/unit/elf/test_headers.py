@@ -1,4 +1,4 @@
-"""Headers, identity and bytes of ELF files, against pyelftools."""
+"""Headers, identity and bytes of ELF files agree with pyelftools."""
 
 import hashlib
 import os

@@ -40,5 +40,5 @@ def test_mapping_symbols_are_recognized(name):
 
 @pytest.mark.parametrize("name", [b"$s4main3runyyF", b"$xyz", b"f$x", b"$", b"$z", b"f"])
 def test_other_names_with_a_dollar_sign_are_kept(name):
-    """Names of Swift begin with ``$s``."""
+    """Swift symbols begin with ``$s``."""
     assert not is_mapping_symbol(name)

@@ -25,13 +25,13 @@ def batch():
 
 @pytest.fixture
 def quick():
-    """Retries quickly, for a limited time."""
+    """Returns a retry policy that retries quickly, for a limited time."""
     return RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=10)
 
 
 @pytest.fixture
 def status_details():
-    """Function: a serialized ``google.rpc.Status`` with some messages as its details."""
+    """Returns a function that serializes a ``google.rpc.Status`` with messages as details."""
 
     def make(*messages):
         status = Status(code=8, message="no")
@@ -43,7 +43,7 @@ def status_details():
 
 
 class Receiver:
-    """Base class of receivers: replays scripted responses, repeats the last, records requests."""
+    """A receiver that replays scripted responses, repeats the last, and records requests."""
 
     def __init__(self):
         self.script = deque()
@@ -59,7 +59,7 @@ class Receiver:
 
 
 class GrpcReceiver(Receiver):
-    """Responses are functions of (request, context), or bytes."""
+    """A gRPC receiver whose responses are bytes, or functions of (request, context)."""
 
     def __init__(self, credentials=None):
         super().__init__()
@@ -81,7 +81,7 @@ class GrpcReceiver(Receiver):
 
 
 class HttpReceiver(Receiver):
-    """Responses are (status, headers, body), or functions of the request handler."""
+    """An HTTP receiver whose responses are (status, headers, body), or functions of the handler."""
 
     def __init__(self, context=None):
         super().__init__()
@@ -131,9 +131,9 @@ def open_http_receiver():
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """Paths of ca, server, client and stranger certificates and keys, made with openssl."""
+    """Creates certificates and keys named ca, server, client and stranger with openssl."""
     if not shutil.which("openssl"):
-        pytest.skip("needs the openssl command to make certificates")
+        pytest.skip("needs the openssl command to create certificates")
     directory = tmp_path_factory.mktemp("tls")
 
     def openssl(*arguments):

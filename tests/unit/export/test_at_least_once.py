@@ -1,4 +1,4 @@
-"""Delivery and accounting when responses are lost or are not OTLP."""
+"""Delivery and accounting are right when responses are lost or are not OTLP."""
 
 import gzip
 
@@ -33,7 +33,7 @@ def send(exporter):
 
 
 def profiles(payload):
-    """Number of samples by profile id."""
+    """Returns the number of samples by profile id."""
     return {
         profile.profile_id: len(profile.samples)
         for resource in ExportProfilesServiceRequest.FromString(payload).resource_profiles
@@ -44,7 +44,7 @@ def profiles(payload):
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_resent_batches_keep_their_profile_ids(grpc_receiver, http_receiver, quick, kind):
-    """The receiver stores the request, but its response is lost."""
+    """The receiver stores the request, but the response is lost."""
     if kind == "grpc":
         grpc_receiver.answer(lambda _, context: context.abort(StatusCode.UNAVAILABLE, "gone"), b"")
         exporter = OtlpGrpcExporter(f"http://{grpc_receiver.endpoint}", retry=quick)

@@ -1,4 +1,4 @@
-"""The sending queue with a spool: every loss is counted, nothing is delivered twice."""
+"""The sending queue with a spool counts every loss and delivers nothing twice."""
 
 import os
 import threading
@@ -85,7 +85,7 @@ def open_queue(tmp_path):
 
 
 def kill(queue):
-    """Stop a queue as SIGKILL would: nothing more is written, and the lock is released."""
+    """Stops a queue as SIGKILL would: no more is written, and the lock is released."""
     with queue._changed:
         queue._spool._end_segment()
         os.close(queue._spool._guard)
@@ -136,7 +136,7 @@ def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
     def export(batch):
         result = real(batch)
         arrived.set()
-        time.sleep(0.3)  # killed before the receiver's answer is recorded
+        time.sleep(0.3)  # killed before the response is recorded
         return result
 
     receiver.export = export

@@ -1,4 +1,4 @@
-"""OTEL_EXPORTER_OTLP_[PROFILES_]*: signal variables, then general ones, then defaults."""
+"""OTEL_EXPORTER_OTLP_PROFILES_* variables override OTEL_EXPORTER_OTLP_* and defaults."""
 
 import pytest
 

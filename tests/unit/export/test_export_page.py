@@ -1,4 +1,4 @@
-"""The examples of docs/export.md do what the page says."""
+"""The examples in docs/export.md do what the page says."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def run(heading, page=EXAMPLES, **given):
 
 @pytest.fixture
 def window(tmp_path, monkeypatch):
-    """The window of the OTLP page; changes into a directory for files."""
+    """Returns the window of the OTLP page; changes to a directory for files."""
     monkeypatch.chdir(tmp_path)
     return run("Write a profile", examples("otlp.md"))["window"]
 

@@ -1,4 +1,4 @@
-"""The sending queue: bounded, in order, exact."""
+"""The sending queue is bounded, keeps batches in order, and counts exactly."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from otel_kprofiler.model import Form, LossCause
 
 
 class Gate(ProfileExporter):
-    """Exports one batch per permit."""
+    """An exporter that exports one batch per permit."""
 
     name, form, max_bytes = "gate", Form.PROTOBUF, None
 
@@ -167,7 +167,7 @@ def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch):
     thread = threading.Thread(target=lambda: done.append(queue.force_flush(5000)))
     thread.start()
     time.sleep(0.05)
-    for _ in range(9):  # dropped batches must not count as the awaited ones
+    for _ in range(9):  # drops batches, which must not count as awaited
         queue.put(batch())
     time.sleep(0.05)
     assert not done
@@ -202,7 +202,7 @@ def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate,
 
 
 def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
-    """The exporter's batch is counted as lost, and not again when the export returns after all."""
+    """Its batch is counted as lost, and is not counted again when the export finally returns."""
     monkeypatch.setattr(gate, "shutdown", lambda _: None)
     earlier = set(threading.enumerate())
     queue = open_queue(gate)

@@ -1,4 +1,4 @@
-"""OTLP in files: written data stays readable through truncation, rotation and full disks."""
+"""OTLP files stay readable through truncation, rotation and full disks."""
 
 import io
 import os
@@ -47,7 +47,7 @@ def test_json_is_written_as_one_request_per_line_and_flushed_immediately(
 ):
     exporter = open_file()
     for number in range(3):
-        payload = b'{"n":\n%d}' % number  # pretty-printed input must not break the lines
+        payload = b'{"n":\n%d}' % number  # a newline in the input must not split the line
         assert exporter.export(batch(payload, form=Form.JSON)).outcome is SUCCESS
         lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
         assert lines == [b'{"n": %d}\n' % seen for seen in range(number + 1)]
@@ -141,7 +141,7 @@ def test_rotation_by_size_keeps_the_newest(open_file, batch, tmp_path):
         rotation=Rotation(max_bytes=20, max_backups=2), now=lambda: float(next(times))
     )
     for number in range(9):
-        exporter.export(batch(b'{"n":%02d}' % number))  # 9 bytes with the newline: two per file
+        exporter.export(batch(b'{"n":%02d}' % number))  # 9 bytes with the newline, so two per file
     files = sorted(path.name for path in tmp_path.iterdir())
     assert len(files) == 3
     assert files[-1] == "out.jsonl"

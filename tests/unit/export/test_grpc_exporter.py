@@ -1,4 +1,4 @@
-"""OTLP over gRPC against a real, scripted gRPC server."""
+"""OTLP over gRPC, tested with a real gRPC server that has scripted responses."""
 
 import logging
 import socket
@@ -65,7 +65,7 @@ def exporter(grpc_receiver, quick):
 
 
 def test_the_batch_is_sent_byte_for_byte(grpc_receiver, exporter, batch):
-    payload = bytes(range(256)) * 100  # not even a protobuf message
+    payload = bytes(range(256)) * 100  # not a protobuf message
     assert exporter.export(batch(payload)) == (SUCCESS, {"on_cpu": (3, {})}, "", "")
     assert [request for request, _ in grpc_receiver.requests] == [payload]
 
@@ -154,7 +154,7 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
     ],
 )
 def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer, arrived):
-    """The rejected profiles are unknown; assuming the largest keeps 'exported' a lower bound."""
+    """Counting the largest profiles as rejected keeps "exported" a lower bound."""
     grpc_receiver.answer(answer)
     result = exporter.export(batch(samples=(10, 100, 1)))
     assert (result.outcome, result.exported) == (SUCCESS, arrived)
@@ -166,7 +166,7 @@ def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer,
 def test_a_success_is_delivered_whatever_its_response(
     grpc_receiver, exporter, batch, response, caplog
 ):
-    """An unreadable response, or one above 4 MiB, is logged once per exporter."""
+    """A response that is unreadable or larger than 4 MiB is logged once per exporter."""
     grpc_receiver.answer(response, b"", response)
     for _ in range(3):
         result = exporter.export(batch())
@@ -323,7 +323,7 @@ def test_mutual_tls_authenticates_the_client(certificates, open_grpc_receiver, b
             (Tls(ca_file=ca, cert_file=pem, key_file=key), True),
             (Tls(ca_file=ca), False),
         ]:
-            # Without a scheme: TLS, because nothing says insecure.
+            # An endpoint without a scheme uses TLS unless insecure is set.
             exporter = OtlpGrpcExporter(receiver.endpoint, tls=tls, retry=once)
             assert (exporter.export(batch()).outcome is SUCCESS) is delivered
             exporter.shutdown()
@@ -371,7 +371,7 @@ def test_instrumentation_is_suppressed_while_exporting(grpc_receiver, exporter, 
 
 
 class Forwarder:
-    """Forwards connections to a port, counts bytes from clients, and can stop responding."""
+    """Forwards connections to a port, counts the clients' bytes, and can stop responding."""
 
     def __init__(self, port):
         self.target = port

@@ -1,4 +1,4 @@
-"""OTLP over HTTP against a real, scripted HTTP server."""
+"""OTLP over HTTP, tested with a real HTTP server that has scripted responses."""
 
 import contextlib
 import email.utils
@@ -112,7 +112,7 @@ def test_the_timeout_of_one_attempt_does_not_affect_the_next(http_receiver, open
 def test_headers_take_precedence_over_netrc(
     http_receiver, open_exporter, batch, tmp_path, monkeypatch
 ):
-    """By default, requests replaces Authorization with credentials from ~/.netrc."""
+    """By default, the library requests replaces Authorization with credentials from ~/.netrc."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password mine\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     open_exporter(headers={"Authorization": "Bearer x"}).export(batch())
@@ -244,7 +244,7 @@ def test_partial_success_is_parsed_from_a_chunked_gzip_body(http_receiver, open_
 def test_a_success_is_delivered_whatever_its_body(
     http_receiver, open_exporter, batch, answer, caplog
 ):
-    """The status decides; an unreadable partial success is logged once per exporter."""
+    """Only the status matters; an unreadable partial success is logged once per exporter."""
     headers, body = answer
     http_receiver.answer(
         (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)
@@ -333,7 +333,7 @@ def trickle_body(handler, status=503):
 
 
 def wait_for_the_end(handler):
-    """Sends nothing until the client hangs up."""
+    """Sends nothing until the client disconnects."""
     handler.rfile.read()
 
 
@@ -376,12 +376,12 @@ def test_a_read_that_times_out_before_the_exchange_is_reported_as_a_timeout(
 
 @contextlib.contextmanager
 def trickling(first):
-    """A server that sends single bytes for a minute; yields its port."""
+    """Runs a server that sends single bytes for a minute; yields its port."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
-            with contextlib.suppress(OSError):  # the client hangs up, the test ends
+            with contextlib.suppress(OSError):  # the client disconnects, the test ends
                 while True:
                     peer, _ = server.accept()
                     with peer:
@@ -402,7 +402,7 @@ def trickling(first):
             thread.join()
 
 
-# ssl leaves a socket shut down just before its handshake to the garbage collector.
+# ssl leaves a socket that is shut down just before its handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("who", ["proxy", "receiver"])
 def test_the_timeout_bounds_a_trickling_connection(open_exporter, batch, who):
@@ -492,7 +492,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
     for _ in range(2):
         result = exporter.export(batch())
         assert result.lost == {LossCause.RETRIES_EXHAUSTED: 3}
-    # One line for the retry, one for giving up, and never the query.
+    # One line for the retry and one for giving up, both without the query.
     assert [message.rpartition(";")[2] for message in caplog.messages] == [
         " retrying (logged once)",
         " giving up (logged once)",
@@ -504,7 +504,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
 def test_proxies_come_from_the_environment_unless_configured(
     http_receiver, open_exporter, batch, monkeypatch
 ):
-    """A proxy gets the full address in the request line, a server only the path."""
+    """The request line has the full address for a proxy, and only the path for a server."""
     proxy, far = http_receiver.endpoint, "http://collector.invalid:4318"
     once = RetryPolicy(enabled=False)
     assert open_exporter(far, proxy_url=proxy, retry=once).export(batch()).outcome is SUCCESS

@@ -1,4 +1,4 @@
-"""Sending by commands: receivers are probed first, and samples they do not accept are saved."""
+"""Commands probe receivers before sending, and save the samples that are not accepted."""
 
 import socket
 import time

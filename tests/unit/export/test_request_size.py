@@ -1,4 +1,4 @@
-"""Receivers that accept only small requests: batches are split, and later ones encoded smaller."""
+"""For receivers that accept only small requests, batches are split or encoded smaller."""
 
 import contextlib
 import gzip
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.system
 
 START = 1_700_000_000_000_000_000
 COUNT = 300
-"""Samples of each kind in a batch."""
+"""The number of samples of each kind in a batch."""
 
 
 def make(number=0, count=COUNT, name="thread", max_bytes=None):
-    """Batches with samples of two kinds."""
+    """Returns batches with samples of two kinds."""
     start = START + number * 10**9
     profiles = []
     for kind in (ON_CPU, OFF_CPU):
@@ -62,7 +62,7 @@ def make(number=0, count=COUNT, name="thread", max_bytes=None):
 
 
 def stamps(payloads):
-    """Counts each sample in these requests."""
+    """Counts the occurrences of each sample in requests."""
     return Counter(
         (profile.kind.name, sample.thread_name, stamp)
         for decoded in decode_windows(payloads)
@@ -73,7 +73,7 @@ def stamps(payloads):
 
 
 class LimitedGrpc:
-    """A gRPC server with a request size limit; keeps accepted requests."""
+    """A gRPC server with a limit on the request size, which keeps accepted requests."""
 
     def __init__(self, limit, answer=lambda *_: b""):
         self.taken, self.answer = [], answer
@@ -108,7 +108,7 @@ def opened(exporter):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes the receiver reject larger uncompressed requests; returns the accepted ones."""
+    """Makes a receiver reject requests above an uncompressed size; returns accepted requests."""
     taken = []
 
     def answer(handler):
@@ -129,7 +129,7 @@ def limit_http(receiver, limit, status=413, body=b""):
 
 
 def check_all_arrived(exporter, batches, taken):
-    """Export; every sample must have arrived once and be in the account."""
+    """Exports batches; checks that every sample arrives once and is in the account."""
     for batch in batches:
         result = exporter.export(batch)
         assert result.counts() == batch.sample_counts
@@ -153,7 +153,7 @@ def test_a_grpc_receivers_limit_is_learned(limited, quick, compression, caplog):
 
 @pytest.mark.parametrize(("status", "body"), [(413, b""), (400, b"http: request body too large")])
 def test_an_http_receivers_limit_is_learned(http_receiver, quick, status, body):
-    """A Collector answers with 400; nginx and others with 413."""
+    """A Collector responds with 400, nginx and others with 413."""
     (batch,) = make()
     taken = limit_http(http_receiver, len(batch.payload) // 3, status, body)
     with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
@@ -185,7 +185,7 @@ def test_later_batches_are_encoded_within_the_receivers_limit(limited, quick):
 
 
 def test_later_batches_are_split_upfront_to_the_accepted_size(http_receiver, quick):
-    """That size may be smaller than windows are encoded for, and the response names no limit."""
+    """The size may be below the minimum for encoding, and the response states no limit."""
     (batch,) = make()
     limit = len(batch.payload) // 6
     assert limit < MIN_LEARNED_BYTES
@@ -337,9 +337,7 @@ def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code
 
 
 def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details):
-    """After RESOURCE_EXHAUSTED with RetryInfo, the same request is retried; a different message is
-    a rejection.
-    """
+    """RESOURCE_EXHAUSTED with RetryInfo is retried; with other details, it is a rejection."""
     (batch,) = make()
 
     def throttle(_, context):
@@ -361,7 +359,7 @@ def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details
 def test_remaining_parts_of_a_batch_wait_while_the_receiver_is_down(
     limited, tmp_path, monkeypatch, is_spooled
 ):
-    """With a spool, nothing is lost or sent twice; without one, the account is exact."""
+    """With a spool, nothing is lost or sent twice; without a spool, the account is exact."""
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.02)
     (batch,) = make()
     calls = itertools.count(1)
@@ -414,7 +412,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
     for number in range(2):
         queue.put(*make(number))
     deadline = time.monotonic() + 30
-    while not queue.counts().exported:  # two parts, as soon as the third one fails
+    while not queue.counts().exported:  # two parts, once the third has failed
         assert time.monotonic() < deadline
         time.sleep(0.01)
     queue.shutdown(500)
@@ -435,7 +433,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
 
 
 def test_losses_of_a_split_batch_are_handed_over(http_receiver, quick):
-    """Files of unsent batches record these losses."""
+    """Files with unsent batches record these losses."""
     lost = []
     (batch,) = make()
     taken = limit_http(http_receiver, 4000)

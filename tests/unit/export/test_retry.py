@@ -1,4 +1,4 @@
-"""The retry policy: when, how long, and what ends retries."""
+"""The retry policy: when to retry, for how long, and what ends retries."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ DONE = Answer(Verdict.ACCEPTED, "OK")
 
 
 class Clock:
-    """A fake clock, advanced only by waits and attempts."""
+    """A fake clock that only waits and attempts advance."""
 
     def __init__(self):
         self.now = 0.0
@@ -86,7 +86,7 @@ def test_total_retry_time_is_bounded(clock):
 def test_no_request_is_sent_until_a_throttling_receivers_delay_has_passed(
     clock, initial_interval_s
 ):
-    """Otherwise the next batch would be sent before the requested delay has passed."""
+    """Even the next batch is not sent before the requested delay has passed."""
     answer = RETRY._replace(delay_s=60)
     policy = RetryPolicy(initial_interval_s=initial_interval_s, max_elapsed_time_s=10)
     outcome, allowances = run(clock, [answer] * 9, policy)

@@ -1,4 +1,4 @@
-"""``otel-kprofiler send``: saved profiles, sent to receivers on the loopback interface."""
+"""``otel-kprofiler send`` sends saved profiles, here to loopback receivers."""
 
 import gzip
 import os
@@ -59,7 +59,7 @@ def lines(messages):
 
 
 def run(capsys, *words):
-    """Returns exit status and the lines on standard output and standard error."""
+    """Runs the command; returns its exit status and the lines of both outputs."""
     try:
         main(["send", *map(str, words)])
         status = 0
@@ -70,7 +70,7 @@ def run(capsys, *words):
 
 
 def received(receiver):
-    """Returns the samples' thread ids in all requests but the first, which is a probe."""
+    """Returns the samples' thread ids from all requests but the first, which is a probe."""
     bodies = [one[0] if isinstance(one[0], bytes) else one[2] for one in receiver.requests[1:]]
     return sorted(
         sample.thread_name for window in decode_windows(bodies) for _, sample in window.samples
@@ -231,7 +231,7 @@ def test_rejected_requests_are_saved_and_can_be_sent_again(grpc_receiver, tmp_pa
     assert received(grpc_receiver) == names(1)
 
 
-def test_a_receiver_that_disappears_is_waited_for_only_once(http_receiver, tmp_path, capsys):
+def test_a_vanished_receiver_is_waited_for_only_once(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(50)))
     (tmp_path / "y.otlp").write_bytes(prefixed(requests(2)))
     http_receiver.answer((200, {}, b""), (200, {}, b""), (503, {}, b""))

@@ -1,4 +1,4 @@
-"""The spool: intact batches are recovered in order, whatever happened to the files."""
+"""Intact batches in a spool are recovered in order, whatever happened to its files."""
 
 import errno
 import json
@@ -35,14 +35,14 @@ def content(batch):
 
 
 def fill(directory, count, **options):
-    """An unclosed spool with some batches."""
+    """Returns an open spool with some batches."""
     spool = Spool(str(directory), **options)
     stored = [spool.append(numbered(number)) for number in range(1, count + 1)]
     return spool, stored
 
 
 def abandon(spool):
-    """Stop like a killed process: nothing more is written, and the lock is released."""
+    """Stops a spool as SIGKILL would: no more is written, and the lock is released."""
     spool._release()
 
 
@@ -62,7 +62,7 @@ def damage(directory, position):
 
 
 class Nowhere(ProfileExporter):
-    """A receiver that is never reachable."""
+    """An exporter whose receiver is never reachable."""
 
     name, form, max_bytes = "nowhere", Form.PROTOBUF, None
 
@@ -143,7 +143,7 @@ def test_a_damaged_byte_costs_only_its_record(tmp_path):
     data = whole.read_bytes()
     for position in range(len(data)):
         if position == len(MAGIC) - 1:
-            continue  # this byte changes the version
+            continue  # the byte is in the version
         directory = tmp_path / str(position)
         directory.mkdir()
         damaged = bytearray(data)
@@ -249,7 +249,7 @@ def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
 
 
 def rotated(directory):
-    """A closed spool of three segments; the batches of each."""
+    """Creates a closed spool with three segments; returns the batches of each."""
     spool, _ = fill(directory, 0, max_bytes=8 * 400)
     stored = [spool.append(numbered(number)) for number in range(1, 7)]
     by_segment = {path: [] for path in segments(directory)}
@@ -264,7 +264,7 @@ def change_version(path):
 
 
 def aside(by_segment, *positions):
-    """Change the version of some segments; returns the remaining batches."""
+    """Changes the version of some segments; returns the remaining batches."""
     for position in positions:
         change_version(list(by_segment)[position])
     left = [path for path in by_segment if path.read_bytes().startswith(MAGIC)]
@@ -343,7 +343,7 @@ def test_a_file_with_an_impossible_number_is_not_touched(tmp_path, caplog, numbe
 
 def test_the_error_for_exhausted_spool_numbers_names_the_file(tmp_path):
     (tmp_path / f"{(1 << 62) - 1:020}.spool").touch(0o600)
-    with pytest.raises(ExportError, match=r"04611686018427387903\.spool has the last number"):
+    with pytest.raises(ExportError, match=r"04611686018427387903\.spool has the highest number"):
         Spool(str(tmp_path))
 
 
@@ -483,7 +483,7 @@ def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path):
     fill(tmp_path / "other", 2)[0].close()
     (tmp_path / "spool").rename(tmp_path / "away")
     (tmp_path / "other").rename(tmp_path / "spool")
-    with pytest.raises(OSError, match="a different spool is in its place"):
+    with pytest.raises(OSError, match="another spool has taken its place"):
         spool.append(numbered(2))
     spool.close()
     again = Spool(str(tmp_path / "spool"))
@@ -491,7 +491,7 @@ def test_a_different_spool_at_the_same_path_is_not_touched(tmp_path):
     again.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change the owner of files")
 @pytest.mark.parametrize(("owner", "mode"), [(65534, 0o700), (0, 0o770), (0, 0o1703)])
 def test_a_directory_writable_by_others_is_rejected(tmp_path, owner, mode):
     tmp_path.chmod(mode)
@@ -519,7 +519,7 @@ def test_symlinked_segments_and_segments_of_other_users_are_not_touched(tmp_path
         path.write_bytes((tmp_path / "content").read_bytes())
         os.chown(path, 65534, 65534)
     else:
-        pytest.skip("needs root, to give files away")
+        pytest.skip("needs root, to change the owner of files")
     again = Spool(str(directory))
     assert f"{path.name} is ignored" in caplog.text
     assert [batch.samples for batch in again.waiting] == [stored[0].samples, stored[2].samples]
@@ -714,7 +714,7 @@ for number in range(1, 1_000_000):
 @pytest.mark.system
 @pytest.mark.parametrize("said", [1, 40, 200])
 def test_written_batches_survive_sigkill(tmp_path, said):
-    """Everything that the process reported as written is recovered, unless it was settled."""
+    """Each batch that the process reported as written is recovered, unless it was settled."""
     script = WRITER.format(here=str(Path(__file__).parent))
     process = subprocess.Popen(
         [sys.executable, "-c", script, tmp_path / "spool"], stdout=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Windows for reports: two processes, both sides of a stack, inlines and gaps."""
+"""Windows for reports: two processes, both sides of a stack, inlined functions and gaps."""
 
 import pytest
 
@@ -49,7 +49,7 @@ DD = {"process.pid": 7, "process.executable.name": "dd"}
 
 @pytest.fixture
 def windows():
-    """Ten samples: 6 + 1 of ``dd`` (pid 7) and 3 of a process without attributes."""
+    """Returns ten samples: 6 + 1 of ``dd`` (pid 7) and 3 of a process without attributes."""
     deep = Stack.from_frames((EXT4_READ, READ, ENTRY, USER))
     cut = Stack.from_frames((GAP, BPF, READ, READ), {KERNEL_SIDE: STACK_TRUNCATED})
     missing = Stack.from_frames((), {KERNEL_SIDE: -14})
@@ -70,7 +70,7 @@ def windows():
 
 @pytest.fixture
 def off_cpu():
-    """Three waits of ``dd`` on one CPU, each with its duration."""
+    """Returns three waits of ``dd`` on one CPU, each with its duration."""
     read, entry = Stack.from_frames((READ, ENTRY)), Stack.from_frames((ENTRY,))
     kind = ProfileKind("off_cpu", "off_cpu", "nanoseconds")
     waits = [
@@ -82,7 +82,7 @@ def off_cpu():
 
 @pytest.fixture
 def hostile():
-    """A process, a module and a function with hostile names."""
+    """Returns a process, a module and a function with hostile names."""
     module = Module("m\x1b]0;x\x07\udcfe", ModuleKind.USER, None, FileId("12" * 16), 0)
     lines = (Line("f\ud800\x1b[2J\u202e\r\n\x9b", file="/tmp/\udcff.c", line=1),)
     stack = Stack.from_frames((Frame(module, 0x10, lines, 1, USER_SIDE),))

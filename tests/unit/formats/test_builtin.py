@@ -1,4 +1,4 @@
-"""Built-in modules on the wire, in reports, and in the choice of modules."""
+"""Built-in modules are on the wire and in reports, and can be selected."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ STACKS = [Stack.from_frames((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GA
 
 @pytest.fixture
 def built_in(windows):
-    """One sample of each stack."""
+    """Returns a window with a sample of each stack."""
     (group, _), sample = (
         windows[0].profiles[0].resources,
         windows[0].profiles[0].resources[0].samples[0],
@@ -59,7 +59,7 @@ def test_reports_show_builtin_modules_in_brackets(built_in):
         (["ext"], []),
     ],
 )
-def test_a_module_is_found_built_in_or_loaded(built_in, names, found):
+def test_a_module_is_selected_whether_built_in_or_loaded(built_in, names, found):
     (window,) = select_modules([built_in], names)
     kept = [
         sample.stack.frames[0] for group in window.profiles[0].resources for sample in group.samples

@@ -1,4 +1,4 @@
-"""The page's data: its time axis, its counts, and its summary of the recording."""
+"""The page's data has a time axis, counts, and a summary of the recording."""
 
 import pytest
 
@@ -15,7 +15,7 @@ HOST = {"host.name": "web-1", "os.version": "6.12.3", "process.pid": 7}
 
 
 def window(start, end, times, *, period_ns=10_000_000, **attributes):
-    """One window with a sample at each of some seconds from START."""
+    """Returns a window with samples at the given times in seconds after START."""
     stamps = [START + int(time * SECOND) for time in times]
     sample = WindowSample(EMPTY, 7, "dd", 0, None, stamps)
     group = {**HOST, **attributes}, [sample]

@@ -1,4 +1,4 @@
-"""Single frames in reports."""
+"""Single frames are shown in reports with their functions or reasons."""
 
 from otel_kprofiler.formats import function_rows
 from otel_kprofiler.formats.entries import frame_entries

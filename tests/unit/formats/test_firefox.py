@@ -1,4 +1,4 @@
-"""Profiles for the Firefox Profiler have all samples, waits and spans, and its code reads them."""
+"""Profiles for the Firefox Profiler contain all samples, waits and spans, and can be opened."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def wait(state, cause, ms, **more):
 
 @pytest.fixture
 def windows():
-    """Thread 7 runs, waits and faults; thread 8 runs in a span."""
+    """Returns windows in which thread 7 runs, waits and faults, and thread 8 runs in a span."""
     cpu = [
         WindowSample(stack(READ, MAIN), 7, "shop", 0, None, at(60, 10, 20)),
         WindowSample(stack(NAMELESS, MAIN), 8, "worker", 1, SPAN, at(10, 20)),
@@ -98,7 +98,7 @@ def document(windows):
 
 
 def names(document, index):
-    """Functions of a stack, outermost first."""
+    """Returns the functions of a stack, outermost first."""
     shared, result = document["shared"], []
     while index is not None:
         func = shared["frameTable"]["func"][shared["stackTable"]["frame"][index]]
@@ -141,7 +141,7 @@ def test_a_thread_has_a_track_for_each_kind_in_time_order(document):
 
 
 def test_time_off_the_cpu_is_a_gap_of_the_cpu_track(document):
-    """The reader divides the CPU time of a sample by the time since the preceding one."""
+    """The Firefox Profiler divides a sample's CPU time by the time since the previous sample."""
     samples = document["threads"][0]["samples"]
     assert samples["time"] == [0, 10, 20, 50, 60]
     assert [index is None for index in samples["stack"]] == [True, False, False, True, False]
@@ -163,7 +163,7 @@ def test_waits_and_spans_are_markers_of_the_first_track(document):
     assert causes == [
         ("wait: pipe", 25, 45, "worker (8)"),
         ("wait: run_queue", 45, 50, None),
-        ("wait: futex", 55, None, None),  # sampled at random: its duration is not known
+        ("wait: futex", 55, None, None),  # sampled at random, so its duration is unknown
     ]
     assert names(document, shown["shop"][0][3]["cause"]["stack"]) == ["main", "inner", "vfs_read"]
     ((name, start, end, data),) = shown["worker"]
@@ -173,7 +173,7 @@ def test_waits_and_spans_are_markers_of_the_first_track(document):
 
 
 def test_equal_values_of_waits_are_no_durations(windows):
-    """The threshold changes within a window; only waits below it have equal values."""
+    """The threshold changes within a window; only waits below the threshold have equal values."""
     two = [
         wait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, ms, value=9 * MS) for ms in (30, 40)
     ]  # fmt: skip
@@ -201,7 +201,7 @@ def test_frames_have_the_build_id_address_and_line_of_their_file(document):
     assert symbols["address"] == [0x1000]
 
 
-def test_the_profile_says_what_its_tables_cannot(document):
+def test_the_profile_states_what_its_tables_cannot_express(document):
     entries = {
         section["label"]: {entry["label"]: entry["value"] for entry in section["entries"]}
         for section in document["meta"]["extra"]
@@ -228,7 +228,7 @@ def test_programs_with_the_same_pid_are_different_processes(windows):
 
 
 class Reader:
-    """The command line of the Firefox Profiler, which shares its code with the page."""
+    """The Firefox Profiler's command line, which shares code with its page."""
 
     def __init__(self, directory):
         place = npm.install(PACKAGES, "firefox-profiler")

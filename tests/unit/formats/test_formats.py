@@ -1,4 +1,4 @@
-"""Files for other tools have the windows' content, and the tools accept them."""
+"""Files for other tools contain the windows' data, and the tools accept them."""
 
 import gzip
 import json
@@ -113,7 +113,7 @@ PPROF = "github.com/google/pprof@v0.0.0-20260906184651-6331bc6350fe"
 
 @pytest.fixture(scope="session")
 def tool():
-    """The pprof program, built once into the cache of the tests."""
+    """Returns the pprof program, which is built once in the tests' cache."""
     program = cache_directory() / PPROF.partition("@")[2] / "pprof"
     if not program.exists():
         if not shutil.which("go"):
@@ -143,7 +143,7 @@ def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
 
 
 def test_every_format_sums_sample_values(off_cpu):
-    """There are three waits of 70, 20 and 10 ns, with two stacks."""
+    """The profile has three waits of 70, 20 and 10 ns, with two stacks."""
     assert folded(off_cpu) == "dd;do_syscall_64_[k] 10\ndd;do_syscall_64_[k];vfs_read_[k] 90\n"
     rows = {row.function: row for row in function_rows(off_cpu)}
     assert (rows["vfs_read"].self_count, rows["do_syscall_64"].total_count) == (90, 100)

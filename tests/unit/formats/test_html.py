@@ -1,4 +1,4 @@
-"""The page holds every sample once, and was built from the committed sources."""
+"""The page contains every sample once, and was built from the committed sources."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ from tests.page import data
 VIEWER = Path(__file__).parents[3] / "viewer"
 
 
-def test_columns_are_consistent_and_hold_every_sample(windows):
+def test_columns_are_consistent_and_contain_every_sample(windows):
     result = data(html(windows))
     samples, nodes, frames = result["samples"], result["nodes"], result["frames"]
     assert sum(samples["count"]) == 10

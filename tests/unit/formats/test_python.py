@@ -45,7 +45,7 @@ def window_of(*stacks):
 
 
 def sent(*stacks, form=Form.PROTOBUF):
-    """The window as a receiver decodes it."""
+    """Returns the window as a receiver decodes it."""
     (batch,) = encode_window(window_of(*stacks), form=form).batches
     assert check_payload(batch.payload) == []
     (decoded,) = decode_windows(batch.payload)
@@ -104,7 +104,7 @@ def test_every_format_shows_the_line():
 
 
 def strings(profile):
-    """Strings of a pprof profile: field 6 of the outer message."""
+    """Returns the strings of a pprof profile (field 6 of the outer message)."""
     raw, at = gzip.decompress(profile), 0
 
     def number():

@@ -1,4 +1,4 @@
-"""Output formats are rows: adding a row is enough for the command line to offer a format."""
+"""Output formats are table rows; adding a row makes the command line offer a format."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ main()
 
 @pytest.fixture
 def recording(tmp_path):
-    """A recording of one sample, of a thread named ``worker``."""
+    """Creates a recording of a single sample, from a thread named ``worker``."""
     record = pack_record(100, (0xFFFFFFFF81000010,), comm=b"worker")
     kallsyms = tmp_path / "host" / "proc" / "kallsyms"
     kallsyms.parent.mkdir(parents=True)

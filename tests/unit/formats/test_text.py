@@ -1,4 +1,4 @@
-"""Folded stacks and the table of functions."""
+"""Folded stacks and the table of functions show every sample."""
 
 import re
 

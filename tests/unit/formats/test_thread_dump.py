@@ -1,4 +1,4 @@
-"""Dumps of threads as text, JSON and folded stacks."""
+"""Thread dumps are shown as text, JSON and folded stacks."""
 
 import json
 
@@ -81,7 +81,7 @@ def test_many_threads_of_a_group_are_counted():
     assert len(text.splitlines()) == 7
 
 
-def test_threads_that_moved_are_apart_from_those_that_have_not():
+def test_threads_that_moved_are_separate_from_threads_that_did_not():
     text = dump_table([process(thread(1, has_moved=True), thread(2, has_moved=False))])
     assert "1 thread: interruptible, futex for 1.5 s, moved\n" in text
     assert "1 thread: interruptible, futex for 3.0 s, not moved\n" in text

@@ -1,4 +1,4 @@
-"""A file system for tests of readers that wait for it."""
+"""A file system on which readers wait when a test freezes it."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from tests.fuse import mounted
 
 @pytest.fixture
 def fuse(tmp_path):
-    """A FUSE file system with one file, which a test can freeze."""
+    """Mounts a FUSE file system with one file, which tests can freeze."""
     with mounted(tmp_path / "fuse", {"file": b"content"}) as fuse:
         yield fuse

@@ -1,4 +1,4 @@
-"""A directory of files that can be recreated."""
+"""The cache directory has a limited size, and is safe from other users."""
 
 import os
 
@@ -72,7 +72,7 @@ def test_links_are_not_followed(cache, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
-def test_files_and_directories_of_others_are_not_trusted(cache, tmp_path):
+def test_files_and_directories_of_other_users_are_not_trusted(cache, tmp_path):
     put(cache, "a", 10)
     os.chown(f"{cache.path}/a", 1, 1)
     assert cache.open("a") is None

@@ -1,4 +1,4 @@
-"""Cgroup paths, in every form created by runtimes and systemd."""
+"""Cgroup paths are recognized in every form that runtimes and systemd create."""
 
 import pytest
 
@@ -14,14 +14,14 @@ KUBEPODS = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable"
 USER = "/user.slice/user-1000.slice/user@1000.service"
 
 CONTAINERS = {
-    # Docker: cgroupfs, its own parent, systemd, rootless
+    # Docker: cgroupfs, cgroupfs with a configured parent, systemd, rootless
     f"/docker/{ID}": {},
     f"/build/jobs/{ID}": {},
     f"/{ID}": {},
     f"/system.slice/docker-{ID}.scope": {},
     f"/system.slice/docker-{ID}.scope/init.scope": {},
     f"{USER}/user.slice/docker-{ID}.scope": {"unit": "user@1000.service"},
-    # containerd: its CRI plugin with either driver, with both mixed, nerdctl
+    # containerd: the CRI plugin with each driver and with both mixed, nerdctl
     f"/kubepods/burstable/pod{UID}/{ID}": {"pod": UID},
     f"/kubepods/pod{UID}/{ID}": {"pod": UID},
     f"/kubelet/kubepods/besteffort/pod{UID}/{ID}": {"pod": UID},
@@ -62,7 +62,7 @@ CONTAINERS = {
     f"/system.slice/docker-{OTHER}.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod"
     f"{SLICED}.slice/cri-containerd-{ID}.scope": {"pod": UID},
     f"/docker/{ID}/system.slice/nginx.service": {},
-    # as a process in another cgroup namespace reads it
+    # as read from another cgroup namespace
     f"/../cri-containerd-{ID}.scope": {},
     f"/../../kubepods-burstable-pod{SLICED}.slice/cri-containerd-{ID}.scope": {"pod": UID},
     f"/../{ID}": {},
@@ -102,7 +102,7 @@ OTHERS = {
     f"/machine.slice/machine-libpod_pod_{ID}.slice": {},
     f"/system.slice/{ID}.service": {"unit": f"{ID}.service"},
     f"/system.slice/{ID}.timer": {},
-    # what only looks like it
+    # paths that only resemble containers
     f"/docker/{ID}abc": {},
     f"/docker/{ID[:-1]}": {},
     f"/docker/{ID.upper()}": {},
@@ -138,14 +138,14 @@ def test_fargate_container_ids_with_a_suffix_are_recognized():
         ("0::/\n", {}),
         (f"0::/docker/{ID}\n", {"container": ID}),
         (f"0::/docker/{ID} (deleted)\n", {"container": ID}),
-        # version 1, and a hybrid whose second version has no controllers
+        # cgroup v1, and a hybrid whose cgroup v2 has no controllers
         (f"11:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}\n", {"container": ID}),
         (f"4:memory:/docker/{ID}\n3:cpu,cpuacct:/\n0::/\n", {"container": ID}),
         (
             f"2:cpu:/docker/{ID}\n1:name=systemd:/system.slice/web.service\n",
             {"container": ID, "unit": "web.service"},
         ),
-        # with several hierarchies: version 2, then systemd's
+        # with several hierarchies, first cgroup v2, then systemd's
         (f"5:pids:/docker/{OTHER}\n0::/docker/{ID}\n", {"container": ID}),
         (f"5:pids:/docker/{OTHER}\n1:name=systemd:/docker/{ID}\n", {"container": ID}),
         # damaged lines

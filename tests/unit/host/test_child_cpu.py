@@ -1,4 +1,4 @@
-"""CPU time of child processes."""
+"""The CPU time of child processes is limited and counted."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ MIB = 1 << 20
 def test_larger_input_is_granted_more_cpu_time_up_to_a_limit():
     rate = CpuRate(least_s=3, per_mib_s=0.25, most_s=60)
     assert [rate.grant(size * MIB).seconds for size in (0, 1, 4, 100, 1000)] == [3, 4, 4, 28, 60]
-    assert CpuRate(least_s=0, per_mib_s=0, most_s=10).grant(0).seconds == 1  # 0 would be no limit
+    assert CpuRate(least_s=0, per_mib_s=0, most_s=10).grant(0).seconds == 1  # 0 would mean no limit
     assert rate.grant(1 << 64).seconds == 60
 
 
@@ -27,7 +27,7 @@ def test_a_child_is_killed_at_its_limit_and_the_reason_names_time_and_size():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         limit_cpu(child.pid, grant)
         _, hard = resource.prlimit(child.pid, resource.RLIMIT_CPU)
-        assert hard == resource.getrlimit(resource.RLIMIT_CPU)[1]  # SIGKILL would have no reason
+        assert hard == resource.getrlimit(resource.RLIMIT_CPU)[1]  # SIGKILL would leave no reason
         assert resource.prlimit(child.pid, resource.RLIMIT_CORE)[0] == 0
         status = child.wait(300)
     assert has_exceeded_cpu(status)
@@ -46,7 +46,7 @@ def test_an_exited_child_is_not_an_error():
 @pytest.mark.system
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_every_installed_interpreter_runs_limited_children(minor):
-    """Interpreters built for an old glibc lack functions of the module os."""
+    """Interpreters built for an old glibc lack functions in the module os."""
     if minor in find_missing():
         pytest.skip(f"no CPython {minor} here")
     env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

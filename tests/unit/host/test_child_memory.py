@@ -1,4 +1,4 @@
-"""Memory granted to children, by the limits of cgroups v1 and v2."""
+"""Children are granted memory by the limits of cgroup v1 and v2."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Write a captured tree: our path, the root of the mount, and limits by directory."""
+    """Writes a captured tree: this process's path, the root of the mount, limits by directory."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"
@@ -94,7 +94,7 @@ def test_children_are_not_limited_by_default(tree, most):
 
 def test_memory_high_is_a_limit_too(tree, version):
     if version == "v1":
-        pytest.skip("version 1 has no limit that throttles")
+        pytest.skip("cgroup v1 has no limit that throttles")
     files = tree("/u", {"u": (256 * MIB, 0, 0)}, u__memory_high=f"{128 * MIB}\n")
     assert find_memory_left(files) == MemoryLeft(
         128 * MIB, "/sys/fs/cgroup/u/memory.high", 128 * MIB

@@ -1,4 +1,4 @@
-"""Descriptors, in every interpreter of this machine: some lack functions of the module os."""
+"""Pidfds and memfds can be opened in every interpreter, though some lack functions in os."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The doctor reports its observation, the requirement, and a fix that fits the cause."""
+"""The doctor reports observations, requirements, and fixes that fit the cause."""
 
 import io
 import os
@@ -25,7 +25,7 @@ ALL = BPF | PERFMON | SYSLOG | PTRACE | SEARCH
 
 
 class FakeHost:
-    """A host whose files are a dictionary; values that are errors are raised."""
+    """A host whose files come from a dictionary; a value that is an error is raised."""
 
     def __init__(self, effective=ALL, bounding=(1 << 41) - 1, **changes):
         self.files = {

@@ -1,4 +1,4 @@
-"""One event per CPU, across CPU hotplug."""
+"""Each CPU has one event, across CPU hotplug."""
 
 import errno
 
@@ -8,7 +8,7 @@ from otel_kprofiler.host import Access, EventPerCpu
 
 
 class Host(EventPerCpu[str]):
-    """CPUs of a captured tree; records closed events, and refuses or kills events on demand."""
+    """Opens fake events on a captured tree's CPUs; tests can make events fail or die."""
 
     def __init__(self, root, cpus=()):
         super().__init__(Access(str(root)), cpus)
@@ -28,7 +28,7 @@ class Host(EventPerCpu[str]):
 
 @pytest.fixture
 def online(tmp_path):
-    """A host whose online CPUs can be set."""
+    """Creates a host; returns the file with its online CPUs."""
     path = tmp_path / "sys/devices/system/cpu/online"
     path.parent.mkdir(parents=True)
     path.write_text("0-2\n")

@@ -1,4 +1,4 @@
-"""Events by name and setting, and the reasons for those that cannot be opened."""
+"""Events are parsed by name and setting; events that cannot be opened have a reason."""
 
 import errno
 import re
@@ -40,8 +40,8 @@ def test_the_common_period_applies_to_events_without_a_setting():
         ("page-faults:period=0", "write page-faults:period=N"),
         ("page-faults:period=x", "write page-faults:period=N"),
         ("page-faults:freq=10001", "at most 10,000"),
-        ("cpu-clock:period=5", "cpu-clock has a rate only"),
-        ("lock-contention:period=5", "lock-contention has a rate only"),
+        ("cpu-clock:period=5", "cpu-clock has no period"),
+        ("lock-contention:period=5", "lock-contention has no period"),
         ("lock-contentions", "did you mean lock-contention"),
     ],
 )

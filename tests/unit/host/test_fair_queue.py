@@ -1,4 +1,4 @@
-"""Fair queuing: processes that cause work take turns and share CPU time."""
+"""In the fair queue, processes that cause work take turns and share CPU time."""
 
 import os
 import subprocess
@@ -97,7 +97,7 @@ def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
 
 
 def test_the_reserve_counts_towards_the_share(queue, clock):
-    """Many owners, each with one costly piece of work, cannot exceed the share."""
+    """Many owners, each with one costly item of work, cannot exceed the share."""
     spent, start_ns = 0, clock.ns
     for owner in range(400):
         queue.put(owner, 0)
@@ -124,7 +124,7 @@ def test_the_owner_with_the_most_work_loses_its_newest_item(queue):
 
 @pytest.fixture
 def grouped(clock):
-    """A queue whose owners are pairs of a group and a number."""
+    """Returns a queue whose owners are pairs of a group and a number."""
     clock.ns = RECENT_NS
     return FairQueue(SHARE, clock, lambda owner: owner[0])
 
@@ -192,7 +192,7 @@ def test_processes_are_grouped_by_user():
 @pytest.mark.system
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
 def test_processes_that_are_not_dumpable_belong_to_their_user():
-    """Their files in /proc belong to root."""
+    """The files in /proc of such processes belong to root."""
     code = (
         "import ctypes, os; os.setresuid(65534, 65534, 65534); "
         "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush=True); input()"

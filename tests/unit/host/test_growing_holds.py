@@ -1,4 +1,4 @@
-"""Retries of repeated failures."""
+"""Retries are delayed more with each consecutive failure."""
 
 from otel_kprofiler.host.growing_holds import MAX_HELD, GrowingHolds
 

@@ -20,7 +20,7 @@ FILES = {
 
 @pytest.fixture
 def package(tmp_path, monkeypatch, request):
-    """The name of a new package whose ``__init__`` imports all its modules."""
+    """Creates a package whose ``__init__`` imports all its modules; returns its name."""
     name = f"package_of_{request.node.name}"
     write(tmp_path / name, name, FILES)
     monkeypatch.syspath_prepend(tmp_path)

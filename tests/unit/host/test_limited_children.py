@@ -1,4 +1,4 @@
-"""Children that read a file, with limits."""
+"""Children that read a file have limits, and report why they fail."""
 
 import os
 import subprocess

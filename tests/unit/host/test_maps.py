@@ -1,4 +1,4 @@
-"""Process mappings, parsed from /proc text."""
+"""Process mappings are parsed from the text in /proc."""
 
 import os
 import time
@@ -39,7 +39,7 @@ def test_every_field_of_every_line_is_read():
 
 
 def write(row):
-    """A line as fs/proc/task_mmu.c writes it."""
+    """Returns a line in the form that fs/proc/task_mmu.c writes."""
     start, end, permissions, offset, device, inode, path, deleted = row
     head = b"%08x-%08x %s %08x %02x:%02x %d " % (
         start, end, permissions.encode(), offset, device >> 20, device & 0xFFFFF, inode

@@ -1,4 +1,4 @@
-"""Hanging reads do not delay others."""
+"""Hanging reads do not delay other reads."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Children that read files on a hanging file system."""
+"""Children that read files on a hanging file system are abandoned."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def test_a_hung_device_is_retried_later(fuse, start):
 def test_a_child_that_computes_or_sleeps_is_waited_for(start):
     children = PatientChildren(patience_s=1)
     sleeps = start("import time; print('begins', flush=True); time.sleep(2.5); print('slept')")
-    assert sleeps.stdout.readline() == b"begins\n"  # it has read its modules from the disk
+    assert sleeps.stdout.readline() == b"begins\n"  # it has imported its modules
     assert children.wait(sleeps, HERE, LONG_S)[0] == b"slept\n"
     children.check(HERE)
 

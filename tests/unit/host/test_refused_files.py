@@ -1,4 +1,4 @@
-"""Files that cost a child process CPU time without a result."""
+"""Files that cost a child CPU time without a result are not retried immediately."""
 
 import os
 

@@ -9,7 +9,7 @@ from otel_kprofiler.sampling.events import CpuEvents
 
 
 class Limit:
-    """Files of a host without CPUs."""
+    """Access to the files of a host that has a limit but no CPUs."""
 
     def __init__(self, limit):
         self.limit = limit

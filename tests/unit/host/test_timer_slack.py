@@ -1,4 +1,4 @@
-"""Timer slack of the calling thread and the threads it starts, as shown by the kernel."""
+"""Timer slack of the calling thread and its new threads, as the kernel shows it."""
 
 import ctypes
 import threading
@@ -21,7 +21,7 @@ def slack():
 
 @pytest.fixture
 def in_thread():
-    """Runs a function in a new thread with slack BEFORE_NS."""
+    """Runs a function in a new thread with the slack BEFORE_NS; returns its result."""
 
     def run(function, slack_ns=BEFORE_NS):
         results = []

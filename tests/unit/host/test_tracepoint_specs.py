@@ -1,4 +1,4 @@
-"""Tracepoints as events: their names, settings and units."""
+"""Tracepoints are events with names, settings and units."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Written files are complete or absent, and never reached through another user's links."""
+"""Written files are complete or absent, and never written through another user's links."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give file
 
 @pytest.fixture(params=["nameless", "named", "without hard links"])
 def file_system(request, monkeypatch):
-    """File systems with and without ``O_TMPFILE`` and hard links."""
+    """Simulates file systems with and without ``O_TMPFILE`` and hard links."""
     if request.param != "nameless":
         real = os.open
 
@@ -35,7 +35,7 @@ def file_system(request, monkeypatch):
 
 @pytest.fixture
 def theirs(tmp_path):
-    """A different user's directory, next to a file of ours."""
+    """Creates a directory of another user, next to a file of this user."""
     directory = tmp_path / "theirs"
     directory.mkdir()
     os.chown(directory, NOBODY, NOBODY)
@@ -112,7 +112,7 @@ def test_a_link_created_during_the_write_is_not_followed(theirs, tmp_path):
     file = NewFile(str(path), replace=True)
     os.write(file.fd, b"new")
     path.symlink_to(tmp_path / "ours")
-    for entry in theirs.iterdir():  # what a directory's owner may do at any moment
+    for entry in theirs.iterdir():  # as a directory's owner may at any time
         if entry != path:
             entry.unlink()
             entry.symlink_to(tmp_path / "ours")
@@ -144,7 +144,7 @@ def test_an_unprivileged_user_follows_links_permitted_by_the_kernel(tmp_path):
 
 @contextlib.contextmanager
 def as_nobody(directory):
-    """This process without root privileges, except for access to a directory."""
+    """Drops this process's root privileges during the block, except for access to a directory."""
     for parent in directory.parents:
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):
             parent.chmod(0o755)

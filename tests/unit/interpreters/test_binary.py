@@ -1,4 +1,4 @@
-"""CPython binaries: those installed on this machine, and damaged ones."""
+"""The CPython binaries on this machine are read, and damaged binaries rejected."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def own_file():
-    """Content of the file that contains this process's interpreter."""
+    """Returns the content of the file that contains this process's interpreter."""
     at = id(type(read.__code__))
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(one, 16) for one in line.split()[0].split("-"))
@@ -105,7 +105,7 @@ def test_files_for_other_machines_yield_none(own_file):
 
 
 def test_damaged_files_are_rejected_or_yield_none(own_file):
-    """Any bytes of headers and symbol tables may be changed."""
+    """Any bytes in headers and symbol tables may be changed."""
     source = ImageSource(own_file)
     elf = read_elf(source)
     sections = read_sections(source, elf)

@@ -1,4 +1,4 @@
-"""The evaluation loop in binaries: in one piece, and with a cold part moved by the compiler."""
+"""The evaluation loop is found in binaries, even if the compiler moved its cold part."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def find(path):
 
 
 def expected_part(path, name):
-    """The range of a symbol, before it is stripped."""
+    """Returns the range of a symbol, before the file is stripped."""
     lines = subprocess.run(["nm", "-S", path], check=True, capture_output=True, text=True).stdout
     for words in map(str.split, lines.splitlines()):
         if words[-1] == name and len(words) == 4:

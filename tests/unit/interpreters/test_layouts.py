@@ -1,4 +1,4 @@
-"""CPython layouts, from tables and from the offsets that builds export."""
+"""CPython layouts come from tables or from the offsets that builds export."""
 
 import contextlib
 import struct
@@ -21,7 +21,7 @@ def version(name):
     return Version(*map(int, name.split(".")))
 
 
-# offsetof() of each member, compiled with the headers of these versions
+# offsetof() of each member, compiled with the headers of these versions.
 COMPILED = {
     "interpreters_head": (40, 40, 632, 808, 936),
     "interpreter_next": (0, 0, 7264, 7272, 7264),
@@ -105,7 +105,7 @@ def test_offsets_of_another_version_or_build_are_rejected(name):
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_any_damaged_word_is_unused_or_rejected(name):
-    """Each word is either unused, or leads to a rejection."""
+    """Each damaged word is either unused or leads to a rejection."""
     right = make_layout(version(name), bytes(captured(name)))
     for at in range(0, 1024, 8):
         data = captured(name)

@@ -24,7 +24,7 @@ PAST_ALL_PIDS = 1 << 22  # PID_MAX_LIMIT
 
 
 class OwnFiles(Access):
-    """The files of this host; records the files opened for reading."""
+    """Access to this host that records the files opened for reading."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ def processes(journal, files):
 
 
 def own_code(own):
-    """A mapping of the file."""
+    """Returns an executable mapping of the interpreter's file."""
     return next(
         mapping
         for mapping in parse_mappings(read_maps(Access(), "self"))
@@ -69,7 +69,7 @@ def own_code(own):
 
 
 def mapped(pid, own, start=0x7F0000000000):
-    """The interpreter of this process, mapped at a different address."""
+    """Returns an event that maps this process's interpreter at another address."""
     text = own.interpreter.texts[0]
     mapping = own_code(own)._replace(
         start=start, end=start + text.size, file_offset=text.offset & ~4095
@@ -78,7 +78,7 @@ def mapped(pid, own, start=0x7F0000000000):
 
 
 def shift(own, start):
-    """Distance of the process's addresses from the file's."""
+    """Returns the difference between the process's addresses and the file's."""
     text = own.interpreter.texts[0]
     return start - (text.address - text.offset % 4096)
 
@@ -108,7 +108,7 @@ def test_a_sampled_process_is_registered_for_the_program_it_ran(processes, journ
 
 @pytest.fixture
 def sleeping():
-    """The pid of a process that does not run Python."""
+    """Runs a process that does not run Python; yields its pid."""
     with subprocess.Popen(["sleep", "100"]) as run:
         yield run.pid
         run.kill()

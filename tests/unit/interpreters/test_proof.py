@@ -25,7 +25,7 @@ def test_every_installed_interpreter_is_verified(minor):
             assert ran.stdout.strip() == python.version, ran.stderr
 
 
-# Unused in some versions, or equal to the adjacent member.
+# Members that are unused in some versions, or equal to the adjacent member.
 UNSEEN = {
     "flags",
     "interpreters_head",

@@ -1,4 +1,4 @@
-"""Kernel entries of samples."""
+"""The kernel entry of a sample is the system call, interrupt or exception that it is in."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from otel_kprofiler.model import (
 
 
 def frames(side, *names):
-    """Frames with these names; the outermost name comes first, as in the table below."""
+    """Returns frames with these names, given outermost first, as in the table below."""
     return tuple(Frame(None, 1, (Line(name),), 0, side) for name in reversed(names))
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of code objects: bounded in memory, and reported on eviction."""
+"""Descriptions of code objects take bounded memory, and their eviction is reported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Stacks of tracepoints: their leaf is the function with the tracepoint."""
+"""The leaf of a tracepoint's stack is the function with the tracepoint."""
 
 import pytest
 

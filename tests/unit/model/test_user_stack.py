@@ -1,4 +1,4 @@
-"""The user side of a sample, in bytes."""
+"""The user side of a sample survives a round trip through bytes."""
 
 import pytest
 

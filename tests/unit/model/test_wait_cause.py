@@ -1,4 +1,4 @@
-"""Wait causes, on Linux 6.18 stacks captured by perf when known programs went to sleep."""
+"""Wait causes are found in Linux 6.18 stacks that perf captured as known programs slept."""
 
 import re
 from pathlib import Path
@@ -82,10 +82,10 @@ def test_frames_of_the_sampling_program_are_ignored(name):
 
 @pytest.mark.parametrize(("name", "cause"), EXPECTED, ids=[name for name, _ in EXPECTED])
 def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
-    """The kernel omits functions in its section .sched.text, such as lock functions."""
+    """Such stacks lack functions in the kernel's section .sched.text, such as lock functions."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
-    if cause == "kernel_lock":  # without these functions, the cause is less specific
+    if cause == "kernel_lock":  # less specific without these functions
         assert result in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
     else:
         assert result.label == cause
@@ -130,7 +130,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [
-        # The innermost of several proofs decides.
+        # The innermost of several pieces of evidence decides.
         (["io_schedule", "shrink_node", "try_to_free_pages", "handle_mm_fault"], "memory_reclaim"),
         (["schedule", "__mutex_lock", "pipe_write", "vfs_write"], "kernel_lock"),
         (["io_schedule", "filemap_fault", "handle_mm_fault", "pipe_read"], "page_fault"),
@@ -184,7 +184,7 @@ EXTENSION = Module("lz4.so", ModuleKind.USER, None, FileId("2"), 0)
 
 
 def native(module, *names):
-    """Makes frames of a file; empty names stand for unnamed functions."""
+    """Returns frames in a file; empty names stand for unnamed functions."""
     return tuple(Frame(module, 1, (Line(name),) if name else (), 0, USER_SIDE) for name in names)
 
 

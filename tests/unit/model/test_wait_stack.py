@@ -1,4 +1,4 @@
-"""Wait stacks: where they end, and which belong to idle pools."""
+"""Wait stacks end below the scheduler, and those of idle pools are recognized."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A window that covers all features of the model."""
+"""A window that uses all features of the model."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def window():
 
 
 class Mutable:
-    """A request for mutation: its message, and shortcuts to its parts."""
+    """A request to be mutated: its message, with shortcuts to parts of it."""
 
     def __init__(self, window):
         payload = encode_window(window).batches[0].payload
@@ -160,7 +160,7 @@ class Mutable:
         return list(table).index(text)
 
     def attribute(self, key, **value):
-        """Index of a new attribute."""
+        """Adds an attribute; returns its index."""
         entry = self.dictionary.attribute_table.add(key_strindex=self.string(key))
         for field, content in value.items():
             setattr(entry.value, field, content)
@@ -171,7 +171,7 @@ class Mutable:
         return next(e for e in self.dictionary.attribute_table if e.key_strindex == wanted)
 
     def sample_stack(self, stack_index):
-        """A sample that uses a stack."""
+        """Adds a sample that uses a stack."""
         samples = self.profile().samples
         samples.add(
             stack_index=stack_index,
@@ -180,7 +180,7 @@ class Mutable:
         )
 
     def use_location(self, **fields):
-        """Adds a location with its own stack and sample."""
+        """Adds a location, with a stack and a sample that use it."""
         location = self.dictionary.location_table.add(**fields)
         index = len(self.dictionary.location_table) - 1
         self.dictionary.stack_table.add(location_indices=[index])

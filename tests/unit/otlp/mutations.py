@@ -4,7 +4,7 @@ from collections import defaultdict
 
 
 class Mutations(defaultdict):
-    """By rule: functions that violate it."""
+    """A dictionary of the functions that violate each rule."""
 
     def __init__(self):
         super().__init__(list)

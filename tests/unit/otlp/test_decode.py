@@ -1,4 +1,4 @@
-"""Decoding of files and payloads from this and other producers."""
+"""Files and payloads from this and other producers are decoded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def prefixed(*payloads):
 
 
 def other_window(window):
-    """The same samples a minute later."""
+    """Returns the window with its samples a minute later."""
     minute = 60 * 10**9
     groups = [
         group._replace(
@@ -129,7 +129,7 @@ def test_json_of_other_producers_is_read(window, payload):
 
 
 def test_frames_from_other_profilers_are_read(payload):
-    """One frame is an interpreter's with a user mapping, one a BPF address without a mapping."""
+    """An interpreter's frame has a user mapping, and a BPF address has no mapping."""
     message = ExportProfilesServiceRequest.FromString(payload)
     dictionary = message.dictionary
     for entry in dictionary.attribute_table:
@@ -170,7 +170,7 @@ def test_an_aggregated_value_gets_the_start_time_of_its_profile(payload):
 
 
 def test_values_stay_with_their_timestamps(payload):
-    """Off-CPU profiles of opentelemetry-ebpf-profiler have a duration for each timestamp."""
+    """Off-CPU profiles from opentelemetry-ebpf-profiler have a duration for each timestamp."""
     message = ExportProfilesServiceRequest.FromString(payload)
     profile = message.resource_profiles[0].scope_profiles[0].profiles[0]
     del profile.samples[1:]

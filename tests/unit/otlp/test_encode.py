@@ -1,4 +1,4 @@
-"""Output of the encoder, field by field."""
+"""The encoder's output is right, field by field."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_unresolved_frames_keep_their_address_and_reason(window):
 
 
 def names_by_address(payload):
-    """Names of the functions of each location, and its other attributes."""
+    """Returns each location's function names, and its attributes, by address."""
     reader = Reader(payload)
     functions = reader.dictionary.function_table
     return {
@@ -475,7 +475,7 @@ def test_many_timestamps_of_one_sample_are_split(window, form):
 
 @pytest.mark.parametrize("form", Form)
 def test_merged_equal_samples_are_sized_correctly(window, form):
-    """A symbolizer may evict a stack, so samples of one window can have two equal stacks."""
+    """After a symbolizer evicts a stack, samples in a window may have two equal stacks."""
     frame = Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE)
     samples = [
         WindowSample(Stack.from_frames((frame,)), 1, "t", 0, None, [window.start_unix_ns + number])

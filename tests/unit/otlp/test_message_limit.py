@@ -16,7 +16,7 @@ COUNT = 200_000
 
 
 def nested(data, fields):
-    """Nested messages, at the given path of field numbers from the request."""
+    """Returns nested messages, with data at a path of field numbers from the request."""
     for field in reversed(fields):
         size, length = len(data), bytearray()
         while size >= 0x80:
@@ -40,7 +40,7 @@ def test_empty_messages_are_rejected_at_every_depth(fields, inner):
 
 @pytest.mark.parametrize("field", [b"\x1b\x1c", b"\x1b\n\0\x1c", b"\x18" + b"\xff" * 9 + b"\x7f"])
 def test_messages_cannot_hide_in_unknown_fields_skipped_by_the_decoder(field):
-    """The unknown fields are groups, and numbers above 64 bits."""
+    """The unknown fields are groups, and varints of more than 64 bits."""
     data = field + b"\n\0" * COUNT
     assert len(ExportProfilesServiceRequest.FromString(data).resource_profiles) == COUNT
     with pytest.raises(PayloadError, match="has more than"):

@@ -1,4 +1,4 @@
-"""Names are added to payloads in each encoding, from this and other producers, without loss."""
+"""Names are added, without loss, to payloads in each encoding from this and other producers."""
 
 import json
 
@@ -119,7 +119,7 @@ def test_reasons_and_their_strings_are_removed_with_their_last_location(window):
 
 
 def peer_message():
-    """As opentelemetry-ebpf-profiler writes it: base names, file addresses, no lines."""
+    """Returns a message like that profiler's: base names, file addresses, no lines."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.extend([
@@ -177,7 +177,7 @@ def test_a_location_without_a_type_may_be_code():
 
 
 def test_unknown_fields_are_preserved(window):
-    """The unknown fields are a length-delimited field 1000 of protobuf, and a key of JSON."""
+    """The unknown fields are a length-delimited protobuf field 1000, and a JSON key."""
     unknown = b"\xc2\x3e\x03new"
     payload = encode_window(window).batches[0].payload
     assert name_locations(payload + unknown, name_all).data.endswith(unknown)
@@ -190,7 +190,7 @@ def test_unknown_fields_are_preserved(window):
 
 
 def test_json_is_given_the_same_names_as_protobuf():
-    """Some producers write JSON; its tables are extended in place."""
+    """Some producers write JSON, whose tables are extended in place."""
     tree = MessageToDict(peer_message(), preserving_proto_field_name=True)
     for profile in tree["resource_profiles"][0]["scope_profiles"][0]["profiles"]:
         profile["profile_id"] = "01" * 16

@@ -1,4 +1,4 @@
-"""The examples of docs/otlp.md do what the page says."""
+"""The examples in docs/otlp.md do what the page says."""
 
 import pytest
 
@@ -12,7 +12,7 @@ EXAMPLES = examples("otlp.md")
 
 @pytest.fixture(autouse=True)
 def shop(tmp_path, monkeypatch):
-    """The file that the first example writes."""
+    """Runs the first example; returns the file that it writes."""
     monkeypatch.chdir(tmp_path)
     run("Write a profile")
     return tmp_path / "shop.otlp"

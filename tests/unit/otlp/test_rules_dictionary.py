@@ -8,7 +8,7 @@ from otel_kprofiler.otlp.rules_dictionary import RULES
 from tests.unit.otlp.mutations import Mutations
 
 MUTATIONS = Mutations()
-"""By rule: functions that violate it in a message."""
+"""The functions that violate each rule in a message."""
 
 breaks = MUTATIONS.breaks
 

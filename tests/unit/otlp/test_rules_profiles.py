@@ -9,7 +9,7 @@ from otel_kprofiler.otlp.rules_profiles import RULES
 from tests.unit.otlp.mutations import Mutations
 
 MUTATIONS = Mutations()
-"""By rule: functions that violate it in a message."""
+"""The functions that violate each rule in a message."""
 
 breaks = MUTATIONS.breaks
 
@@ -238,7 +238,7 @@ def totals_of_waits_that_are_no_number(m):
 
 
 def wait(m, **values):
-    """Add attributes to a sample."""
+    """Adds attributes of a wait to a sample."""
     for key, value in values.items():
         field = "bool_value" if isinstance(value, bool) else "string_value"
         index = m.attribute(f"otel_kprofiler.wait.{key}", **{field: value})

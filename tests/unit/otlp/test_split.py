@@ -1,4 +1,4 @@
-"""Messages from any producer, re-encoded in a form receivers accept."""
+"""Messages from any producer are re-encoded in a form that receivers accept."""
 
 import json
 
@@ -90,7 +90,7 @@ def test_a_message_within_the_limit_is_unchanged(form, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [2_000, 7_000])
-def test_parts_are_valid_and_within_the_limit_and_hold_each_sample_once(form, limit, attributes):
+def test_parts_are_valid_and_within_the_limit_and_contain_each_sample_once(form, limit, attributes):
     whole = window([sample(number) for number in range(60)], processes=3)
     original = message(whole, attributes)
     expected = contents([original.SerializeToString()])
@@ -128,7 +128,7 @@ def test_an_indivisible_sample_above_the_limit_is_counted():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_string_references_in_resource_attributes_are_resolved(form):
-    """The Collector's file exporter writes them, and most receivers show them as empty."""
+    """The Collector's file exporter writes these; most receivers show them as empty."""
     original = message(window([sample(1)]), AttributeForm.REFERENCES)
     attributes = original.resource_profiles[0].resource.attributes
     assert all(attribute.key_strindex for attribute in attributes)
@@ -178,7 +178,7 @@ def test_samples_that_only_carry_the_account_are_not_counted():
 
 
 def two_kinds(samples=40):
-    """A window of two kinds and three processes, with an account."""
+    """Returns a window with two kinds and three processes, with an account."""
     totals = StreamTotals("stream", 1000, 1010, {LossCause.RING_FULL: 10})
     groups = [
         ResourceSamples(Resource({"process.pid": pid}), [sample(one) for one in range(samples)])
@@ -189,7 +189,7 @@ def two_kinds(samples=40):
 
 
 def divided(batch, limit):
-    """Returns the parts of a batch, split until each is small enough or a single sample."""
+    """Splits a batch until each part is small enough or a single sample; returns the parts."""
     parts = divide_batch(batch, limit) if len(batch.payload) > limit else ()
     return [one for part in parts for one in divided(part, limit)] or [batch]
 
@@ -197,7 +197,7 @@ def divided(batch, limit):
 @pytest.mark.parametrize("attributes", list(AttributeForm))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("limit", [1, 3_000, 9_000])
-def test_parts_of_a_split_batch_hold_each_sample_once_and_the_full_account(form, limit, attributes):
+def test_parts_of_a_split_batch_have_each_sample_once_and_the_full_account(form, limit, attributes):
     samples = 10 if limit == 1 else 40
     window = two_kinds(samples)
     (batch,) = encode_window(window, form=form, attributes=attributes).batches

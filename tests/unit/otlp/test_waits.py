@@ -1,4 +1,4 @@
-"""Waits on the wire: samples, process totals, and the threshold."""
+"""Wait samples, process totals and the threshold survive a round trip."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A process over budget gets coarser samples; other processes' samples are unchanged."""
+"""A process above its budget gets coarser samples; those of other processes are unchanged."""
 
 import struct
 
@@ -46,7 +46,7 @@ class Time:
 
 
 class CostlyStacks(StackResolver):
-    """Each new stack takes some time."""
+    """A resolver for which each new stack takes some time."""
 
     cost_ns = 10_000_000
 
@@ -62,7 +62,7 @@ class CostlyStacks(StackResolver):
 
 
 class CostlyResources:
-    """Each new program takes some time."""
+    """Resources for which each new program takes some time."""
 
     cost_ns = 10_000_000
 
@@ -87,7 +87,7 @@ class CostlyResources:
 
 
 def user_stack(number):
-    """A stack of one frame, without mappings."""
+    """Returns a stack with a single frame, without mappings."""
     return struct.pack("=BBHHHQ", 0, 0, 1, 1, 0xFFFF, 15 << 56 | number + 1)
 
 
@@ -117,7 +117,7 @@ class Parts:
         return stack, resource
 
     def close(self):
-        """Returns each process's samples in the window: stack, thread, name, labels, number."""
+        """Closes the window; returns its samples by process: stack, thread, name, labels, count."""
         (profile,) = self.windows.close(2).profiles
         return {
             group.resource.attributes["process.executable.name"]: [
@@ -224,7 +224,7 @@ def test_a_process_that_execs_constantly_keeps_one_resource(parts):
 
 
 def storm(parts, count=1000, first=1000, age_ns=1):
-    """Makes processes, each with a unique program, name and stack; returns their Resources."""
+    """Adds processes, each with a unique program, name and stack; returns their Resources."""
     return [
         parts.add(sample(tgid, number=tgid, exec_id=tgid, comm=b"%d" % tgid, age_ns=age_ns))[1]
         for tgid in range(first, first + count)
@@ -300,7 +300,7 @@ def test_receivers_see_which_samples_are_coarse(parts):
 
 
 def test_a_resource_shared_by_processes_names_no_thread(parts):
-    """The budget may suffice again between finding a sample's Resource and its group."""
+    """The budget may recover after a sample's Resource is found and before its group is."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
         1

@@ -1,4 +1,4 @@
-"""The line that lists what settings and missing capabilities omit."""
+"""A line lists the parts of profiles that settings and missing capabilities omit."""
 
 import pytest
 

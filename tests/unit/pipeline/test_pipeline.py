@@ -1,4 +1,4 @@
-"""The main path with a scripted sampler: event time, windows, accounting."""
+"""The pipeline with a scripted sampler: event time, windows and accounts are right."""
 
 import itertools
 from time import sleep
@@ -38,7 +38,7 @@ class Time:
 
 
 class ScriptedSampler:
-    """Returns scripted samples; waiting advances the clock."""
+    """A sampler that returns scripted samples, and whose waits advance the clock."""
 
     kinds = (ON_CPU,)
     period_ns = SECOND // 100
@@ -94,7 +94,7 @@ class ScriptedSampler:
 
 
 class ScriptedSymbols:
-    """Names every stack after the current generation; its watermark stalls on request."""
+    """Symbols that name stacks after the current generation; tests can stall their watermark."""
 
     def __init__(self):
         self.watermark = None
@@ -180,7 +180,7 @@ def test_an_idle_pipeline_sleeps_until_the_first_sample_or_the_end_of_the_window
     pipeline.step(0.25, idle_s=5)
     assert sampler.waits == [("first", 1.005), ("more", 0.25)]
     sampler.waits.clear()
-    pipeline.step(0.1, idle_s=5)  # the step before had many samples
+    pipeline.step(0.1, idle_s=5)  # the previous step had many samples
     assert sampler.waits == [("more", 0.1)]
     sampler.waits.clear()
     sampler.first_after_s = None
@@ -394,13 +394,13 @@ def test_a_step_abandons_its_backlog_when_a_stop_is_requested(parts):
 
 
 def test_a_full_window_closes_before_the_next_sample_and_loses_none(parts):
-    """Some samples have equal times, and several windows are pending at the end."""
+    """Some samples have equal times, and several windows are pending when the pipeline stops."""
     pipeline, sampler, _symbols, windows, time = parts
     pipeline.change_windows(time.boot, WindowSchedule(5 * SECOND, max_samples=4))
     start = time.boot
     sampler.ready = [raw(start + offset) for offset in (1, 2, 3, 3, 4, 4, 4, 7, 8, 9, 10)]
     pipeline.step(1)
-    del windows[0]  # ended by the change
+    del windows[0]  # closed by the change
     assert counts(windows) == [4, 4]
     sampler.ready = [raw(time.boot + offset) for offset in range(1, 7)]
     pipeline.stop()

@@ -24,11 +24,11 @@ from tests.records import in_ring, pack_record
 
 OFFSET_NS = 1_790_000_000_000_000_000
 LOOP = 0x7F0000001000
-RECORDS = [  # time, process, its start
+RECORDS = [  # time, process id, start of the process
     (100, 7, 1),
     (110, 8, 2),
     (120, 7, 1),
-    (130, 7, 90),  # the pid was used again
+    (130, 7, 90),  # the pid has been reused
 ]
 
 
@@ -61,7 +61,7 @@ def recording(tmp_path):
 
 
 class Names:
-    """Names addresses after their process, from a time on."""
+    """A resolver that names addresses after their process, from a given time on."""
 
     def __init__(self, known_from_ns=0):
         self.known_from_ns = known_from_ns

@@ -1,4 +1,4 @@
-"""Waits in the pipeline: causes in windows, and exact totals alongside the samples."""
+"""In the pipeline, windows get the causes of waits, and exact totals with the samples."""
 
 import pytest
 
@@ -31,7 +31,7 @@ UNKNOWN = ("schedule", "synchronize_rcu")
 
 
 class Source:
-    """Scripted wait samples and totals; also serves as the clock."""
+    """A source of scripted wait samples and totals, which also serves as the clock."""
 
     kinds = (ON_CPU, OFF_CPU)
     period_ns = SECOND // 100
@@ -73,7 +73,7 @@ class Source:
 
 
 class Symbols:
-    """Gives each sample the stack set for its thread."""
+    """Symbols that give each sample the stack that is set for its thread."""
 
     def __init__(self):
         self.stacks = {}

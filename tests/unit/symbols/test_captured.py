@@ -203,7 +203,7 @@ def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
 
 
 CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]
-(RESOLVER,) = EXAMPLES["Resolvers of your own"]
+(RESOLVER,) = EXAMPLES["Custom side resolvers"]
 
 
 def test_the_resolver_example_names_only_its_process():

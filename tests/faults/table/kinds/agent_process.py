@@ -42,7 +42,7 @@ def signals(number, pause_s=0.0005):
 
 
 def queued(run):
-    """Send as many real-time signals as can be queued, at once."""
+    """Sends as many real-time signals as the kernel queues, all at once."""
     for _ in range(50_000):
         with contextlib.suppress(OSError):
             run.process.send_signal(signal.SIGRTMIN + 3)
@@ -50,7 +50,7 @@ def queued(run):
 
 
 def limited(which, value, after=None):
-    """Lower a soft limit, and raise it again."""
+    """Lowers a soft limit, and raises it again."""
 
     def fault(run):
         before = resource.prlimit(run.process.pid, which)
@@ -74,7 +74,7 @@ def hogs(run, count=8, code="while True: pass"):
 
 
 def scheduled(change):
-    """Change the scheduling policy of each agent thread, with eight busy processes running."""
+    """Changes the scheduling policy of each agent thread while eight busy processes run."""
 
     def fault(run):
         for thread in os.listdir(f"/proc/{run.process.pid}/task"):
@@ -99,7 +99,7 @@ def one_cpu(thread):
 
 @contextlib.contextmanager
 def cgroup(run, controller, **values):
-    """Put the agent into a version 1 cgroup, with the given values in its files."""
+    """Moves the agent into a cgroup v1 in whose files the given values are set."""
     place = CGROUPS / controller / f"kprofiler-fault-{run.process.pid}"
     before = CGROUPS / controller / read_cgroup(controller).lstrip("/")
     place.mkdir()
@@ -114,7 +114,7 @@ def cgroup(run, controller, **values):
 
 
 def remove_cgroup(place):
-    """Remove a cgroup once the kernel lets it."""
+    """Removes a cgroup, retrying until the kernel allows it."""
     end = time.monotonic() + 5
     while place.exists():
         try:
@@ -143,7 +143,7 @@ def in_cgroup(controller, **values):
 
 
 def frozen(run):
-    """Freeze the agent with the cgroup freezer, like a paused container."""
+    """Freezes the agent with the cgroup freezer, like a paused container."""
     with cgroup(run, "freezer") as place:
         (place / "freezer.state").write_text("FROZEN")
         time.sleep(3)
@@ -153,14 +153,14 @@ def frozen(run):
 
 
 def debugged(run):
-    """A debugger attaches, lists all stacks, and leaves."""
+    """Attaches a debugger, lists all stacks, and detaches."""
     command = ["gdb", "-p", str(run.process.pid), "-batch", "-ex", "thread apply all bt 3"]
     subprocess.run(command, capture_output=True, timeout=60, check=False)
     time.sleep(1)
 
 
 def traced(run):
-    """Another profiler samples the agent."""
+    """Samples the agent with another profiler."""
     command = ["perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null"]
     run.start(*command, root=True)
     wait(run)

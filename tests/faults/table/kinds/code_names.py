@@ -1,4 +1,4 @@
-"""Code names written by the programs themselves: perf maps and jitdumps."""
+"""Names of generated code, written by the programs themselves: perf maps and jitdumps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lines(count, **how):
 
 
 def perf_map(write, *, after=None):
-    """A process whose perf map is written, then appended to or changed 20 times a second."""
+    """Runs a process whose perf map is written, then appended to or changed 20 times a second."""
 
     def fault(run):
         process = run.c(JIT, f"/tmp/kprofiler-go-{run.health}")
@@ -134,7 +134,7 @@ def load(number, name=b"f", size=16, total=None):
 
 
 def jitdump(make):
-    """A process that maps a jitdump, as perf inject requires."""
+    """Runs a process that maps a jitdump, as perf inject requires."""
 
     def fault(run):
         name = run.public / "dump"

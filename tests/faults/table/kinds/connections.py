@@ -83,7 +83,7 @@ class Elsewhere:
 
 
 def correct(run):
-    """Reload with the right address after a while; the queue continues there."""
+    """Reloads with the right address after a while; queued batches are then sent there."""
     time.sleep(run.seconds)
     run.config["exporters"][run.exporter].update(run.receiver.behind.configure())
     run.reload()
@@ -98,7 +98,7 @@ PLACES = {
 
 @functools.cache
 def certificates() -> Path:
-    """Returns certificates by their defect, and keys."""
+    """Returns the directory of the certificates, which are named after their defects, and keys."""
     place = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
 
     def openssl(*words):
@@ -131,7 +131,7 @@ def certificates() -> Path:
 
 
 class TlsReceiver(HttpReceiver):
-    """Receives over HTTPS, with a certificate from ``certificates`` until it is healed."""
+    """Receives over HTTPS with the given certificate until healed, then with a good one."""
 
     def __init__(self, certificate, ca="ca", *, client=False, version=None):
         super().__init__()
@@ -176,7 +176,7 @@ class TlsReceiver(HttpReceiver):
 
 
 class RevokingReceiver(TlsReceiver):
-    """Has revoked the certificate of its client, until it is healed."""
+    """A receiver that considers its client's certificate revoked until it is healed."""
 
     def __init__(self):
         super().__init__("good", client=True)
@@ -195,7 +195,7 @@ class RevokingReceiver(TlsReceiver):
 
 
 def expect_revocation(run):
-    """Check that the log names the cause."""
+    """Checks that the log names the revoked certificate."""
     time.sleep(run.seconds)
     if "the client certificate is revoked" not in run.log:
         raise RuntimeError("the log does not name the revoked certificate")
@@ -211,7 +211,7 @@ TLS = {
 
 
 def replace_ca(run):
-    """The agent's CA file is truncated and rewritten."""
+    """Truncates and rewrites the agent's CA file."""
     path = Path(run.config["exporters"][run.exporter]["tls"]["ca_file"])
     copy = run.directory / "ca.crt"
     content = path.read_bytes()

@@ -32,7 +32,7 @@ def remount(run, options, name="disk"):
 
 @contextlib.contextmanager
 def full(directory):
-    """Creates a disk without a free block."""
+    """Fills a disk during the block, so that no block of it is free."""
     filler = directory / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -53,12 +53,12 @@ def fill(run, name):
 
 
 def tiny(run):
-    """Creates a file system of 128 kB, which stays full."""
+    """Waits; the agent fills its file system of 128 kB, which stays full."""
     wait(run)
 
 
 def move_away(run):
-    """Move the file as logrotate does without copytruncate; writes continue under the new name."""
+    """Moves the file like logrotate without copytruncate; writes continue under the new name."""
     path = run.receiver.path
     time.sleep(1)
     target = path.with_name("old.otlp")
@@ -107,7 +107,7 @@ def change_mode(run):
 
 
 def limit_file_size(run):
-    """Set RLIMIT_FSIZE just above the written size; SIGXFSZ would kill a process."""
+    """Sets RLIMIT_FSIZE just above the file's size; SIGXFSZ would kill an unprepared process."""
     size = run.witness.stat().st_size
     largest = max(size, run.receiver.path.stat().st_size)
     before = resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE)

@@ -17,7 +17,7 @@ COPIES = 4
 
 
 def running(make, copies=1, name="hostile"):
-    """Runs code of copies of a file. Each has a different end, and thus a different identity."""
+    """Runs code from copies of a file, which differ in their last bytes and thus in identity."""
 
     def fault(run):
         content = make()
@@ -37,12 +37,12 @@ def running(make, copies=1, name="hostile"):
 
 @functools.cache
 def program() -> bytes:
-    """A program with symbols, which a fault can damage."""
+    """Returns the bytes of a program with symbols, which a fault can damage."""
     return build("control.c").read_bytes()
 
 
 def field(offset, form, value):
-    """Set a field of the file's header."""
+    """Returns a function that makes a program with a changed field in its ELF header."""
 
     def make():
         data = bytearray(program())
@@ -53,7 +53,7 @@ def field(offset, form, value):
 
 
 def sections(offset, form, value):
-    """Set a field of every section header."""
+    """Returns a function that makes a program with a changed field in every section header."""
 
     def make():
         data = bytearray(program())
@@ -67,7 +67,7 @@ def sections(offset, form, value):
 
 
 def segments(offset, form, value):
-    """Set a field of every program header."""
+    """Returns a function that makes a program with a changed field in every program header."""
 
     def make():
         data = bytearray(program())
@@ -116,7 +116,7 @@ DAMAGES = {
 
 
 def sparse(run):
-    """Creates a program of 8 GiB; all but its first bytes are holes."""
+    """Runs a program of 8 GiB, which is sparse except for its first bytes."""
     path = run.public / "sparse"
     path.write_bytes(program())
     os.truncate(path, 8 << 30)
@@ -125,7 +125,7 @@ def sparse(run):
 
 
 def changing(run):
-    """A file whose content is replaced 100 times a second while it is read."""
+    """Runs a file whose content changes 100 times a second while it is read."""
     path, other = run.public / "changing", program()
     path.write_bytes(other)
     run.start("nice", build("runs_code.c"), path)
@@ -137,7 +137,7 @@ def changing(run):
 
 
 def truncated(run):
-    """Truncate a mapped file to zero, then let it grow again."""
+    """Truncates a mapped file and extends it again, 20 times."""
     path = run.public / "truncated"
     path.write_bytes(program() * 2)
     run.start("nice", build("runs_code.c"), path)
@@ -151,7 +151,7 @@ def truncated(run):
 
 
 def many(run):
-    """300 files with different content."""
+    """Runs 300 files with different content."""
     paths = []
     for number in range(300):
         paths.append(run.public / f"file{number}")

@@ -100,7 +100,7 @@ ATTACKS = {
 
 
 def full_pipe(run):
-    """The write end of a pipe that is full."""
+    """Returns the write end of a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -128,7 +128,7 @@ def opened(path):
 
 
 def full_socket(run):
-    """The address of a notification socket whose queue is full."""
+    """Returns the environment for a notification socket whose queue is full."""
     path = str(run.directory / "notify")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(path)
@@ -149,7 +149,7 @@ def garbled(run):
 
 
 def talk(run):
-    """Have the agent write to its log."""
+    """Makes the agent write to its log by reloads."""
     end = time.monotonic() + run.seconds
     while time.monotonic() < end:
         run.process.send_signal(signal.SIGHUP)
@@ -167,7 +167,7 @@ def notified(name, make):
 
 
 def take_port(run):
-    """Another process listens on the agent's port before the agent does, for 6 s."""
+    """Listens on the agent's health port before the agent does, for 6 s."""
     taken = socket.create_server(("127.0.0.1", run.health))
     release = threading.Timer(6, taken.close)
     release.start()

@@ -1,4 +1,4 @@
-"""Host-wide changes by root: CPUs, clocks, kernel settings, other tools."""
+"""Host-wide changes made by root: CPUs, clocks, kernel settings, other tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hotplug(times, pause_s):
 
 
 def setting(name, value):
-    """Change a kernel setting, and restore it."""
+    """Changes a kernel setting, and restores it."""
 
     def fault(run):
         path = KERNEL / name
@@ -47,7 +47,7 @@ def setting(name, value):
 
 
 def suspend_sampler(run):
-    """Have the kernel suspend each event after a sample; CPUs are busy, so that all ticks count."""
+    """Makes the kernel suspend each event after a sample, on busy CPUs so that all ticks count."""
     path = KERNEL / "perf_event_max_sample_rate"
     usual = path.read_text()
     run.on_close(lambda: path.write_text(usual))
@@ -63,7 +63,7 @@ def expect_warning(run):
 
 
 def clock(seconds, times=1):
-    """Move the wall clock by a few seconds, and back."""
+    """Sets the wall clock a few seconds ahead or back, then restores it."""
 
     def fault(run):
         for _ in range(times):
@@ -91,7 +91,7 @@ def caches(run):
 
 
 def cgroups(name):
-    """Create and remove named cgroups, each with a process."""
+    """Creates and removes named cgroups, each with a process."""
 
     def fault(run):
         end, number = time.monotonic() + run.seconds, 0
@@ -110,7 +110,7 @@ def cgroups(name):
 
 
 def memory(run):
-    """Allocate all memory except 2 GB, and release it."""
+    """Allocates all memory except 2 GB, and releases it."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     run.python(
@@ -131,13 +131,13 @@ def mounts(run):
 
 
 def real_time(run):
-    """Run a real-time process that leaves 5 % of a CPU's time."""
+    """Runs a real-time process that leaves 5 % of one CPU's time to others."""
     run.start("chrt", "-f", 5, "taskset", "-c", 0, "sh", "-c", "while :; do :; done", root=True)
     wait(run)
 
 
 def low_pids(run):
-    """Reuse process ids within a second."""
+    """Limits process ids so that they are reused within a second."""
     path = KERNEL / "pid_max"
     before = path.read_text()
     highest = max(int(name) for name in os.listdir("/proc") if name.isdigit())

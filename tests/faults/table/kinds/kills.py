@@ -1,4 +1,4 @@
-"""Agents that are killed, and the runs after them."""
+"""Agents that are killed, and the runs that follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def connect(run):
 
 
 def kill_and_restart(*pauses, at=None):
-    """Kill the agent after each pause; the receiver is up during the last run."""
+    """Kills and restarts the agent after each pause; the receiver is up during the last run."""
 
     def fault(run):
         for pause in pauses:

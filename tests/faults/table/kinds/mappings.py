@@ -220,9 +220,9 @@ SCENARIOS = [
 
 
 def run_from_fuse(delay_s):
-    """Runs a program whose file system does not respond until unmounted, or responds late.
+    """Runs a program whose file system responds late, or not at all until it is unmounted.
 
-    The kernel keeps a process whose threads wait for a response, even after it exits.
+    The kernel keeps a killed process until its threads that wait for a response have got one.
     """
 
     def fault(run):
@@ -233,7 +233,7 @@ def run_from_fuse(delay_s):
         fuse.freeze(delay_s=delay_s)
         wait(run)
         if not fuse.count_held():
-            raise RuntimeError("the agent has asked the file system for nothing")
+            raise RuntimeError("the agent has not read from the file system")
         run.end_programs()
         fuse.close()
 

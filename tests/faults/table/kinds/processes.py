@@ -47,7 +47,7 @@ int main(int argc, char **argv)
 
 
 def c(source, *words, count=1):
-    """A fault that runs copies of a program."""
+    """Returns a fault that runs copies of a C program."""
 
     def fault(run):
         for _ in range(count):
@@ -58,7 +58,7 @@ def c(source, *words, count=1):
 
 
 def python(code, *words):
-    """A fault that runs Python code."""
+    """Returns a fault that runs Python code."""
 
     def fault(run):
         run.python(code, *words)
@@ -95,7 +95,7 @@ for _ in range(4000):
 while True:
     pass
 """
-# Works in a child with a different name.
+# Each child has a different name and works for a while.
 WORKS = """
 #define _GNU_SOURCE
 #include <linux/sched.h>
@@ -131,7 +131,7 @@ int main(void)
 }
 """
 )
-# clone3(2) with set_tid: the next process, or thread group, has the id of the one before.
+# Uses clone3(2) with set_tid, so that each process has the id of the previous process.
 SAME_ID = (
     WORKS
     + """
@@ -164,13 +164,13 @@ while True:
 
 
 def reused(run):
-    """Asking for an id needs root."""
+    """Runs processes that reuse one id, as root since only root may choose an id."""
     run.c(SAME_ID, root=True)
     wait(run)
 
 
 def labelled(run):
-    """A service that publishes labels with new names for each millisecond of work."""
+    """Runs services that publish labels with new names and values for each span."""
     for _ in range(2):
         run.start(sys.executable, "-c", LABELS)
     wait(run)

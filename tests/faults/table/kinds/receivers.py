@@ -45,7 +45,7 @@ def status(code, **headers):
 
 
 def storing(*data, **headers):
-    """Store, and respond 200 with a body or headers."""
+    """Returns a handler that stores a request and responds 200 with a body or headers."""
 
     def answer(request):
         request.store()
@@ -55,7 +55,7 @@ def storing(*data, **headers):
 
 
 def raw(*parts, store=True, pause_s=0.0):
-    """Respond with raw bytes, then close."""
+    """Returns a handler that responds with raw bytes, then closes the connection."""
 
     def answer(request):
         if store:
@@ -69,7 +69,7 @@ def raw(*parts, store=True, pause_s=0.0):
 
 
 def endless(piece, head=b"HTTP/1.1 200 OK\r\n"):
-    """Store, and send an endless response for up to ten seconds."""
+    """Returns a handler that stores a request, then sends a response for up to ten seconds."""
 
     def answer(request):
         request.store()
@@ -165,7 +165,7 @@ def http(name, answer, **more):
 
 
 def too_large(request):
-    """Accept at most 20,000 bytes, uncompressed."""
+    """Accepts only requests of at most 20,000 uncompressed bytes."""
     if len(request.body) > 20_000:
         status(413)(request)
     else:
@@ -180,7 +180,7 @@ def abort(code, message="no", **details):
 
 
 def wait_and_abort(receiver, request, context):
-    """Respond UNAVAILABLE with a retry delay of one second."""
+    """Responds UNAVAILABLE with a retry delay of one second."""
     detail = error_details_pb2.RetryInfo()
     detail.retry_delay.seconds = 1
     rich = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="wait")

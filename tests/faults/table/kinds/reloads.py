@@ -1,4 +1,4 @@
-"""Configurations changed or broken while the agent runs."""
+"""Configurations that are changed or broken while the agent runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BROKEN, CHANGED = "broken configuration", "reload"
 
 
 def broken(write):
-    """Reloads an unreadable file, which the agent ignores; then a readable one."""
+    """Returns a fault that reloads an invalid file, which the agent ignores, then a valid file."""
 
     def fault(run):
         time.sleep(1)
@@ -68,7 +68,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Reload with one change after another, each relative to the first configuration."""
+    """Returns a fault that reloads each change in turn, relative to the first configuration."""
 
     def fault(run):
         first = run.config
@@ -88,7 +88,7 @@ def sampler(**values):
 
 
 def exporters(*names):
-    """Reload with only some of the exporters; ``-`` is the fault's exporter."""
+    """Selects exporters for a reload; ``-`` is the fault's exporter."""
 
     def change(run):
         ids = [run.exporter if name == "-" else name for name in names]
@@ -98,7 +98,7 @@ def exporters(*names):
 
 
 def another(run):
-    """Add an exporter whose receiver is down."""
+    """Adds an exporter whose receiver is down."""
     name = "otlp_http/away"
     new = {name: {"endpoint": f"http://127.0.0.1:{free_port()}", "timeout": "1s"}}
     ids = [run.exporter, "file/witness", name]
@@ -130,7 +130,7 @@ def while_frozen(run):
 
 
 def occupied(run):
-    """Move the health endpoint to an address already in use."""
+    """Moves the health endpoint to an address already in use."""
     return {"service": {"health": {"endpoint": "{}:{}".format(*run.receiver.address)}}}
 
 

@@ -23,9 +23,9 @@ class AwayReceiver(HttpReceiver):
 
 
 def damaged(damage, segments=1):
-    """Makes a fault that stops the agent, damages its spool, and restarts it.
+    """Returns a fault that stops the agent, damages its spool, and restarts it.
 
-    With ``segments`` above 1, an additional run closes the first segment.
+    Each of several ``segments`` is written by a separate run.
     """
 
     def fault(run):
@@ -44,7 +44,7 @@ def damaged(damage, segments=1):
 
 
 def patch(at, change, which=0):
-    """Change bytes of a segment; ``at`` is a fraction of its length, or an offset."""
+    """Returns a function that changes a segment at an offset, or at a fraction of its length."""
 
     def damage(run, segments):
         segment = segments[which]
@@ -74,7 +74,7 @@ def insert(data, at):
 
 
 def with_segment(name, content):
-    """Add a foreign file next to the segments."""
+    """Returns a function that adds a foreign file next to the segments."""
 
     def damage(run, segments):
         path = segments[0].with_name(name)
@@ -93,7 +93,7 @@ def huge_record(run, segments):
 
 
 def lying_record(run, segments):
-    """Append a record with a valid checksum and impossible JSON."""
+    """Appends a record with a valid checksum whose JSON has impossible counts."""
     body = b'{"settled": 9007199254740993, "done": {"on_cpu": -5}, "appended": {"on_cpu": 1e400}}'
     checked = struct.pack("<IB", len(body), 2) + body
     with segments[-1].open("ab") as file:
@@ -107,7 +107,7 @@ def swap(run, segments):
 
 
 def exchange_records(data, at):
-    """Swap the two halves after the magic number."""
+    """Swaps the two halves of the content after the magic number."""
     return data[:8] + data[at:] + data[8:at]
 
 
@@ -142,7 +142,7 @@ def other_version(data, at):
 
 
 def bring_back(run):
-    """Segments of another version are kept aside, and then delivered by that version."""
+    """Checks that a segment of another version is set aside and that its version can deliver it."""
     damaged(patch(0, other_version), 2)(run)
     run.stop()
     (aside,) = run.spool.glob("*/*.aside")
