@@ -33,9 +33,7 @@ def main() -> None:
     """Runs the benchmarks named on the command line, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
-    parser.add_argument(
-        "--quick", action="store_true", help="shorter and less exact runs"
-    )
+    parser.add_argument("--quick", action="store_true", help="shorter and less exact runs")
     given = parser.parse_args()
     unknown = sorted(set(given.topics) - set(TOPICS))
     if unknown:

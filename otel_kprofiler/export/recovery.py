@@ -164,7 +164,7 @@ class Recovery:
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Returns the unsettled samples in segments set aside. (Samples are settled in order.)"""
+        """Returns the unsettled samples in segments set aside; samples are settled in order."""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)

@@ -15,7 +15,7 @@ Reading the file itself requires read permission for the file, or CAP_DAC_READ_S
 comes from the symbolic link in map_files, or from /proc/PID/maps. The path is relative to this
 process's root if the file is reachable from there, and otherwise to the root of the other process's
 mounts, so both are tried. No file is opened for reading before its identity is proven, because
-mapped files may be devices, and because the path may meanwhile lead to a different file.
+mapped files may be devices, and because the path may by then lead to a different file.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # Open the file through the reference, since the path may meanwhile lead elsewhere. Do not
+        # Open the file through the reference, since the path may lead elsewhere by now. Do not
         # wait for the holder of a lease on the file (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)

@@ -20,9 +20,7 @@ def name_entries(window: Window) -> Window:
     The entry is derived from function names, as by ``report --by syscall``, so that receivers need
     not derive it. User-mode samples, and kernel samples without function names, get no attribute.
     """
-    labels_of_stacks: dict[
-        int, LabelSet
-    ] = {}  # by stack id; the window keeps the stacks alive
+    labels_of_stacks: dict[int, LabelSet] = {}  # by stack id; the window keeps the stacks alive
 
     def describe(sample: WindowSample) -> WindowSample:
         labels = labels_of_stacks.get(id(sample.stack))

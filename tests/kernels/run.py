@@ -35,17 +35,18 @@ from tests.platforms.report import save_guest
 TABLE = CHECKOUT / "docs/kernels.md"
 PARTS = {
     "test_boot": "boots",
-    "test_sampler": "samples of all CPUs",
+    "test_sampler": "samples on all CPUs",
     "test_symbols": "kernel names",
-    "test_spin": "names of modules",
+    "test_spin": "module names",
     "test_unwinding": "user stacks",
     "test_python_frames": "Python frames",
     "test_waits": "waits",
     "test_thread_contexts": "spans",
-    "test_dump": "dumps of threads",
+    "test_dump": "thread dumps",
+    "test_locks": "kernel locks",
     "test_events": "perf events",
     "test_agent": "agent to a receiver",
-    "test_record": "records of known callers",
+    "test_record": "recordings of known callers",
 }
 """The names of parts on the platforms page, by test file."""
 ENDED = (0, 1)

@@ -294,7 +294,7 @@ def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
 
 
 def test_every_one_of_two_thousand_threads_has_its_frames(program):
-    """Of these, 200 threads wait in Python code; ``pytest -rP`` shows how long the dump took."""
+    """200 of the threads wait in Python code; ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         wait_until_at_rest(pid)
         began = time.monotonic()

@@ -135,7 +135,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
     named = others = 0
     for pc, is_leaf, function, address in frames:
         (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
-        if is_bpf(frame) or not frame.function:  # may be unloaded meanwhile
+        if is_bpf(frame) or not frame.function:  # it may be unloaded by now
             others += 1
             continue
         assert (frame.function, frame.address) == (function, address), hex(pc)

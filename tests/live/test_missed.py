@@ -41,8 +41,7 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Samples under a system call tracer; returns the counts, all ticks, and this process's ticks.
-    """
+    """Samples under a tracer; returns the counts, all ticks, and this process's ticks."""
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call(0.1)  # so that counting begins at a sample

@@ -177,7 +177,7 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Starves a thread; returns its totals meanwhile, its switches, and its later totals.
+    """Starves a thread; returns its totals while it starves, its switches, and its later totals.
 
     A SCHED_FIFO thread takes the CPU for 0.8 s; the kernel allows at most 0.95 s. Returns None if,
     on a busy machine, that thread started or the totals were read too late.

@@ -21,8 +21,8 @@ from harness.errors import MatrixError
 from tests.platforms.builds import FREE_THREADED, MUSL, Build, get
 
 _NOWHERE = (
-    "not in the registries that the tests reach: packages and sources of Debian, PyPI, npm, "
-    "crates.io, Maven Central, the proxy of Go modules"
+    "not in the registries that the tests reach: Debian's packages and sources, PyPI, npm, "
+    "Go's module proxy"
 )
 _MAIN_ONLY = (
     "only frames of the main interpreter: these versions do not record which thread runs a "

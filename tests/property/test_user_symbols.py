@@ -160,7 +160,7 @@ def find_functions(path):
 
 
 def judge(table, truth, address, theirs):
-    """Returns why both names may be as they are, such as "same"; None without a good reason."""
+    """Returns why both names may be as they are, such as "same"; None if there is no reason."""
     result = table.lookup(address)
     certain = truth.names_at(address)
     if not result or not result.name:

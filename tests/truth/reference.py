@@ -190,7 +190,7 @@ class Truth(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether the walk reached the outermost frame."""
+        """True if the walk reached the outermost frame."""
         return self.end == "end"
 
 

@@ -51,7 +51,7 @@ class Result(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether no stack is wrong, enough stacks are complete, and some needed the code."""
+        """True if no stack is wrong, enough stacks are complete, and some needed the code."""
         complete = self.ends[StackEnd.COMPLETE] >= COMPLETE * len(self.stacks)
         sources = {source for stack in self.stacks for source in stack.sources}
         return not self.wrong and complete and FrameSource.DISASSEMBLY in sources

@@ -97,8 +97,7 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """Returns the test module's file; ``other`` has other functions at the addresses of ``spin``.
-    """
+    """Returns the test module's file. ``other`` has other functions at the same addresses."""
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 

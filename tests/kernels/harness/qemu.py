@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def emulator_failed(self) -> bool:
-        """Whether the guest crashed in a way that cannot occur on a real machine."""
+        """True if the guest crashed in a way that cannot occur on a real machine."""
         return self.status is None and EMULATOR_FAULT.search(self.console) is not None
 
 

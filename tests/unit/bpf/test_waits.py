@@ -148,7 +148,7 @@ def test_wait_starts_and_ends_are_parsed_in_order():
     assert (first.sample.kind, first.sample.value, first.end) == (OFF_CPU, 1000, None)
     waker = Waker(8, 9, b"other")
     assert second.end == (1000, 20, 10, 99, WaitState.UNINTERRUPTIBLE, 3 | WAIT_WOKEN, waker)
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="is truncated"):
         parse_records(in_ring(in_phase(WAIT_ENDED) + end[:-8]))
 
 

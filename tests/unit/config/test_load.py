@@ -278,7 +278,7 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """Of a password used as key, alias, tag or reference, only length and position are shown."""
+    """A message shows only length and position of a secret in a key, alias, tag or reference."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result
