@@ -13,7 +13,7 @@ from otel_kprofiler.pipeline import ThreadDumper, open_resources, open_symbols
 from otel_kprofiler.sampling import SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings, open_user_names
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.one_boot]
 
 PROGRAM = """
 import os, threading, time

@@ -9,7 +9,7 @@ import pytest
 from otel_kprofiler.host import EventSpec, parse_event
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.one_boot]
 
 PAGES, SLEEPS, OPENS, PACKETS, PACKET = 3000, 200, 500, 50, 300
 LOAD = f"""

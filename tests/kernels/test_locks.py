@@ -11,7 +11,7 @@ from otel_kprofiler.errors import KernelFeatureError
 from otel_kprofiler.host import Access, parse_event, read_release
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.one_boot]
 
 ROUNDS, WAITERS, SECONDS = 3, 2, 0.5
 PROGRAM = str(Path(__file__).parents[1] / "lock_holder.py")

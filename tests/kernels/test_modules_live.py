@@ -151,6 +151,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
     assert unnamed <= right / 2
 
 
+@pytest.mark.one_boot
 def test_rapid_loads_at_one_address_never_give_a_wrong_name():
     """When two variants of a module alternate, addresses have no owner until the next poll."""
     chance, phases = random.Random(1), []

@@ -14,7 +14,7 @@ from otel_kprofiler.model import PYTHON_SIDE, parse_python_stack
 from tests.interpreters import Python
 from tests.truth.python.measure import measure, running
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.one_boot]
 
 ENOUGH = 100
 TRUTH_SAMPLES = 500

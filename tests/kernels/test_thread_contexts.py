@@ -6,7 +6,7 @@ from otel_kprofiler.model import OFF_CPU, ON_CPU
 from otel_kprofiler.sampling import OffCpuConfig
 from tests.thread_contexts import GUEST_MODELS, Program, Reader, compare, find_overlong_waits
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.one_boot]
 
 THREADS = 4
 ENOUGH = 200

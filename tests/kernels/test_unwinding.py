@@ -10,7 +10,7 @@ from guest.sampled import drain_until, finish, sampler
 from otel_kprofiler.host import Access, read_release
 from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.one_boot]
 
 PYTHON = "def f(n):\n return sum(map(f, [n - 1])) + n if n else 0\nwhile True: f(9)"
 SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
