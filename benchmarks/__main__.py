@@ -16,7 +16,7 @@ TOPICS = [
 
 
 def print_rows(rows: list[Row]) -> None:
-    """Prints one line per figure, with what it is compared with, the ratio and the goal."""
+    """Prints one line per figure, with the value for comparison, the ratio and the goal."""
     table = [("what", "measured", "beside", "ratio", "goal")]
     table += [
         (r.what, r.measured, r.beside, "" if r.ratio is None else f"{r.ratio:.3g}x", r.goal)
@@ -37,7 +37,7 @@ def main() -> None:
     given = parser.parse_args()
     unknown = sorted(set(given.topics) - set(TOPICS))
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(TOPICS)}")
+        parser.error(f"unknown topics: {', '.join(unknown)}; topics are {', '.join(TOPICS)}")
     rows: list[Row] = []
     for topic in given.topics or TOPICS:
         print(f"measuring {topic} …", file=sys.stderr, flush=True)

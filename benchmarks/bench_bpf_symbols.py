@@ -85,7 +85,7 @@ def churn(seconds: float, standing: int) -> Row:
 
 
 def latency_ms(tries: int) -> float:
-    """The longest time from the end of a load until its name is known; advance() every 5 ms."""
+    """Returns the longest time from a load's end until its name is known; polls every 5 ms."""
     watch = KsymbolWatch()
     symbolizer = KernelSymbolizer.live(ksymbols=watch)
     symbolizer.advance(now_ns())
@@ -105,7 +105,7 @@ def latency_ms(tries: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     for count in (1000,) if quick else (1000, 10_000):
         yield from baseline(count, 3)
     yield churn(5 if quick else 60, 1000 if quick else 10_000)

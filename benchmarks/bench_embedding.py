@@ -158,7 +158,7 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     pair = plain, profiled_
     profiled_.ask("/start")
     for service in pair:
-        os.sched_setaffinity(service.pid, {CPUS[0]})  # only the thread that handles requests
+        os.sched_setaffinity(service.pid, {CPUS[0]})  # moves only the thread that handles requests
         service.ask(count=3 * batch)
     took: tuple[list[float], list[float]] = ([], [])
     used = [0.0, 0.0]
@@ -173,7 +173,7 @@ def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     profiled_.ask("/resume")
     profiled_.ask("/stop")
     for service in pair:
-        os.sched_setaffinity(service.pid, CPUS)  # threads started later inherit it
+        os.sched_setaffinity(service.pid, CPUS)  # inherited by threads started later
     seconds = [statistics.median(times) / batch for times in took]
     cpu = [each / rounds / batch for each in used]
     ratio = statistics.median(with_ / without for without, with_ in zip(*took, strict=True))
@@ -338,7 +338,7 @@ def holds(seconds: float, rate: int) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     yield from span_changes()
     yield from spans()
     for rate in (99, 999):

@@ -44,7 +44,7 @@ def output(*command: str, **kwargs: str) -> str:
 
 
 def microseconds_each(run: Callable[..., object], values: Sequence[object], rounds: int) -> float:
-    """Best of several rounds."""
+    """Returns the microseconds per value in the fastest of several rounds."""
     best = float("inf")
     for _ in range(rounds):
         started = time.perf_counter()
@@ -55,7 +55,7 @@ def microseconds_each(run: Callable[..., object], values: Sequence[object], roun
 
 
 def demangle_rows(rounds: int) -> Iterator[Row]:
-    """Microseconds per name, uncached."""
+    """Yields the microseconds per name, without a cache."""
     library = output("gcc", "-print-file-name=libstdc++.so.6").strip()
     exported = output("nm", "-D", "--format=posix", library).splitlines()
     cxx = [line.split()[0].partition("@")[0] for line in exported if line.startswith("_Z")]

@@ -1,4 +1,4 @@
-"""User stacks across very many binaries, and of a binary whose tables do not fit into memory."""
+"""User stacks of very many binaries, and of a binary whose tables do not fit into memory."""
 
 import contextlib
 import shutil
@@ -152,7 +152,7 @@ def too_small(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     with (
         tempfile.TemporaryDirectory() as one,
         tempfile.TemporaryDirectory() as other,

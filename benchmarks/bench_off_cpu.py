@@ -116,7 +116,7 @@ def stress(seconds: float) -> float:
 
 
 def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
-    """Returns the program's mean run time at a switch in ns, from the kernel's statistics."""
+    """Returns the program's mean run time per switch, in ns, from the kernel's statistics."""
     before = STATS.read_text()
     STATS.write_text("1")
     try:
@@ -135,7 +135,7 @@ def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     rounds, seconds, settling = (3, 1.0, 3.0) if quick else (9, 3.0, 6.0)
     settings = {
         "totals alone": (OffCpuConfig(samples_per_second=0), "≥ 0.97x"),

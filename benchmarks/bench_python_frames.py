@@ -134,7 +134,7 @@ def description_bytes(code: CodeType) -> int:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     seconds = 4 if quick else 16
     version = ".".join(map(str, sys.version_info[:2]))
     with program_times():

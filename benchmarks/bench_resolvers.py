@@ -15,7 +15,7 @@ NEW_STACKS = 200
 
 
 def least_us(ask: Callable[[], Any], runs: int) -> float:
-    """Returns the shortest of several runs in microseconds."""
+    """Returns the duration of the fastest of several runs, in microseconds."""
     times = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -39,7 +39,7 @@ def stacks() -> list[list[int]]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """One row for each kind of lookup."""
+    """Yields one row for each kind of lookup."""
     runs = 20 if quick else 200
     pid, asked = os.getpid(), stacks()
     processes = ProcessesResolver()

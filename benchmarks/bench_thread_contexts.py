@@ -21,7 +21,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.thread_contexts import NODEJS_SCHEMA, SOURCES, build, compile_with, write_payload
 
 NODEJS: Final = "nodejs"
-"""A program whose heap is laid out as V8 does it, with two entries in the hash bucket."""
+"""A program whose heap is laid out like V8's, with two entries in the hash bucket."""
 GO: Final = "Go"
 """A Go program whose goroutine has three labels."""
 MODELS: Final = ("local_exec", "descriptor", "opened_descriptor", NODEJS, GO)
@@ -134,7 +134,7 @@ def _measure_changes(rounds: int) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     yield from _measure_changes(3 if quick else 9)
     for model in MODELS:
         costs = _measure(model, 9 if quick else 25, 0.6)

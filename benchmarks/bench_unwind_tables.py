@@ -46,7 +46,7 @@ PER_SECOND = 50
 
 
 def load(path: str) -> tuple[float, float, int]:
-    """Returns CPU ms to validate and copy a file's tables, and to copy them; and their bytes."""
+    """Returns CPU ms to validate and copy a file's tables, CPU ms to copy only, and their size."""
     totals, copies, size = [], [], 0
     for _ in range(5):
         with open(path, "rb") as file:
@@ -168,7 +168,7 @@ def storm(seconds: float) -> Iterator[Row]:
 
 
 def files(quick: bool) -> Iterator[Row]:
-    """Rows for each of several files, measured separately."""
+    """Yields rows for each of several files, measured separately."""
     with contextlib.ExitStack() as stack:
         config = SamplerConfig(stacks="user", target_pids=(1,), max_tables_bytes=1 << 30)
         sampler = EbpfSampler(config)
@@ -201,6 +201,6 @@ def files(quick: bool) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The rows of this topic."""
+    """Yields the rows of this topic."""
     yield from files(quick)
     yield from storm(2 if quick else 10)

@@ -51,7 +51,7 @@ def by_symbolic(path: str) -> Any:
 
 
 def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
-    """Returns the shortest of several runs in ms; unrelated garbage is collected before each."""
+    """Returns the duration of the fastest of several runs, in ms; collects garbage before each."""
     times = []
     for _ in range(runs):
         gc.collect()

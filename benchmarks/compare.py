@@ -61,7 +61,7 @@ class Side(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A row's name with masked numbers, since they may vary, and its index among equal names."""
+    """A row's name with its numbers masked, as these may vary, and its index among equal names."""
 
     kind: str
     number: int
@@ -185,7 +185,7 @@ def main() -> None:
     given = parser.parse_args()
     unknown = sorted(set(given.topics) - set(TOPICS))
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(TOPICS)}")
+        parser.error(f"unknown topics: {', '.join(unknown)}; topics are {', '.join(TOPICS)}")
     with open_sides(given.base) as sides:
         complete = compare_payloads(sides)
         for topic in given.topics or TOPICS:

@@ -55,7 +55,7 @@ class Functions:
 
     @cached_property
     def _table(self) -> list[tuple[int, int]]:
-        """The start of each function, and the address of its unwind entry."""
+        """Returns the start of each function, and the address of its unwind entry."""
         if not self._table_at:
             return []
         at = self._at(self._table_at)
@@ -68,7 +68,7 @@ class Functions:
         return [(base + start, base + entry) for start, entry in pairs]
 
     def start(self, address: int) -> int:
-        """Returns the start of the function at an address; without one, the address itself."""
+        """Returns the start of the function at an address; if there is none, the address itself."""
         index = bisect.bisect_right(self._table, (address, 1 << 63)) - 1
         return self._table[index][0] if index >= 0 else address
 
@@ -94,7 +94,7 @@ class Files:
         self._seen: set[str] = set()
 
     def look(self) -> None:
-        """Adds the files that processes have mapped now."""
+        """Adds the files that processes currently map."""
         for maps in Path("/proc").glob("[0-9]*/maps"):
             try:
                 lines = maps.read_text().splitlines()

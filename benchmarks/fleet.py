@@ -147,7 +147,7 @@ class Host:
         self.first_payload = b""
 
     def next_s(self) -> float:
-        """Returns the length of the next window in seconds."""
+        """Returns the length of the next window, in seconds."""
         length = self._schedule.length_ns(self._chance.random()) / SECOND_NS
         first = (self._schedule.first_ns or 0) / SECOND_NS
         return length if self.requests or not first else min(length, first)
@@ -331,7 +331,7 @@ class Outcome(NamedTuple):
     started: float
     took_s: float
     returned: float = 0.0
-    """When the Collector was ready again; 0 if it was not restarted."""
+    """The time at which the Collector was ready again; 0 if it was not restarted."""
 
 
 def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[str, str]]:
@@ -340,7 +340,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     hosts = fleet.hosts
     requests, raw = sum(h.requests for h in hosts), sum(h.raw_bytes for h in hosts)
     packed = sum(len(gzip.compress(h.first_payload, 6)) for h in hosts)
-    packed *= raw / sum(len(h.first_payload) for h in hosts)  # assuming that all compress alike
+    packed *= raw / sum(len(h.first_payload) for h in hosts)  # if all requests compress alike
     per_request_s = gateway.cpu_s / requests
     interval_s: float = window_schedule(Receiver()).interval_ns / SECOND_NS
     source = arguments.file.name if arguments.file else f"mixed load, {arguments.rate} Hz, 2 CPUs"

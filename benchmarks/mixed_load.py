@@ -15,14 +15,14 @@ from multiprocessing import get_context
 
 
 def compute(goes_on: Callable[[], bool], _: str) -> None:
-    """Serializes and parses JSON: user mode, with page faults from allocation."""
+    """Serializes and parses JSON, which takes user time and page faults for allocations."""
     while goes_on():
         for _round in range(50):
             json.loads(json.dumps(list(range(2000))))
 
 
 def pipes(goes_on: Callable[[], bool], _: str) -> None:
-    """Passes a block back and forth between two processes: scheduler and pipe code."""
+    """Passes a block back and forth between two processes, which exercises scheduler and pipes."""
     there, back = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -39,13 +39,13 @@ def pipes(goes_on: Callable[[], bool], _: str) -> None:
 
 
 def short_processes(goes_on: Callable[[], bool], _: str) -> None:
-    """Runs programs that exit after a millisecond or two: fork, exec, page faults, exit."""
+    """Runs programs that exit after a millisecond or two, which exercises fork, exec and exit."""
     while goes_on():
         subprocess.run(["/bin/true"], check=True)
 
 
 def files(goes_on: Callable[[], bool], directory: str) -> None:
-    """Writes, reads back and removes files: file system and page cache."""
+    """Writes, reads back and removes files, which exercises file system and page cache."""
     index = 0
     while goes_on():
         path = os.path.join(directory, str(index % 64))

@@ -15,8 +15,8 @@ from tests.public import remove_copies
 KEPT = Counter(
     {
         "/memfd:OTEL_CTX (deleted)": 1,  # the published process context
-        "pipe": 5,  # of libuv (for signals), the browser, and multiprocessing's tracker
-        "anon_inode:[eventpoll]": 4,  # of the last gRPC servers and clients
+        "pipe": 5,  # used by libuv (for signals), the browser, and multiprocessing's tracker
+        "anon_inode:[eventpoll]": 4,  # used by the last gRPC servers and clients
         "anon_inode:[eventfd]": 4,
     }
 )
@@ -25,7 +25,7 @@ NUMBER = re.compile(r":\[\d+\]$")
 
 
 def pytest_configure(config):
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -3,7 +3,7 @@
 ``python -m tests.fetch_pythons`` prints the interpreters' directories. They come from Go's module
 proxy, for machines that reach no other download site; the go command verifies checksums.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

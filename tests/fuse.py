@@ -40,7 +40,7 @@ _MNT_DETACH = 2
 def require_fuse():
     """Skips the test if this process may not mount a FUSE file system."""
     if not os.path.exists(_DEVICE):
-        pytest.skip(f"{_DEVICE} is missing: the kernel lacks FUSE, or the container the device")
+        pytest.skip(f"{_DEVICE} is missing: the kernel has no FUSE, or the container no device")
     if os.geteuid():
         pytest.skip("mount(2) needs CAP_SYS_ADMIN: run the tests as root")
     try:
@@ -82,7 +82,7 @@ class Fuse:
 
         Args:
             opcodes: the kinds of requests, as keys of ``_OPCODES``; all kinds if none is given.
-            delay_s: the delay of the responses in seconds; None: never respond.
+            delay_s: the delay of the responses, in seconds; None to send no response.
             beyond: the offset before which reads are still served immediately.
         """
         delay = "inf" if delay_s is None else delay_s

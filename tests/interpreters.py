@@ -74,8 +74,8 @@ class Journal:
     """A registry of processes that records what is registered.
 
     Attributes:
-        now: layout and addresses of each process that is registered now, by tgid.
-        all: process, layout, addresses and image of each registration, in order.
+        now: the layout and addresses of each currently registered process, by tgid.
+        all: the process, layout, addresses and image of each registration, in order.
         seen: the sampled processes that have not been taken yet.
     """
 
@@ -85,7 +85,7 @@ class Journal:
         self.seen = []
         self.passed_over = []
         self._room = room
-        self._registry = registry  # of a real BPF program, if given
+        self._registry = registry  # a real BPF program's, if given
 
     def register(self, tgid, layout, process, image=0):
         if len(self.now) >= self._room:

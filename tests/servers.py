@@ -27,7 +27,7 @@ def serve_grpc(
     """Starts a gRPC server whose method ``Export`` is a function of request and context.
 
     Args:
-        export: called with request and context; returns the response, or aborts.
+        export: the function called with request and context, which returns the response or aborts.
         service: the name of the method's service.
         address: the address that it listens on.
         credentials: the server credentials for TLS; None for plain text.
@@ -78,7 +78,7 @@ class HttpServer(ThreadingHTTPServer):
     """An HTTP server with scripted responses.
 
     Args:
-        answer: called with each request; responds to it.
+        answer: the function called with each request, which responds to it.
         context: the TLS context; None for plain text.
         address: the address that it listens on.
 

@@ -6,7 +6,7 @@ first sends to a receiver in this script, the second to a real Collector if one 
 exits with 1 if a sample is unaccounted for or an agent has grown.
 """
 
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "faults")]
 sys.path.append(str(Path(__file__).parent / "collector"))
 
-# Found through the paths added above.
+# Imported through the paths added above.
 import conftest as faults  # noqa: E402
 
 from benchmarks.usage import cpu_seconds  # noqa: E402
@@ -52,7 +52,7 @@ class Soak:
 
     Attributes:
         receiver: the receiver of the agent named ``fake``.
-        start: starts an agent, given its name.
+        start: the function that starts an agent, given its name.
         agents: the running agents by name.
     """
 

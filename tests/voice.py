@@ -1,10 +1,10 @@
 """Counts words and phrases that the house style avoids, as far as a program can find them.
 
-``python -m tests.voice`` prints the counts, and each place of a kind without allowance; exit status
-1 if there is any, or more of another kind than allowed. ``--list`` prints all places. Lower an
-allowance when you have mended places; never raise one.
+``python -m tests.voice`` prints the counts, and each place of a kind without an allowance. The exit
+status is 1 if there is such a place, or if another kind has more places than allowed. ``--list``
+prints all places. Lower an allowance after mending places; never raise one.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ ALLOWED = {
     "otel_kprofiler": {"name": 19},
     "tests": {"name": 461},
 }
-"""Number of allowed places by directory, then kind; 0 for a kind that is not listed."""
+"""Number of allowed places by directory, then kind; unlisted kinds have none."""
 
 
 class Place(NamedTuple):
-    """A place to reword.
+    """A place whose words are to be changed.
 
     Attributes:
-        path: path of the file, relative to the checkout.
-        line: number of the line, from 1.
-        kind: a key of ``PHRASES``, ``opening`` or ``name``.
-        text: the words.
+        path: the path of the file, relative to the checkout.
+        line: the number of the line, from 1.
+        kind: the kind of the place: a key of ``PHRASES``, ``opening`` or ``name``.
+        text: the words at the place.
     """
 
     path: str
@@ -70,7 +70,7 @@ class Place(NamedTuple):
 
 
 def find_places(path: str, text: str) -> Iterator[Place]:
-    """Yields the places of a Python source, a page, or the comments of a C source."""
+    """Yields the places in a Python source, a page, or the comments of a C source."""
     if path.endswith((".c", ".h")):
         text = keep_comments(text)
         for match in COMMENT_OPENING.finditer(text):
@@ -88,7 +88,7 @@ def find_places(path: str, text: str) -> Iterator[Place]:
 
 
 def keep_comments(text: str) -> str:
-    """Returns a C source in which only comments and line breaks are left."""
+    """Returns only the comments and line breaks of a C source."""
     comments, end = [], 0
     for match in COMMENT.finditer(text):
         comments += ["\n" * text.count("\n", end, match.start()), match[0]]
@@ -97,7 +97,7 @@ def keep_comments(text: str) -> str:
 
 
 def find_all() -> list[Place]:
-    """Returns the places of all sources and pages of the checkout."""
+    """Returns the places in all sources and pages of the checkout."""
     files = [path for name in SOURCES for path in sorted((ROOT / name).rglob("*.py"))]
     files += [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
     files += sorted((ROOT / "otel_kprofiler").rglob("*.[ch]"))
@@ -110,7 +110,7 @@ def find_all() -> list[Place]:
 
 
 def exceeds(places: list[Place], allowed: dict[str, dict[str, int]]) -> list[str]:
-    """Returns a line for each place too many, or each kind with more places than allowed."""
+    """Returns a line for each place that is not allowed, and each kind above its allowance."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for place in places:
         counts[place.path.partition("/")[0]][place.kind] += 1
@@ -130,7 +130,7 @@ def exceeds(places: list[Place], allowed: dict[str, dict[str, int]]) -> list[str
 
 
 def main() -> None:
-    """Print the counts, and exit with 1 if one is too large."""
+    """Prints the counts, and exits with status 1 if one is too large."""
     places = find_all()
     if "--list" in sys.argv:
         print(*(f"{one.path}:{one.line}: {one.kind}: {one.text}" for one in places), sep="\n")

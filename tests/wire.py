@@ -1,8 +1,8 @@
-"""Protobuf messages without their descriptors."""
+"""Decodes protobuf messages without their descriptors."""
 
 
 def varints(data):
-    """The numbers of a packed field."""
+    """Yields the numbers of a packed field."""
     value = shift = 0
     for byte in data:
         value |= (byte & 0x7F) << shift
@@ -13,7 +13,7 @@ def varints(data):
 
 
 def fields(data):
-    """Top-level fields of a message with varints and bytes, as (number, value)."""
+    """Yields the top-level fields of a message of varints and bytes, as (number, value)."""
     data = iter(data)
     numbers = varints(data)
     for key in numbers:

@@ -195,7 +195,7 @@ def test_doubts_about_a_source_file_are_stated(show, files):
     ]
 
 
-def test_a_file_that_cannot_be_read_leaves_the_counts_and_its_reason(show, files):
+def test_counts_and_a_reason_are_shown_if_a_file_cannot_be_read(show, files):
     page = show("tab=source")
     choose(page, "gone")
     assert page.evaluate(NOTES) == [f"{files.missing} cannot be read: No such file or directory"]

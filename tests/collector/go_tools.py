@@ -53,7 +53,8 @@ def build_once(name, build):
 
     Args:
         name: the name of the program in the cache.
-        build: yields the build commands, given an empty directory and the path for the program.
+        build: the function that yields the build commands, given an empty directory and the path
+            for the program.
     """
     program = cache_directory() / name
     if program.exists():

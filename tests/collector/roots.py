@@ -1,4 +1,4 @@
-"""Debian roots, built once from this system's mirror; run in a new network namespace or not."""
+"""Builds Debian roots once from this system's mirror, and runs commands in them."""
 
 import fcntl
 import hashlib
@@ -43,7 +43,7 @@ def make_archive(variant, *packages, release=""):
                 timeout=900,
             )
             if done.returncode:
-                pytest.skip(f"mmdebstrap makes no root of {codename} here: {done.stdout[-500:]}")
+                pytest.skip(f"mmdebstrap cannot create a root of {codename}: {done.stdout[-500:]}")
             part.rename(archive)
     return archive
 

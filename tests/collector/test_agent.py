@@ -40,7 +40,7 @@ def run_agent(directory, endpoint, seconds):
     )
     own = directory / "own.jsonl"
     deadline = time.monotonic() + 60
-    while not own.exists() or not own.stat().st_size:  # until it samples and exports
+    while not own.exists() or not own.stat().st_size:  # until the agent samples and exports
         assert agent.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -89,5 +89,5 @@ def test_every_sample_taken_arrives_exactly_once(collector, tmp_path, samples_of
     assert arrived == account["exporters"]["otlp_grpc"]["exported"]
     assert arrived + lost == account["taken"]
     assert twice == 0
-    # Sample by sample, compared with the file that the agent wrote itself.
+    # Compares each sample with the file that the agent wrote itself.
     assert Counter(samples_of(requests)) == Counter(samples_of(lines(tmp_path / "own.jsonl")))

@@ -326,7 +326,7 @@ def comparable(kinds, words=()):
             groups[key] += group["self"] + group["total"] * 1j
         kind["groups"] = groups
         if words:
-            kind.pop("lost")  # for a file, of the whole recording
+            kind.pop("lost")  # in a file, of the whole recording
     return kinds
 
 

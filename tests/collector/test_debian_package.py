@@ -193,7 +193,7 @@ def run_collector(root, program, directory):
 
 
 SEGMENT_HEAD = 1000
-"""Larger than a spool segment without batches, and smaller than any batch."""
+"""A size in bytes, larger than a spool segment without batches and smaller than any batch."""
 
 
 def spooled_bytes(root):

@@ -1,8 +1,8 @@
 """The shipped unit, configurations and wheel work unchanged.
 
-Without systemd, the unit's command runs in its own mount and network namespaces, where its paths
-exist and its ports are free, and setpriv applies the unit's user and capabilities;
-systemd-analyze alone checks the rest of the sandbox. User 65534 stands in for the dynamic user.
+Without systemd, the unit's command runs in separate mount and network namespaces, where its paths
+exist and its ports are free. setpriv applies the unit's user and capabilities; only systemd-analyze
+checks the rest of the sandbox. User 65534 stands in for the dynamic user.
 
 ``KPROFILER_DEPLOY_SECONDS=300`` runs the agent for five minutes instead of five seconds.
 """
@@ -177,7 +177,7 @@ def test_the_installed_wheel_delivers_all_samples_as_the_units_user(
     assert int(status["CapEff"], 16) & ~int(status["CapBnd"], 16) == 0
     assert account["gaps"] == []
     exported = account["exporters"]["otlp_grpc"]["exported"]
-    left_out = account["lost"].pop("self_profiled", 0)  # services of other tests
+    left_out = account["lost"].pop("self_profiled", 0)  # samples of other tests' services
     assert account["lost"] == {}
     assert exported + left_out == account["taken"] > SECONDS * 5
     assert count_timestamps(file) == exported

@@ -24,7 +24,7 @@ from tests.servers import free_ports
 pytestmark = [NEEDS_ENGINE, pytest.mark.live, pytest.mark.long]
 SERVICES = Path(__file__).parents[1] / "data" / "trace"
 TRACES, WORK_MS = 2, 400
-"""The number of requests; the ms for which each service's span computes, reads and sleeps."""
+"""The number of requests, and the ms for which each span computes, reads and sleeps."""
 ENDPOINTS = {
     "front": "GET /checkout",
     "orders": "POST /orders",

@@ -135,7 +135,7 @@ def test_the_page_and_report_agree_on_the_collectors_file(open_collector, view, 
     started = time.time()
     run_agent(tmp_path, collector.grpc_endpoint)
     ended = time.time()
-    collector.stop()  # it first delivers everything
+    collector.stop()  # it delivers pending data first
     whole = ask(address)
     count = sum(whole["samples"]["count"])
     compared = 0

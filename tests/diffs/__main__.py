@@ -24,7 +24,7 @@ PLANTED = (24, 19, 19, 19, 19)
 PLANTED_CALL = "read"
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 MOST_FALSE, PAIRS = 2, 20
-"""The number of pairs of which at most two equal ones may have a change, as at 5 % by chance."""
+"""At most ``MOST_FALSE`` of ``PAIRS`` equal pairs may show a change, as by chance at 5 %."""
 
 
 def record(program, path, begin, *, shares, seconds, rate):
@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--rate", type=int, default=999)
     parser.add_argument("--keep", help="directory to keep the recordings in")
     parser.add_argument("pairs", nargs="?", type=int, default=PAIRS)
-    parser.add_argument("seconds", nargs="?", type=float, default=21.0, help="CPU time of a run")
+    parser.add_argument("seconds", nargs="?", type=float, default=21.0, help="CPU time per run")
     options = parser.parse_args()
     false, result = 0, 0
     print(f"pair {'samples':>23} {'functions changed':>18} {'first of planted':>17}")
@@ -113,7 +113,7 @@ def main():
                 f" {first['self']['change']:+.2%}",
                 *mistakes, flush=True,
             )  # fmt: skip
-    print(f"{false} of {options.pairs} equal pairs with a change, planted first in {result}")
+    print(f"{false} of {options.pairs} equal pairs show a change; planted first in {result}")
     return 1 if false * PAIRS > MOST_FALSE * options.pairs or result < options.pairs else 0
 
 

@@ -50,7 +50,8 @@ class Receiver:
 
     Attributes:
         payloads: the accepted requests, in order of arrival.
-        answer: called with request and context before a request is stored; may abort the call.
+        answer: the function called with a request and its context before the request is stored; it
+            may abort the call.
         max_bytes: the maximum size of an accepted request, in bytes.
     """
 

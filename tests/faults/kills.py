@@ -9,7 +9,7 @@ the kills use ``fsync: always``, half ``never``. Exits 1 if a sample is in neith
 both.
 """
 
-# ruff: noqa: T201, E402 - a command talks to its user
+# ruff: noqa: T201, E402 - a command prints for its user
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ of their name. The checkout is not changed, only a copy. Exits 1 if a test passe
 handling it covers.
 """
 
-# ruff: noqa: E501, T201 - a table with one row per fault; a command talks to its user
+# ruff: noqa: E501, T201 - a table with one row per fault; a command prints for its user
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ MUTATIONS = [
     Mutation("host too busy to list mapped files in time", "otel_kprofiler/sampling/unwinder.py", "_LEAST_LOADING: Final = 0.5\n", "_LEAST_LOADING: Final = 0\n", "tests/live/test_first_stacks.py::test_a_listing_that_takes_all_the_time_leaves_time_for_loading"),
     Mutation("window above its memory limit", WINDOWS, "        self.end_boot_ns = min(self.end_boot_ns, next_ns)\n        return True\n", "        return False\n", "tests/unit/pipeline/test_pipeline.py::test_a_full_window_closes_before_the_next_sample_and_loses_none"),
     Mutation("file that takes much memory to read", BUDGET, "        if count_bytes > self.left_bytes:\n", "        if count_bytes < 0:\n", f"{READ_FILES}::test_files_are_read_within_the_limit[symbols]"),
-    Mutation("thread that outlives the stop of what it uses", "otel_kprofiler/stopping.py", '    threading.Thread(target=release_later, name="kprofiler-release", daemon=True).start()\n', "", "tests/unit/test_stopping.py::test_what_threads_use_is_released_after_the_last_has_ended"),
+    Mutation("thread that outlives the stop of what it uses", "otel_kprofiler/stopping.py", '    threading.Thread(target=release_later, name="kprofiler-release", daemon=True).start()\n', "", "tests/unit/test_stopping.py::test_resources_of_threads_are_released_after_the_last_has_ended"),
     Mutation("table of functions that takes much memory", "otel_kprofiler/symbols/user/functions.py", "if self._nbytes >= MIN_MAPPED_BYTES and", "if False and", "tests/unit/symbols/user/test_functions.py::test_most_of_a_large_table_is_not_resident"),
     Mutation("table of functions where no file can be written", "otel_kprofiler/symbols/user/columns.py", "    except OSError as error:\n", "    except EOFError as error:\n", "tests/unit/symbols/user/test_functions.py::test_a_large_table_stays_in_memory_without_a_writable_directory"),
     Mutation("thread id that is used again before its waits are read", "otel_kprofiler/sampling/wait_joiner.py", " and pending.begin.time_ns <= thread.ended_ns:", ":", "tests/unit/sampling/test_wait_joiner.py::test_a_wait_outlives_an_earlier_thread_with_the_same_id"),
@@ -287,7 +287,7 @@ MUTATIONS = [
     Mutation("one reserve for many processes", FAIR, "CpuShare(share * RESERVE)", "CpuShare(1.0)", f"{TURNS}::test_the_reserve_counts_towards_the_share"),
     Mutation("requests that are too large again and again", "otel_kprofiler/otlp/split.py", "_FIRST_TIME + count // 2", "1", "tests/unit/otlp/test_split.py::test_parts_of_parts_have_different_ids"),
     Mutation("a storm of processes takes all turns", FAIR, "return self._group_costs[group], self._costs[group][owner]", "return 0, self._costs[group][owner]", f"{TURNS}::test_many_owners_in_a_group_do_not_take_turns_of_another_group"),
-    Mutation("a storm of processes fills the queue of files with symbols", "otel_kprofiler/symbols/user/loader.py", "FairQueue(cpu_share, now_ns, find_user)", "FairQueue(cpu_share, now_ns)", "tests/unit/symbols/user/test_loader.py::test_many_processes_of_one_user_do_not_crowd_out_another_users"),
+    Mutation("a storm of processes fills the queue of files with symbols", "otel_kprofiler/symbols/user/loader.py", "FairQueue(cpu_share, now_ns, find_user)", "FairQueue(cpu_share, now_ns)", "tests/unit/symbols/user/test_loader.py::test_many_processes_of_one_user_do_not_crowd_out_those_of_another"),
     Mutation("a disk hangs that has a file of a running program", "otel_kprofiler/unwinding/store.py", "left_s = until_s - time.monotonic()", "left_s = None", "tests/live/test_unwinding_tables.py::test_preloaded_tables_are_awaited_for_a_limited_time"),
     Mutation("tables of running programs exceed the memory", "otel_kprofiler/unwinding/store.py", "evicts=key not in self._early", "evicts=True", "tests/live/test_unwinding_tables.py::test_preloaded_tables_are_loaded_as_long_as_they_fit"),
     Mutation("one process asks for many files to be opened", "otel_kprofiler/unwinding/requests.py", "self._unopened.put(request.tgid, request)", "self._unopened.put(0, request)", "tests/unit/unwinding/test_requests.py::test_processes_take_turns_in_having_files_opened"),

@@ -69,8 +69,9 @@ def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
     assert got.in_order or got.requests_twice
     exporter = account["exporters"]["otlp_grpc"]
     assert exporter["pending"] == 0
-    # The unknown time begins before a kill by at most a window and the time to write it to disk.
-    # The kill is an earlier one if the last run wrote no batch. Without any batch, the time is 1.
+    # The unknown time begins before the last kill, by at most a window plus the time to write it to
+    # disk; before an earlier kill if the last run wrote no batch. If no run wrote a batch, the time
+    # is 1.
     unknown = exporter["unknown_since_unix_ns"]
     assert unknown == 1 or kills[0] - 2_000_000_000 < unknown <= kills[-1]
     *killed, last = got.totals

@@ -1,4 +1,4 @@
-"""Capabilities of a running agent's threads, as shown by /proc."""
+"""Threads of a running agent hold only the capabilities that they need, as /proc shows."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A durable queue on full, read-only, hanging and damaged disks, on a dedicated file system."""
+"""A durable queue copes with full, read-only, hanging and damaged disks."""
 
 import contextlib
 import os

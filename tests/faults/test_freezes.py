@@ -1,4 +1,4 @@
-"""Frozen agents, and agents that receive unrelated signals.
+"""Agents that are frozen, or receive unrelated signals, account for every sample.
 
 The sampler continues in the kernel, so the ring buffer of a frozen agent overflows if it takes many
 samples. By default, one such agent and one whose ring buffer suffices are frozen for ``FREEZE_S``.

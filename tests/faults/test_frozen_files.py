@@ -1,4 +1,4 @@
-"""Unresponsive file systems: a process runs a program whose file cannot be read."""
+"""Programs whose file cannot be read, as on unresponsive file systems, delay nothing else."""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""Killed agents and truncated spools; ``make test-kills KILLS=200`` runs more of them."""
+"""Samples of killed agents arrive or are counted; ``make test-kills KILLS=200`` kills more."""
 
 import os
 

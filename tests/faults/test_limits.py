@@ -64,7 +64,7 @@ STALL = """
 import signal, time
 from otel_kprofiler.agent import watchdog
 watchdog.Watchdog.__init__.__defaults__ = (2.0,)
-signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # in the main thread
+signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # stalls the main thread
 """
 
 

@@ -1,4 +1,4 @@
-"""An agent with a memory limit, on a host whose programs have hostile debug sections."""
+"""An agent stays within its memory limit despite programs with hostile debug sections."""
 
 import contextlib
 import os

@@ -145,7 +145,7 @@ def make_exporter(make, directory, port, elapsed_s=1.5, **options):
 
 @pytest.fixture(params=["grpc", "http"])
 def connect(request, authority):
-    """Returns a function that starts a receiver; it returns an exporter and the list of clients."""
+    """Returns a function that starts a receiver and returns (exporter, list of clients)."""
     serve = {"grpc": open_grpc, "http": open_http}[request.param]
     ends = []
 

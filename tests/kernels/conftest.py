@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if GUEST:
         if (
             "MATRIX_PROGRAMS" not in os.environ
-        ):  # in a guest of the host's machine type, tests/live covers them
+        ):  # tests/live covers them on the host's machine type
             items[:] = [item for item in items if not item.get_closest_marker("built_programs")]
         for item in items:
             if item.get_closest_marker("one_boot") and not GUEST.endswith(" kaslr"):

@@ -7,7 +7,7 @@
 The checkout is never touched: each mutation is applied to a copy of the package, which the
 guest then sees in place of the checkout's. Exit status 0 when every mutation was caught.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def write_mutant(mutation: Mutation, package: Path, target: Path) -> None:
     shutil.copytree(package, target)
     file = target / mutation.file
     file.write_text(mutate(file.read_text(), mutation))
-    # A compiled file stays valid if time and size of its source are unchanged, as they may be.
+    # Python would reuse a compiled file if time and size of the mutated source are the same.
     for cached in target.rglob("__pycache__"):
         if cached.parent == file.parent:
             shutil.rmtree(cached)

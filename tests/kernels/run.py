@@ -6,7 +6,7 @@
 
 Exit status: 0 if all tests passed, 1 if a test failed or a guest died, 2 if the matrix cannot run.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arm64", action="store_true", help="kernels for arm64 instead of x86-64")
     parser.add_argument("--boot", action="append", choices=BOOTS, help="default: all")
     parser.add_argument("-k", default="", help="pytest's expression")
-    parser.add_argument("--cycles", type=int, help="how often a module is loaded to find leaks")
+    parser.add_argument("--cycles", type=int, help="number of module loads in the leak test")
     parser.add_argument("--timeout", type=float, default=BOOT_TIMEOUT_S, help="seconds per boot")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="guests at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="concurrent guests")
     parser.add_argument("--overlay", type=Path, help="package to test in place of the checkout's")
     parser.add_argument("--prepare", action="store_true", help="only download and build")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the console")

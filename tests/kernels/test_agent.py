@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments):
-        """Logs nothing, since the test's output is read by people."""
+        """Logs nothing, to keep the test's output readable."""
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
         wrong, unnamed, right = check(host, phases)
     delays = f"{max(metadata):.0f} ms to file id and RVA, {max(names):.0f} ms to names"
     request.node.user_properties.append(("delay", delays))
-    print(f"{delays}; {right} frames right, {unnamed} honest without a name")  # noqa: T201
+    print(f"{delays}; {right} frames right, {unnamed} without a name")  # noqa: T201
     assert not wrong
     assert right >= 100
     # Frames sampled between the last scan and the announcement of a removal have no name.
@@ -179,7 +179,7 @@ def test_rapid_loads_at_one_address_never_give_a_wrong_name():
         loader.join()
         host.end()
         wrong, unnamed, right = check(host, phases)
-    print(f"{right} frames right, {unnamed} honest without a name")  # noqa: T201
+    print(f"{right} frames right, {unnamed} without a name")  # noqa: T201
     assert len(phases) == STORM
     assert not wrong
     assert right >= 20
@@ -251,7 +251,7 @@ def test_a_module_is_named_after_its_init_succeeds():
 
 
 class Late(Uevents):
-    """A uevent socket whose buffer holds one or two, read only while the gate is open."""
+    """A uevent socket whose buffer holds one or two uevents; read only while the gate is open."""
 
     def __init__(self):
         super().__init__(receive_bytes=1)
@@ -312,7 +312,7 @@ def test_load_and_unload_cycles_leak_nothing():
         time.sleep(1)
         symbolizer.advance(boot_ns())
         after = state(symbolizer)
-        assert after[0] <= before[0]  # names may still be being read in ``before``
+        assert after[0] <= before[0]  # a read of names may be open in ``before``
         assert after[1] == before[1]
         assert after[2] <= before[2] + 64 * 1024
         assert symbolizer.module("kprof_spin") is None
@@ -325,7 +325,7 @@ def test_load_and_unload_cycles_leak_nothing():
 def state(symbolizer):
     """Returns the number of open descriptors, the newest tables' bytes, and resident KiB."""
     descriptors = []
-    for _ in range(5):  # reading names opens another one
+    for _ in range(5):  # a read of names opens another descriptor
         time.sleep(0.2)
         symbolizer.advance(boot_ns())
         descriptors.append(len(os.listdir("/proc/self/fd")))

@@ -200,7 +200,7 @@ def holds_sampler(pid: int) -> bool:
     Between the two, the process loads unwind tables. Poll this function from the start of the
     process.
     """
-    with contextlib.suppress(OSError):  # the process may close a descriptor now
+    with contextlib.suppress(OSError):  # a descriptor may have been closed
         files = list(Path(f"/proc/{pid}/fd").iterdir())
         events = sum(file.readlink().name == "anon_inode:[perf_event]" for file in files)
         texts = [Path(f"/proc/{pid}/fdinfo/{file.name}").read_text() for file in files]

@@ -24,7 +24,7 @@ SECONDS = 4
 PERF_FILE_DATA = 40
 RECORD_KSYMBOL, RECORD_BPF_EVENT, RECORD_STAT_ROUND = 17, 18, 77
 
-# Functions in each area that any kernel runs under the load; three of them must be sampled.
+# Functions that kernels run under the load, by area; three in each area must be sampled.
 AREAS = {
     "file system": r"vfs_\w+|ext4_\w+|xfs_\w+|btrfs_\w+|ovl_\w+|generic_\w+|filemap_\w+|"
     r"__filemap_\w+|shmem_\w+|ksys_(read|write)|do_sys_open\w*|path_openat|link_path_walk|"

@@ -102,7 +102,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def agent(tmp_path, place):
-    """Returns a function that starts an agent; it returns a reader of the processes' attributes.
+    """Returns a function that starts an agent and returns a reader of the processes' attributes.
 
     The agent exits before the cgroups are removed.
     """

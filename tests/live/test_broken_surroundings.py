@@ -15,7 +15,7 @@ from otel_kprofiler.model import Level
 from tests.agent_account import parse_account
 from tests.further import further
 
-USER = "64123"  # without processes, which would count towards the limit
+USER = "64123"  # a user without processes, which would count towards the limit
 CONFIG = """
 receivers: {{kprofiler: {{send_idle_frames: true, reporter_interval: 200ms}}}}
 exporters: {{file: {{path: "{0}/a.jsonl"}}, file/2: {{path: "{0}/b.jsonl"}}}}

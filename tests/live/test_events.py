@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the maximum of page faults in a function, the one that writes the load's memory."""
+    """Returns the most page faults of any function, namely of the one that writes the memory."""
     return max(group["self"] for group in part["groups"])
 
 

@@ -167,7 +167,7 @@ WAYS = [
 
 @pytest.fixture
 def children(tmp_path):
-    """Returns a function that runs a service with a child: pid, samples, exit time in s."""
+    """Returns a function that runs a service with a child; returns pid, samples, exit seconds."""
 
     def run_children(way, method, env):
         if way.startswith("billiard"):

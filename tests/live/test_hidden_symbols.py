@@ -27,7 +27,7 @@ def is_bpf(frame):
 
 @pytest.fixture
 def truth():
-    """Returns a symbolizer that read kallsyms as root, while addresses are visible."""
+    """Returns a symbolizer that has read kallsyms as root, before addresses are hidden."""
     result = KernelSymbolizer.live(Access())
     if result.hidden:
         pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
@@ -135,7 +135,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
     named = others = 0
     for pc, is_leaf, function, address in frames:
         (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
-        if is_bpf(frame) or not frame.function:  # it may be unloaded by now
+        if is_bpf(frame) or not frame.function:  # may have been unloaded
             others += 1
             continue
         assert (frame.function, frame.address) == (function, address), hex(pc)

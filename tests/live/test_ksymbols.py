@@ -332,7 +332,7 @@ def test_an_idle_watch_sleeps():
         assert watch.counts().wakeups - before <= 2 * 3
 
 
-def test_closing_does_not_wait_for_a_full_reading():
+def test_closing_does_not_wait_for_a_full_read():
     watch = KsymbolWatch(queue_bytes=10_000)
     with programs(3000):
         watch.poll(now_ns())

@@ -1,4 +1,4 @@
-"""A recording of a program with known parallelism, weighted by latency."""
+"""A recording weighted by latency agrees with the known parallelism of its program."""
 
 import json
 import shutil

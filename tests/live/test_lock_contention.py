@@ -76,7 +76,7 @@ def held():
 
 
 def test_waits_are_exact_for_each_type_of_lock(held):
-    """Writers wait until the holder is done and little longer, except a few that come late."""
+    """Writers wait until the holder is done and little longer, except a few that arrive late."""
     measured, _, counts = held
     waits, total_ns = counts.locks["rwsem:W"]
     assert ROUNDS <= waits <= ROUNDS * WAITERS

@@ -41,7 +41,7 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Samples under a tracer; returns the counts, all ticks, and this process's ticks."""
+    """Samples with a system call tracer; returns counts, all ticks and this process's ticks."""
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call(0.1)  # so that counting begins at a sample
@@ -75,7 +75,7 @@ def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
     assert slow.missed > quick.missed * ticks / ticks_quick + ran / 20
 
 
-def test_filtered_ticks_are_not_missed(cpu):
+def test_filtered_ticks_are_not_counted_as_missed(cpu):
     with running(pin_cpu_ids=(cpu,), target_pids=(1,)) as sampler:
         call()
         sampler.drain()

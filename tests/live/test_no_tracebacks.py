@@ -45,7 +45,7 @@ def test_a_reader_that_closes_the_pipe_is_not_an_error(words):
     assert run(f"{words} | true").stderr == ""
 
 
-# Runs commands in forked children of a process that has imported them, much faster than by exec.
+# Runs commands in forked children of a process that has imported them, which is faster than exec.
 RUN_ALL = """
 import importlib, json, os, sys
 from otel_kprofiler.cli.main import COMMANDS, main

@@ -1,4 +1,4 @@
-"""Perf maps and jitdumps written by the JIT compilers installed on this machine."""
+"""JIT-compiled functions have the names in perf maps and jitdumps of installed programs."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""``record -- COMMAND``: its exit status, its output, and the end of the command's processes."""
+"""``record -- COMMAND`` keeps the command's exit status and output, and ends its processes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""``record`` with filters on processes: by id, name, cgroup and container."""
+"""``record`` samples only processes selected by id, name, cgroup or container."""
 
 import contextlib
 import os

@@ -124,7 +124,7 @@ class Witness:
         self._thread.join()
 
     def delays(self, cpu):
-        """Returns the intervals, of the boottime clock in which the witness lacks a sample."""
+        """Returns the intervals, in boottime, in which the witness lacks a sample."""
         times = sorted(self.times[cpu])
         return [(a, b) for a, b in itertools.pairwise(times) if b - a > 1.5e9 / self.RATE]
 

@@ -1,4 +1,4 @@
-"""User-supplied resolvers, on the running kernel."""
+"""User-supplied resolvers name the frames of samples from the running kernel."""
 
 import subprocess
 import sys

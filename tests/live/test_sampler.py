@@ -1,4 +1,4 @@
-"""The eBPF sampler against the running kernel."""
+"""The eBPF sampler takes correct samples on the running kernel."""
 
 import contextlib
 import itertools

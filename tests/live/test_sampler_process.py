@@ -1,4 +1,4 @@
-"""The sampler's process: privileges, kills, forks and rejected programs."""
+"""The sampler needs few privileges, survives forks, leaves nothing behind, explains errors."""
 
 import ctypes
 import errno

@@ -184,7 +184,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         thread.join()
         os.close(fd)
     assert heads == 2
-    _, columns, first, *_ = filter(None, lines)  # other rows: samples between runs
+    _, columns, first, *_ = filter(None, lines)  # other rows are from between runs
     assert columns.endswith("function of a BPF program")
     assert first.endswith("planted_bpf")
     assert "xdp" in first

@@ -95,7 +95,7 @@ def uwsgi(directory, options, env):
 
 
 def ask(address):
-    """Sends a request; returns the response; None if the server sends no response."""
+    """Sends a request; returns the response, or None if there is none."""
     url = f"http://{address}/"
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)

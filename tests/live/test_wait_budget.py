@@ -87,7 +87,7 @@ def collect(sampler, seconds):
 
 
 def waits_of(samples, process):
-    """Counts the sampled waits of a process, which have up to two samples, and sums their time."""
+    """Returns the number of sampled waits of a process, and their total time."""
     mine = [sample for sample in samples if sample.kind is OFF_CPU and sample.tgid == process.pid]
     return len({(sample.tid, sample.wait.start_ns) for sample in mine}), sum(
         sample.value for sample in mine

@@ -234,7 +234,7 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
 SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
-def test_a_wait_of_a_thread_that_ran_unseen_has_no_begin():
+def test_a_wait_of_a_thread_that_ran_unseen_has_no_start():
     """The kernel misses a few switches, so the span at the start of a wait may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed, samples = set(), []

@@ -177,7 +177,7 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Starves a thread; returns its totals while it starves, its switches, and its later totals.
+    """Starves a thread; returns its totals until then, its switches, and its later totals.
 
     A SCHED_FIFO thread takes the CPU for 0.8 s; the kernel allows at most 0.95 s. Returns None if,
     on a busy machine, that thread started or the totals were read too late.
@@ -253,7 +253,7 @@ for _ in range(200):
 
 
 def test_short_lived_processes_are_distinguished():
-    """Each process has slept, and none inherits times from a thread with its task or id."""
+    """Each process has slept, and none inherits times from a thread with the same task or id."""
     with running() as sampler:
         read(sampler)
         pids = set()

@@ -3,7 +3,7 @@ writes docs/platforms.md.
 
 Usage: python -m tests.platforms [--samples N] [VERSION…]; exits with 1 if a stack is wrong.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False
 
     Args:
         new: the new results; each replaces the earlier result of its platform.
-        replaced: returns whether an earlier result is to be removed in any case.
+        replaced: the function that returns whether an earlier result is to be removed in any case.
     """
     rows = merge((row for row in read_rows() if not replaced(row)), new)
     RESULTS.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
@@ -100,7 +100,7 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves the parts that all boots of a kernel have proved; without any, keeps the old result.
+    """Saves the parts that all boots of a kernel have proved; if none, keeps the old result.
 
     Args:
         machine: the machine's name, as printed by ``uname -m``.

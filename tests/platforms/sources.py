@@ -1,5 +1,5 @@
 """The interpreters to test: those installed here, and those in package registries."""
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

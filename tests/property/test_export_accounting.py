@@ -37,7 +37,7 @@ def test_exported_is_never_overstated_whichever_profiles_were_rejected(profiles,
 
 
 class Scripted(ProfileExporter):
-    """An exporter with scripted outcomes: how many quarters of a batch arrive, or unreachable."""
+    """An exporter whose script states how many quarters of each batch arrive, or UNREACHABLE."""
 
     name, form, max_bytes = "scripted", Form.PROTOBUF, None
 

@@ -1,4 +1,4 @@
-"""Symbol tables equal brute force for generated, hostile and complete captured kallsyms."""
+"""Symbol tables agree with a linear search, for generated, hostile and captured kallsyms."""
 
 import lzma
 import os

@@ -1,4 +1,4 @@
-"""Hostile ksymbol records are parsed safely, and the ksymbol table equals brute force."""
+"""Hostile ksymbol records are parsed safely, and the table agrees with a linear search."""
 
 import contextlib
 import struct

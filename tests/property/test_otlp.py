@@ -117,7 +117,7 @@ statuses = st.sampled_from([STACK_OK, STACK_TRUNCATED]) | st.sampled_from(
 @st.composite
 def stacks(draw, kernel, user):
     below = draw(st.lists(st.sampled_from(user), max_size=4))
-    made = draw(st.integers(0, len(below)))  # the number of them that go into frames
+    made = draw(st.integers(0, len(below)))  # the number of them to put into frames
     kernel_status, user_status = draw(st.tuples(statuses, statuses))
     raw = [frame.address for frame in below[made:]]
     return Stack(

@@ -1,4 +1,4 @@
-"""Functions named by several sources equal brute force."""
+"""Functions named by several sources are those that a search byte by byte finds."""
 
 from array import array
 

@@ -227,7 +227,7 @@ def make_wrapping_tracer():
     """Returns a tracer whose spans are instances of a class that wraps a span."""
 
     class Wrapper(trace.Span):
-        """Has another layout than SDK spans, and another attribute under the name of theirs."""
+        """A span whose layout, and whose attribute ``_context``, differ from those of SDK spans."""
 
         __slots__ = ("_context", "_inside")
 

@@ -76,10 +76,10 @@ class Outcome(NamedTuple):
     """The numbers of samples in logged intervals, by correctness of their links.
 
     Attributes:
-        right: samples in a span that are linked to it.
-        unlinked: samples in a span without a link.
-        outside: samples in no span without a link.
-        wrong: samples that are linked to a span that was not current.
+        right: the number of samples in a span that are linked to this span.
+        unlinked: the number of samples in a span without a link.
+        outside: the number of samples in no span without a link.
+        wrong: the number of samples that are linked to a span that was not current.
     """
 
     right: int

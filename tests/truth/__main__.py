@@ -3,7 +3,7 @@
 ``python -m tests.truth [--stacks N] [NAME…]`` exits with 1 if a frame is wrong, or if too many
 stacks are truncated.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ``python -m tests.truth.mutations [NAME…]`` exits with 1 if a mutation is not detected.
 """
-# ruff: noqa: T201 - a command talks to its user and runs compilers
+# ruff: noqa: T201 - a command prints for its user and runs compilers
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account: exact for each sample kind, with totals summed over kinds."""
+"""The account is exact for each sample kind, and its totals are sums over kinds."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_totals_are_the_sums_over_kinds():
 
 
 def test_a_surplus_of_one_kind_does_not_hide_a_deficit_of_another():
-    """One exported sample is counted in the other kind: the sums are correct, the kinds wrong."""
+    """An exported sample is counted in the other kind, so only the sums are right."""
     kinds = {
         "on_cpu": RECEIVER.kinds["on_cpu"]._replace(exported=81),
         "off_cpu": RECEIVER.kinds["off_cpu"]._replace(exported=7),

@@ -1,4 +1,4 @@
-"""The agent's log lines about itself, without running it."""
+"""The agent logs its account and warnings in the right form, tested without running it."""
 
 import json
 import logging

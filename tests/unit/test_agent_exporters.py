@@ -1,4 +1,4 @@
-"""Exporters across reloads."""
+"""Exporters and their queues survive reloads."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 
 @pytest.fixture
 def receiver():
-    """Endpoint of a receiver that accepts everything, and the requests it received."""
+    """Starts a receiver that accepts everything; yields its endpoint and the requests received."""
     requests = []
 
     def export(request, context):
@@ -75,7 +75,7 @@ def test_queued_batches_keep_their_encoding_across_a_reload(receiver, tmp_path, 
 
 
 class Tally(Exporter):
-    """Records the number of samples in each batch."""
+    """An exporter that records the number of samples in each batch."""
 
     path: str = Field(description="File to append to.")
 

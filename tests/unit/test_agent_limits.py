@@ -1,4 +1,4 @@
-"""The agent's limits and its watchdog."""
+"""The agent keeps its limits, and its watchdog detects stalls."""
 
 import signal
 import subprocess
@@ -64,7 +64,7 @@ def test_cpu_time_is_measured_between_calls():
 @pytest.mark.parametrize(
     "stall", [lambda goes_on: goes_on.wait(20), "count"], ids=["system call", "python"]
 )
-def test_the_start_of_a_stall_is_logged_with_its_traceback_and_so_is_its_end(stall, caplog):
+def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, caplog):
     goes_on, watchdog = threading.Event(), Watchdog(after_s=0.2)
 
     def count(goes_on):
@@ -97,7 +97,7 @@ def wait_until(condition):
 
 @pytest.mark.system
 def test_a_frozen_process_has_not_stalled():
-    """A process stopped for longer than a stall finds its loop unchanged."""
+    """A process that was stopped for longer than a stall does not report its loop as stalled."""
     program = """
 import sys, threading, time
 from otel_kprofiler.agent.watchdog import Watchdog

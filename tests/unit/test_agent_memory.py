@@ -1,4 +1,4 @@
-"""Measures that keep the agent's memory small."""
+"""Unmapping unmodified pages keeps the agent's memory small."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def test_only_pages_that_equal_their_file_are_unmapped():
             mapping(1),
             mapping(2, permissions="r--p"),
             mapping(3, permissions="rwxp"),
-            mapping(4, inode=0),  # made at run time
+            mapping(4, inode=0),  # generated at run time
             mapping(5, dirty=4),
             mapping(6, anonymous=4),  # a breakpoint
             mapping(7, permissions="r--p", swap=4),  # relocated data

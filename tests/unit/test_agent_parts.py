@@ -1,4 +1,4 @@
-"""The agent's log, systemd notifications and health endpoint."""
+"""The agent's log, systemd notifications and health endpoint do not block the agent."""
 
 import contextlib
 import itertools
@@ -36,7 +36,7 @@ def root_logging():
 
 @pytest.fixture
 def pipe():
-    """The write end of a pipe, and a function that reads its text."""
+    """Yields the write end of a pipe, and a function that reads the written text."""
     read, write = os.pipe()
 
     def text():
@@ -87,7 +87,7 @@ def test_an_unread_log_does_not_block_and_counts_dropped_lines(root_logging, pip
     for number in itertools.islice(numbers, unread):
         logging.getLogger("a").info("%d", number)
     text, accounted, gaps = "", 0, 0
-    # There may be several gaps; all are accounted for by the first line that follows them.
+    # There may be several gaps; the first line after a gap accounts for it.
     while accounted <= unread:
         logging.getLogger("a").info("%d", next(numbers))
         *lines, text = (text + read()).split("\n")
@@ -123,7 +123,7 @@ def test_repeated_warnings_are_suppressed_and_counted():
 
 @pytest.fixture
 def systemd(tmp_path):
-    """A notification socket like systemd's, and the environment of a service."""
+    """Yields a notification socket like systemd's, and the environment of a service."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(tmp_path / "notify"))
     listener.settimeout(1)
@@ -216,7 +216,7 @@ def test_a_port_in_use_is_waited_for(monkeypatch, caplog):
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         server = HealthServer(endpoint, {"/livez": list}, waits=True)
         with contextlib.closing(HealthServer(endpoint, {}, waits=True)):
-            time.sleep(0.1)  # closed while it waits
+            time.sleep(0.1)  # closed while the agent waits
         assert server.port == 0
     with contextlib.closing(server):
         until = time.monotonic() + 60
@@ -236,7 +236,7 @@ def test_the_agent_waits_only_for_a_port_in_use():
 
 @pytest.fixture
 def health(monkeypatch):
-    """A server that waits for its clients for less time than in production."""
+    """Starts a health server with shorter timeouts than in production."""
     monkeypatch.setattr("otel_kprofiler.agent.health.CONNECTION_TIMEOUT_S", 1.0)
     server = HealthServer("127.0.0.1:0", {"/livez": list})
     yield server
@@ -253,7 +253,7 @@ def test_clients_that_hold_connections_do_not_lock_out_others(health, caplog):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", health.port)))
             client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
         assert get(health.port, "/livez")[0] == 200
-        # Threads of closed connections are about to end.
+        # The threads of closed connections may still be exiting.
         assert count_health_threads() < 2 * MAX_CONNECTIONS
     assert "refused" not in caplog.text
 

@@ -1,4 +1,4 @@
-"""Reading the configuration again, and probabilistic sampling."""
+"""The configuration is read again on request, and sampling may be probabilistic."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md agree with the code."""
+"""The tables in docs/architecture.md agree with the code."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 
 
 def rows(heading: str, first: str) -> list[list[str]]:
-    """Cells of the table whose first column is named ``first``."""
+    """Returns the cells of the table whose first column is named ``first``."""
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     table = section.partition(f"\n| {first} |")[2].partition("\n\n")[0]
     assert table, f"no such table: {heading}"
@@ -20,7 +20,7 @@ def rows(heading: str, first: str) -> list[list[str]]:
 
 
 def text_of(node: ast.expr, tree: ast.Module) -> str:
-    """A string in the source, with NAME for values inserted at run time."""
+    """Returns a string in the source, with NAME for values that are inserted at run time."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -36,7 +36,7 @@ def text_of(node: ast.expr, tree: ast.Module) -> str:
                         | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
                     ) if target == name:
                         return text_of(value, tree)
-    raise AssertionError(f"not a text: {ast.unparse(node)}")
+    raise AssertionError(f"cannot find the text of {ast.unparse(node)}")
 
 
 def is_thread(function: ast.expr) -> bool:

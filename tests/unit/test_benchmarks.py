@@ -1,4 +1,4 @@
-"""Imports each benchmark, so that none breaks unnoticed."""
+"""Each benchmark can be imported."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Conversion of boottime to Unix time."""
+"""Boottime is converted to Unix time, also after clock steps and suspend."""
 
 import pytest
 
@@ -9,7 +9,7 @@ NOW = 1_790_000_000 * SECOND
 
 
 class Script:
-    """Clocks with scripted durations of reading boottime."""
+    """Clocks in which reading boottime takes scripted durations."""
 
     def __init__(self, offset=NOW):
         self.boot, self.offset, self.delays = 0, offset, iter(())
@@ -24,7 +24,7 @@ class Script:
 
 def test_the_tightest_of_several_readings_is_used():
     source = Script()
-    # The second reading of each pair has a different delay.
+    # The second delay of each pair differs.
     source.delays = iter([0, 1001, 0, 5003, 0, 901, 0, 2, 0, 777])
     assert abs(Clock(source).to_unix_ns(0) - NOW) <= 1
 

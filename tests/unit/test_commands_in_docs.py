@@ -1,4 +1,4 @@
-"""Commands and options shown on the pages exist."""
+"""Commands and options shown on the documentation pages exist."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[!m]*.md"))]  # not m
 
 
 def shown(page):
-    """Yields commands in code blocks and spans, without redirections or pipes."""
+    """Yields the commands in code blocks and spans of a page, without redirections or pipes."""
     text = page.read_text()
     blocks = re.findall(r"^```(?:sh|console)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -25,7 +25,7 @@ def shown(page):
 
 
 def parse(name, arguments):
-    """Parses options and their number of values, but not the values; raises ``UsageError``."""
+    """Parses options and counts their values, but does not check these; raises ``UsageError``."""
     command = cli.get_command(click.Context(cli), name)
     command.make_parser(click.Context(command)).parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""The reporter: each encoding is computed once, and the account is always exact."""
+"""The reporter computes each encoding once, and its account is always exact."""
 
 import dataclasses
 import threading
@@ -25,7 +25,7 @@ from tests.windows import make_window
 
 
 class Collecting(ProfileExporter):
-    """Records batches; waits for ``open`` first."""
+    """An exporter that waits for ``open``, then records the batch."""
 
     def __init__(self, name, form=Form.PROTOBUF, max_bytes=None, attributes=AttributeForm.INLINE):
         self.name, self.form, self.max_bytes, self.attributes = name, form, max_bytes, attributes
@@ -46,7 +46,7 @@ class Collecting(ProfileExporter):
 
 
 def sized_window(size):
-    """A window with the given number of samples."""
+    """Returns a window with the given number of samples."""
     sample = WindowSample(Stack.from_frames(()), 1, "t", 0, None, range(size))
     return make_window(0, 1, ({}, [sample]))
 
@@ -292,7 +292,7 @@ def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():
 
 
 class Disk(ExportQueue):
-    """Accepts a batch and blocks until released."""
+    """A queue that accepts a batch, then blocks until released."""
 
     def __init__(self, exporter):
         self.accepted, self.returns = threading.Event(), threading.Event()
@@ -314,7 +314,7 @@ def test_accounts_do_not_wait_for_a_disk_and_stay_exact():
     reporter(sized_window(10))
     assert slow.accepted.wait(10)
     assert account_of(reporter, 10).gaps() == []
-    for handed_over in range(2, 5):  # beyond the capacity: the oldest is lost
+    for handed_over in range(2, 5):  # above the capacity, the oldest window is lost
         reporter(sized_window(10))
         assert account_of(reporter, 10 * handed_over).gaps() == []
     assert [a.lost for a in reporter.accounts()] == [{LossCause.QUEUE_FULL: 10}] * 2
@@ -329,7 +329,7 @@ HOST = {"host.name": "here"}
 
 
 def window_of(samples, start, totals):
-    """A real window with the given number of samples in two resources."""
+    """Returns a window that can be encoded, with the given number of samples in two resources."""
     groups = (
         (
             {**HOST, "process.pid": pid},
@@ -345,7 +345,7 @@ def stream(samples, taken=None):
 
 
 class Refusing(Collecting):
-    """Refuses the batches with the given numbers."""
+    """An exporter that refuses the batches with the given numbers."""
 
     refused = ()
 
@@ -357,7 +357,7 @@ class Refusing(Collecting):
 
 
 def reported(exporter, refused=()):
-    """The samples that arrived, and the totals of the last request."""
+    """Returns the number of samples that arrived, and the totals of the last request."""
     payloads = [batch.payload for batch in exporter.batches]
     arrived = [one for number, one in enumerate(payloads, 1) if number not in refused]
     for payload in arrived:

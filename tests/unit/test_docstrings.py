@@ -1,4 +1,4 @@
-"""Docstrings name parameters that exist."""
+"""Parameters described in docstrings exist."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def find_described(docstring):
-    """Names of the section `Args:` of a docstring."""
+    """Returns the names in the section `Args:` of a docstring."""
     _, _, section = (docstring or "").partition("\nArgs:\n")
     section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
     for names in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", section, re.MULTILINE):
@@ -17,18 +17,18 @@ def find_described(docstring):
 
 
 def find_parameters(node):
-    """Names of the parameters of a function, or of a class's constructor."""
+    """Returns the parameter names of a function, or of a class's constructor."""
     if isinstance(node, ast.ClassDef):
         makers = [item for item in node.body if isinstance(item, FUNCTIONS)]
         makers = [item for item in makers if item.name in {"__init__", "__new__"}]
-        if not makers:  # fields of a NamedTuple or dataclass
+        if not makers:  # a NamedTuple or dataclass: its fields are the parameters
             return {item.target.id for item in node.body if isinstance(item, ast.AnnAssign)}
         node = makers[0]
     return {item.arg for item in ast.walk(node.args) if isinstance(item, ast.arg)}
 
 
 def find_wrong(tree):
-    """Parameters that docstrings describe and that do not exist."""
+    """Returns the parameters that docstrings describe but that do not exist."""
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS | ast.ClassDef):
             names = set(find_described(ast.get_docstring(node)))

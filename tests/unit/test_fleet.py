@@ -1,4 +1,4 @@
-"""Many hosts, by simulation: windows and retries keep them apart."""
+"""Random windows and retry delays keep simulated hosts from sending simultaneously."""
 
 import random
 from collections import Counter
@@ -23,7 +23,7 @@ def count_by_second(times):
 
 
 def ends_of_windows(schedule, until_s):
-    """Ends of the windows of hosts that all start at 0, in seconds."""
+    """Returns the window ends, in seconds, of hosts that all start at 0."""
     for _ in range(HOSTS):
         now = 0.0
         while now < until_s:

@@ -1,4 +1,4 @@
-"""The order of fork hooks in parent and child."""
+"""Fork hooks run in the right order in parent and child."""
 
 import ctypes
 import gc
@@ -35,10 +35,10 @@ def log():
 
 
 def fork(log):
-    """Fork; returns the logs of parent and child."""
+    """Forks; returns the logs of parent and child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads
         pid = os.fork()
     if not pid:
         os.write(writing, "\n".join(log).encode())
@@ -91,7 +91,7 @@ def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
 
 
 def test_forks_of_two_threads_are_serialised(log):
-    """Each thread releases the locks that it took."""
+    """Each thread releases the locks that it acquired."""
 
     class Locking(ForkAware):
         def __init__(self):
@@ -156,7 +156,7 @@ def test_objects_registered_in_a_child_forked_in_c_catch_up(registered, log, cal
 
 
 def test_child_hooks_run_even_without_hooks_before_the_fork(registered, log):
-    """uWSGI with py-call-osafterfork calls only PyOS_AfterFork_Child."""
+    """With py-call-osafterfork, uWSGI calls only PyOS_AfterFork_Child."""
 
     def child():
         ctypes.pythonapi.PyOS_AfterFork_Child()

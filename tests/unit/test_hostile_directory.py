@@ -1,4 +1,4 @@
-"""Nothing is imported from a working directory writable by others."""
+"""Nothing is imported from a working directory that other users can write."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ print(list(PendingConfig("agent.yaml", agent_config).get().exporters))
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A directory with a module of each name, which creates a file when imported."""
+    """Creates a directory with a module of each name; each creates a file when imported."""
     directory = tmp_path / "hostile"
     directory.mkdir()
     for name in MODULES:
@@ -56,7 +56,7 @@ def check(done, hostile):
 
 @pytest.mark.parametrize("variable", ["KPROFILER_NONE", "PYTHONPATH", "PYTHONHOME"])
 def test_a_reload_imports_nothing_from_the_working_directory(hostile, tmp_path, variable):
-    # Set after the start, so that the parent's own path does not include it.
+    # The variable is set after the start, so that the parent's path lacks the directory.
     script = f"import os\nos.environ[{variable!r}] = {str(hostile)!r}\n"
     path = tmp_path / "script.py"
     path.write_text(script + READ.format(directory=str(hostile)))
@@ -68,7 +68,7 @@ def test_a_reload_imports_nothing_from_the_working_directory(hostile, tmp_path, 
 def test_the_child_imports_from_its_parents_path(hostile, tmp_path):
     path = tmp_path / "script.py"
     path.write_text(READ.format(directory=str(hostile)))
-    outside = os.path.realpath(sys.executable)  # not the virtual environment's
+    outside = os.path.realpath(sys.executable)  # not the virtual environment's interpreter
     done = run([path], tmp_path, program=outside, PYTHONPATH=os.pathsep.join(sys.path))
     check(done, hostile)
     assert done.stdout == "['debug']\n"

@@ -1,4 +1,4 @@
-"""A kind of events goes from a recording to every report and account."""
+"""Samples of each kind of events go from a recording to every report and account."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ RECORDS = [
 
 
 class Collecting(ProfileExporter):
-    """Keeps every batch."""
+    """An exporter that keeps every batch."""
 
     max_bytes = None
 
@@ -76,7 +76,7 @@ def windows(recording):
 
 
 def values(window):
-    """Value of each sample by kind, thread and leaf."""
+    """Counts the samples by kind, leaf function and value."""
     return Counter(
         (profile.kind, sample.stack.frames[0].function, value)
         for profile in window.profiles

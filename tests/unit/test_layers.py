@@ -1,4 +1,4 @@
-"""Packages import what the table in tests/packages.py allows, by their public names."""
+"""Packages import only public names from packages that tests/packages.py allows."""
 
 import ast
 import functools
@@ -17,7 +17,7 @@ from tests.sources import PACKAGE, syntax_trees
 
 @functools.cache
 def public_names(package: tuple[str, ...]) -> set[str]:
-    """Names in the ``__all__`` of a package."""
+    """Returns the names in the ``__all__`` of a package."""
     tree = syntax_trees().get(PACKAGE.joinpath(*package, "__init__.py"))
     return {
         name
@@ -28,7 +28,7 @@ def public_names(package: tuple[str, ...]) -> set[str]:
 
 
 def own_imports(path: Path, tree: ast.Module) -> list[str]:
-    """Dotted names below the package that a file imports, with the imported names resolved."""
+    """Returns the modules of this package that a file imports, as dotted names."""
     results = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -52,7 +52,7 @@ def own_imports(path: Path, tree: ast.Module) -> list[str]:
 
 @functools.cache
 def imports_by_package() -> dict[str, set[str]]:
-    """Dotted names that each package imports from others."""
+    """Returns, for each subpackage, the dotted names that it imports from others."""
     results: dict[str, set[str]] = {}
     for path, tree in syntax_trees().items():
         package = path.relative_to(PACKAGE).with_suffix("").parts[0]
@@ -84,13 +84,13 @@ def test_the_table_has_no_cycles():
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions count; those for type checkers only do not."""
+    """Imports within functions count; imports for type checkers only do not."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":
             imported = set(imports_at_run_time(tree))
             graph[".".join(path.relative_to(PACKAGE).with_suffix("").parts)] = imported
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 def test_no_module_is_long():
@@ -102,7 +102,7 @@ def test_no_module_is_long():
 
 
 def imports_at_run_time(node: ast.AST) -> Iterator[str]:
-    """Modules below the package that a syntax tree imports, other than for type checkers."""
+    """Yields the modules of this package that a tree imports, except for type checkers only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue

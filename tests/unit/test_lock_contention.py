@@ -1,4 +1,4 @@
-"""Waits for locks go from a recording to reports, with their totals."""
+"""Lock waits and their totals go from a recording to the reports."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Each mutation of the fault tests still matches the code it removes."""
+"""Each mutation of the fault tests still matches the code that it replaces."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Recordings of perf have the samples that ``perf script`` shows."""
+"""The samples read from perf.data files are those that ``perf script`` shows."""
 
 import gzip
 import re
@@ -39,7 +39,7 @@ def content(name):
 
 
 class NoNames:
-    """Leaves all code without names."""
+    """A symbolizer that resolves nothing."""
 
     def find_user(self, path, build_id, offset):
         return None
@@ -49,7 +49,7 @@ class NoNames:
 
 
 class Runtime(NoNames):
-    """Names kernel code by its address while recording."""
+    """A symbolizer whose name for kernel code is its address during the recording."""
 
     def find_kernel(self, module, rva, address):
         return Frame(module, rva, (Line(f"{address:x}"),), 0, KERNEL_SIDE)
@@ -62,7 +62,7 @@ def read(data, names=None):
 
 
 def script(name):
-    """The samples that perf shows: event, period, thread, time, and stack with exact leaves."""
+    """Returns the samples that perf shows: event, period, thread, time and stack."""
     samples, stack = [], []
     for line in gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode().splitlines():
         if match := SAMPLE.match(line):
@@ -72,13 +72,13 @@ def script(name):
                 (event.replace("-", "_"), int(period), comm, int(pid), int(tid),
                  int(seconds) * 10**9 + int(ns), stack)
             )  # fmt: skip
-        elif (match := FRAME.match(line)) and int(match[1], 16):  # 0 ends a chain
+        elif (match := FRAME.match(line)) and int(match[1], 16):  # address 0 ends a call chain
             stack.append((match[3].rpartition("/")[2], int(match[1], 16)))
     return samples
 
 
 def callers_exact(stack):
-    """The frames as perf shows them: callers with their return address."""
+    """Returns the frames as perf shows them, in which callers have their return address."""
     frames = []
     side = None
     for frame in stack.frames:
@@ -147,7 +147,7 @@ def test_a_recording_without_build_ids_has_a_remark_with_the_fix():
     assert "perf inject -b" in problems[0]
 
 
-# Files made here: an event, then records.
+# The functions below make files of an event, then records.
 
 
 def string(text):
@@ -160,7 +160,7 @@ def record(type_, body, misc=0):
 
 
 def made(*records, sample_type=1 << 0 | 1 << 1 | 1 << 2 | CALLCHAIN, config=0, flags=1 << 18):
-    """A seekable file with one event of a period of 10 ms, without features."""
+    """Makes a seekable file with one event, a period of 10 ms, and no feature sections."""
     attr = struct.pack("<IIQQQQQ", 1, 64, config, 10_000_000, sample_type, 0, flags) + bytes(16)
     start = 104 + len(attr) + 16
     body = b"".join(records)
@@ -171,7 +171,7 @@ def made(*records, sample_type=1 << 0 | 1 << 1 | 1 << 2 | CALLCHAIN, config=0, f
 
 
 def ids(pid, time):
-    """The trailer of records that are not samples."""
+    """Packs the trailer of records that are not samples."""
     return struct.pack("<IIQ", pid, pid, time)
 
 
@@ -209,7 +209,7 @@ def frames(window):
 
 
 def test_records_apply_by_their_time_not_their_place():
-    """Records of several CPUs follow each other in blocks."""
+    """Files have the records of each CPU in blocks, one CPU after the other."""
     window, _ = read(made(
         sample(7, 30, USER, 0x1010, 0x2021),
         mmap(7, 10, 0x1000, 0x1000, 0, "/bin/a"),
@@ -327,7 +327,7 @@ def test_a_truncated_file_keeps_its_samples():
 
 
 def test_a_killed_recording_keeps_its_samples():
-    """The size of the data in the header stays 0."""
+    """If perf is killed, the data size in the header remains 0."""
     whole = made(sample(7, 3, USER, 1))
     window, problems = read(whole[:48] + bytes(8) + whole[56:])
     assert window.sample_count == 1
@@ -335,7 +335,7 @@ def test_a_killed_recording_keeps_its_samples():
 
 
 class TestNames:
-    """Recordings of the same build get names of the running kernel."""
+    """Recordings from the same kernel build get names from the running kernel."""
 
     LIVE = Module("vmlinux", ModuleKind.VMLINUX, BuildId("ab" * 20), FileId(""), 0x5000)
 

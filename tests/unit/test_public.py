@@ -1,4 +1,4 @@
-"""The Python that any user can run, built if the checkout or its interpreter is inaccessible."""
+"""A Python that any user can run is built if other users cannot access the checkout or Python."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def test_an_interpreter_in_an_inaccessible_directory_is_copied(public_directory)
 
 
 def test_tests_that_switch_users_use_the_public_environment():
-    """With another environment, they fail in a clone that only root may enter."""
+    """With another environment, such tests would fail in a clone that only root may enter."""
     results = {
         path.name
         for path in TESTS.rglob("test_*.py")

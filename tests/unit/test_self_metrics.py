@@ -48,7 +48,7 @@ ACCOUNT = Account.of_kinds(SAMPLED, EXPORTERS)
 
 
 class Receiver:
-    """Records metrics received over gRPC, with the metadata of each request."""
+    """A gRPC receiver that records metrics and the metadata of each request."""
 
     def __init__(self):
         self.requests = []
@@ -88,7 +88,7 @@ def load(endpoint, level="normal", kind="otlp_grpc"):
 
 
 def points(request):
-    """Value or count of each series, by name and attributes."""
+    """Returns the value or count of each series, by name and attributes."""
     results = {}
     for resource in request.resource_metrics:
         for scope in resource.scope_metrics:

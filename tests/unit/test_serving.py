@@ -1,4 +1,4 @@
-"""Attacks that all servers withstand: endless headers, and DNS rebinding."""
+"""All servers withstand long headers, slow clients and DNS rebinding."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(params=["health", "page", "receiver"])
 def port(request):
-    """The port of a server."""
+    """Starts a server; yields its port."""
     if request.param == "health":
         server = HealthServer("127.0.0.1:0", {"/": list})
     elif request.param == "page":
@@ -36,7 +36,7 @@ def find_port(server):
 
 
 def status(port, request):
-    """The status of the response to some bytes."""
+    """Sends bytes to a server; returns the status of the response."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         with contextlib.suppress(ConnectionError):
             client.sendall(request)
@@ -45,7 +45,7 @@ def status(port, request):
 
 @pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
 def test_the_total_size_of_headers_is_limited(port, lines):
-    """A line may have 64 KiB, and a request may have 100 lines."""
+    """Python alone limits only a line, to 64 KiB, and the number of lines, to 100."""
     line = b"X-A: " + b"a" * (MAX_HEADER_BYTES // lines) + b"\r\n"
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     assert status(port, head + line * lines) == 431
@@ -84,7 +84,7 @@ def test_slow_clients_do_not_end_requests_in_progress(kind):
 
 
 def test_slow_clients_do_not_interrupt_slowly_read_responses():
-    body = b" " * (32 << 20)  # more than the kernel holds for a connection
+    body = b" " * (32 << 20)  # more than the kernel buffers for a connection
     with (
         contextlib.closing(PageServer("127.0.0.1:0", "<p>", lambda _: [body])) as server,
         contextlib.ExitStack() as slow,
@@ -103,7 +103,7 @@ def test_slow_clients_do_not_interrupt_slowly_read_responses():
 
 @contextlib.contextmanager
 def reading_slowly(port, count):
-    """Clients that request a large response and read only its status."""
+    """Yields clients that have requested a large response and read only its status."""
     with contextlib.ExitStack() as clients:
         made = []
         for _ in range(count):
@@ -124,7 +124,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_others():
     ):
         read = bytearray()
         for _ in range(MAX_CONNECTIONS // 2):
-            time.sleep(0.2)  # others have been silent for longer
+            time.sleep(0.2)  # other connections have been silent for longer
             read += reader.read(1 << 20)
             assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
         assert (read + reader.read()).endswith(body)
@@ -160,7 +160,7 @@ def test_a_long_health_check_is_answered_despite_slow_clients(monkeypatch):
 
 
 def ask_health(request, endpoint="127.0.0.1:0"):
-    """The status of a health server's response."""
+    """Sends a request to a health server; returns the status of the response."""
     with contextlib.closing(HealthServer(endpoint, {"/livez": list})) as server:
         return status(server.port, request.encode())
 
@@ -176,7 +176,7 @@ def test_health_checks_without_a_host_are_answered():
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", ""])
 def test_other_sites_cannot_read_the_health_endpoint_on_loopback(host):
-    """A site's own name may resolve to this host (DNS rebinding)."""
+    """An attacker's domain name may resolve to this host (DNS rebinding)."""
     assert ask_health(f"GET /status HTTP/1.1\r\nHost: {host}\r\n\r\n") == 403
 
 
@@ -197,4 +197,4 @@ def test_many_lost_connections_cause_few_log_lines(port, caplog):
     assert status(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") in {200, 405}
     lines = [record.getMessage() for record in caplog.records]
     assert lines
-    assert len(lines) <= 2, lines  # connections lost, and connections refused
+    assert len(lines) <= 2, lines  # one for lost connections, one for refused connections

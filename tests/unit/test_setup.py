@@ -1,7 +1,7 @@
-"""Setting up a clone: the chosen interpreter, and the handling of an existing environment.
+"""setup.sh chooses an interpreter, and reuses or replaces an existing environment.
 
-Interpreters, environments and pip are real; the package is a small one, without dependencies.
-Root hides the system's interpreter in a mount namespace.
+Interpreters, environments and pip are real; the installed package is a small one without
+dependencies. Tests that run as root hide the system's interpreter in a mount namespace.
 """
 
 import os
@@ -50,7 +50,7 @@ def system_python():
 
 @pytest.fixture
 def clone(tmp_path):
-    """A clone whose package installs quickly."""
+    """Creates a clone whose package installs quickly."""
     clone = tmp_path / "clone"
     (clone / "otel_kprofiler").mkdir(parents=True)
     shutil.copy(ROOT / "setup.sh", clone)
@@ -64,7 +64,7 @@ def clone(tmp_path):
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A directory with a `python3` other than the system's, as with pyenv or uv."""
+    """Creates a directory with a `python3` other than the system's, as pyenv or uv do."""
     home = tmp_path_factory.mktemp("elsewhere")
     (home / "bin").mkdir()
     shutil.copy(SYSTEM.resolve(), home / "bin/python3")
@@ -76,10 +76,10 @@ def elsewhere(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory):
-    """A directory whose `python3` reports a version that is too old."""
+    """Creates a directory whose `python3` reports a version that is too old."""
     directory = tmp_path_factory.mktemp("older")
     program = directory / "python3"
-    shutil.copy(SYSTEM.resolve(), directory / "real")  # not hidden with the system's
+    shutil.copy(SYSTEM.resolve(), directory / "real")  # a copy that is never hidden
     program.write_text(
         f'#!/bin/sh\n[ "$1 $2" = "-I -c" ] || exit 1\nPYTHONHOME=/usr exec {directory}/real -c '
         '"import sys; sys.version_info = (3, 9, 2); exec(sys.argv[1])" "$3"\n'
@@ -89,9 +89,7 @@ def older(tmp_path_factory):
 
 
 def set_up(clone, *words, path=(), system=None, wrapper=(), **environ):
-    """Run setup.sh with directories prepended to the PATH, and a different file as the system's
-    Python.
-    """
+    """Runs setup.sh with directories prepended to the PATH and a file in place of system Python."""
     command = [*wrapper, "./setup.sh", *words]
     if system:
         mount = f'mount --bind "$0" {system_python()} && exec "$@"'
@@ -100,7 +98,7 @@ def set_up(clone, *words, path=(), system=None, wrapper=(), **environ):
     environ = {"PATH": searched, "HOME": str(clone), **environ}
     done = subprocess.run(command, cwd=clone, env=environ, capture_output=True, text=True)
     if done.stderr.startswith("unshare: "):
-        pytest.skip(f"no mount namespace can be made here: {done.stderr.strip()}")
+        pytest.skip(f"cannot create a mount namespace: {done.stderr.strip()}")
     return done
 
 
@@ -191,7 +189,7 @@ def test_path_then_the_environment_are_searched_without_a_usable_system_python(
     assert chosen(done) == str(elsewhere / "python3")
     assert "by the PATH, since the system's cannot be used" in done.stderr
 
-    done = set_up(clone, "show", system="/dev/null")  # as sudo resets the PATH
+    done = set_up(clone, "show", system="/dev/null")  # sudo resets the PATH likewise
     assert chosen(done) == str(elsewhere / "python3")
     assert "which .venv is of" in done.stderr
 
@@ -252,7 +250,7 @@ def test_setup_without_a_command_reports_the_next_step(clone):
 @pytest.mark.long
 @pytest.mark.system
 def test_long_steps_show_progress(clone):
-    """The build waits until the reader of the output has seen a dot."""
+    """The build waits until the test has read a dot from the output."""
     (clone / "build.py").write_text(
         "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n" + BUILD_BACKEND
     )
@@ -263,7 +261,7 @@ def test_long_steps_show_progress(clone):
         shown += (byte := process.stderr.read(1))
         assert byte, shown
     (clone / "go").touch()
-    out, rest = process.communicate()  # ends once no process holds the pipe
+    out, rest = process.communicate()  # returns once no process has the pipe open
     assert (out.decode().strip(), process.returncode) == (system_python(), 0), rest
     steps = [b"Python is ", b"creating .venv ", b"installing this clone "]
     assert [

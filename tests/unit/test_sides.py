@@ -1,4 +1,4 @@
-"""Adding a row adds a stack side: through OTLP and into every report."""
+"""A new row in the table of stack sides is enough to add a side to OTLP and every report."""
 
 import gzip
 import json
@@ -47,7 +47,7 @@ def window_of(*stacks):
 
 
 def sent(window, form=Form.PROTOBUF):
-    """The window as a receiver decodes it."""
+    """Returns the window as a receiver decodes it."""
     (batch,) = encode_window(window, form=form).batches
     assert check_payload(batch.payload) == []
     (decoded,) = decode_windows(batch.payload)
@@ -85,7 +85,7 @@ def test_raw_addresses_of_a_new_side_keep_their_type_and_reason():
 
 
 def test_frequent_addresses_of_two_raw_sides_stay_separate():
-    """Frequent addresses get the first indices of their table; none is confused with another."""
+    """Frequent addresses get the first indices of their table; the tables are not mixed up."""
     numbers = range(200)
     user = [RawFrames(USER_SIDE, (0x1000, n), Unresolved.USER_ADDRESS) for n in numbers]
     raw = [RawFrames(LUA, (0x1000, 5 * n), Unresolved.NO_SYMBOL) for n in numbers]

@@ -1,4 +1,4 @@
-"""The log of a stop names the cause for each thread that has not ended."""
+"""At a stop, the log names the cause for each thread that has not ended."""
 
 import threading
 
@@ -41,7 +41,7 @@ def test_the_file_system_is_blamed_only_for_threads_reading_a_file(release, capl
     assert "file system" not in busy
 
 
-def test_what_threads_use_is_released_after_the_last_has_ended(release):
+def test_resources_of_threads_are_released_after_the_last_has_ended(release):
     released = threading.Event()
     threads = [threading.Thread(target=release.wait, daemon=True) for _ in range(2)]
     for thread in threads:
@@ -54,7 +54,7 @@ def test_what_threads_use_is_released_after_the_last_has_ended(release):
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_what_ended_threads_used_is_released_at_once():
+def test_resources_of_ended_threads_are_released_immediately():
     thread = threading.Thread(target=lambda: None)
     thread.start()
     released = threading.Event()

@@ -1,4 +1,4 @@
-"""Untrusted names in files and on terminals."""
+"""Text is escaped for files and terminals; counts, errors and exit statuses are readable."""
 
 import os
 

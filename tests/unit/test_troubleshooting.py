@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every host and export error, and no outdated ones."""
+"""docs/troubleshooting.md has every host and export error, and no outdated errors."""
 
 import ast
 import re
@@ -13,12 +13,12 @@ ERRORS = {
     "HostError", "PrivilegeError", "KernelFeatureError", "DependencyError", "SamplerError",
     "ExportError",
 }  # fmt: skip
-# Mistakes of callers, not of users.
+# These errors are mistakes in calls, not mistakes of users.
 NOT_FOR_USERS = {"the sampler is not running", "a sampler that follows a command cannot be changed"}
 
 
 def text_of(node):
-    """A message with … for inserted values."""
+    """Returns a message with … for each inserted value."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -41,7 +41,7 @@ def error_texts():
 
 
 def documented():
-    """Messages in the first column of the page's tables."""
+    """Returns the messages in the first column of the page's tables."""
     rows = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| ")]
     return {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
 
@@ -51,7 +51,7 @@ def test_every_error_is_documented():
 
 
 def test_every_documented_message_exists():
-    """Each fragment between two … occurs in one message of the package."""
+    """All fragments around … in a documented message occur in a single message of the package."""
     messages = {
         text_of(node)
         for tree in syntax_trees().values()
@@ -62,7 +62,7 @@ def test_every_documented_message_exists():
 
     def exists(text):
         parts = [part for part in text.replace("`", "").split("…") if part.strip(" :,()")]
-        # Log messages have %s where f-strings have an expression.
+        # Log messages have %s instead of an f-string's expression.
         return any(all(part in message for part in parts) for message in messages)
 
     assert not {text for text in documented() if not exists(text)}

@@ -1,4 +1,4 @@
-"""The counter of phrases the house style avoids, run on samples and on the checkout."""
+"""The counter of phrases that the house style avoids is right on samples and the checkout."""
 
 import pytest
 

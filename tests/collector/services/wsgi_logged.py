@@ -1,4 +1,4 @@
-"""A WSGI service that logs each of its steps; for gunicorn with threads."""
+"""A WSGI service, for gunicorn with threads, that logs each of its steps."""
 
 import os
 

@@ -1,6 +1,6 @@
 """Runs the scenarios and writes the table, as described in the package's docstring."""
 
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults.table", description="Make the table of faults, as root."
     )
-    parser.add_argument("words", nargs="*", help="run scenarios whose kind or name has such a word")
+    parser.add_argument("words", nargs="*", help="words in scenarios' kinds or names")
     parser.add_argument("--rows", type=Path, default=ROWS, help="file of results, as JSON lines")
-    parser.add_argument("--fresh", action="store_true", help="repeat scenarios that have rows")
+    parser.add_argument("--fresh", action="store_true", help="also run scenarios that have rows")
     parser.add_argument("--together", type=int, default=5, help="concurrent agents (%(default)s)")
-    parser.add_argument("--seconds", type=float, help="start no scenario after this time")
+    parser.add_argument("--seconds", type=float, help="no scenario starts later than this")
     parser.add_argument("--list", action="store_true", help="print the scenarios and exit")
     parser.add_argument("--write", action="store_true", help="write the results into the pages")
     options = parser.parse_args()

@@ -21,10 +21,11 @@ class HttpReceiver:
     """Receives over HTTP.
 
     Args:
-        answer: handles each request until the receiver is healed; by default, accepts it.
+        answer: the handler of each request until the receiver is healed; by default, it accepts the
+            request.
 
     Attributes:
-        payloads: accepted requests, in order.
+        payloads: the accepted requests, in order of arrival.
     """
 
     exporter = "otlp_http"
@@ -42,16 +43,16 @@ class HttpReceiver:
             self.answer(Request(self, request, body))
 
     def configure(self, address=None) -> dict:
-        """The exporter's configuration; a different address is a proxy's."""
+        """Returns the exporter's configuration; a different ``address`` is a proxy's."""
         host, port = address or self.address
         return {"endpoint": f"http://{host}:{port}"}
 
     def heal(self) -> None:
-        """Accept everything from now on."""
+        """Accepts everything from now on."""
         self.answer = Request.accept
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stops listening."""
         self.server.close()
 
 
@@ -92,8 +93,8 @@ class GrpcReceiver:
     """Receives over gRPC.
 
     Args:
-        answer: called with receiver, request and context until the receiver is healed; returns the
-            response or aborts. By default, the request is accepted.
+        answer: the function called with receiver, request and context until the receiver is healed;
+            it returns the response or aborts. By default, it accepts the request.
         max_bytes: the size of the largest request that the receiver accepts, in bytes.
     """
 
@@ -110,16 +111,16 @@ class GrpcReceiver:
         self.tls = {} if credentials else {"insecure": True}
 
     def configure(self, address=None) -> dict:
-        """The exporter's configuration; a different address is a proxy's."""
+        """Returns the exporter's configuration; a different ``address`` is a proxy's."""
         host, port = address or self.address
         return {"endpoint": f"{host}:{port}", "tls": self.tls}
 
     def heal(self) -> None:
-        """Accept everything from now on."""
+        """Accepts everything from now on."""
         self.answer = accept
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stops listening."""
         self.server.stop(0).wait()
 
 
@@ -134,7 +135,8 @@ class Proxy:
 
     Args:
         behind: the receiver that the connections lead to.
-        manner: called with each connection, and with a function that connects it to the receiver.
+        manner: the function called with each connection, and with a function that connects it to
+            the receiver.
     """
 
     def __init__(self, behind, manner: Callable[[socket.socket, Callable], None]):
@@ -149,7 +151,7 @@ class Proxy:
         return self.behind.payloads
 
     def configure(self) -> dict:
-        """The exporter's configuration."""
+        """Returns the exporter's configuration."""
         return self.behind.configure(self.address)
 
     def heal(self) -> None:
@@ -158,7 +160,7 @@ class Proxy:
         self.behind.heal()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stops listening."""
         self.listener.close()
         self.behind.close()
 
@@ -221,11 +223,11 @@ class FileReceiver:
         return [payload for path in sorted(paths) for payload in split(path.read_bytes())]
 
     def configure(self) -> dict:
-        """The exporter's configuration."""
+        """Returns the exporter's configuration."""
         return {"path": str(self.path), "format": "proto", **self.settings}
 
     def heal(self) -> None:
         """Does nothing, since the fault itself restores the file."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Does nothing."""

@@ -36,7 +36,7 @@ class Run(Programs):
         receiver: the receiver of the fault's exporter.
         config: the agent's configuration; ``write_config`` writes changes to it.
         process: the agent's process.
-        seconds: how long the fault should last, in seconds.
+        seconds: the intended duration of the fault, in seconds.
         has_moved_spool: whether the last agent uses a different spool, and thus a separate account.
     """
 
@@ -123,7 +123,7 @@ class Run(Programs):
         self.process.send_signal(signal.SIGHUP)
 
     def launch(self) -> None:
-        """Start the agent, without waiting for it."""
+        """Starts the agent, without waiting for it."""
         self.write_config()
         outputs = self.scenario.outputs(self)
         with (
@@ -149,7 +149,7 @@ class Run(Programs):
             if self.process.poll() is not None:
                 raise RuntimeError(f"the agent has exited with {self.process.returncode}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {seconds} s: {what}")
+                raise TimeoutError(f"timed out after {seconds} s; expected: {what}")
             time.sleep(0.1)
 
     def get_status(self) -> dict | None:
@@ -243,7 +243,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a kind of samples, with those that no account covers.
+        """Returns an exporter's counts for a kind of samples, and the difference in its accounts.
 
         Samples are compared with the printed accounts. They are also compared with the accounts in
         the data if these are complete: the end of a stream may be missing because the spool was

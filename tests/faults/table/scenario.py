@@ -29,20 +29,22 @@ class Scenario:
     Attributes:
         kind: the section of the table that it belongs to.
         name: a description, unique within its kind.
-        fault: called once the agent samples; its return ends the measurement.
-        receiver: opens the receiver, which is healed after the fault.
-        before: called before the agent starts.
+        fault: the function called once the agent samples; its return ends the measurement.
+        receiver: the function that opens the receiver, which is healed after the fault.
+        before: the function called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.
         spool: whether the exporter queues on disk.
         heals: whether the receiver is healed and waited for before the agent stops.
         alone: whether no other agents may run on the host during the scenario.
-        others: why the control program cannot measure the effect on other processes' samples, such
-            as a restart; empty if it can.
-        misses: whether the kernel takes too few samples of all programs alike; the agent must count
-            the rest as missed.
-        seconds: how long the fault lasts, in seconds.
-        outputs: returns replacements for the agent's ``stdout`` and ``stderr``, given the run.
-        environment: returns additional environment variables for the agent, given the run.
+        others: the reason why the control program cannot measure the effect on other processes'
+            samples, such as a restart; empty if it can.
+        misses: whether the kernel takes too few samples of all programs; the agent must count the
+            missing samples as missed.
+        seconds: the duration of the fault, in seconds.
+        outputs: the function that returns replacements for the agent's ``stdout`` and ``stderr``,
+            given the run.
+        environment: the function that returns additional environment variables for the agent, given
+            the run.
     """
 
     kind: str

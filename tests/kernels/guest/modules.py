@@ -97,7 +97,7 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """Returns the test module's file. ``other`` has other functions at the same addresses."""
+    """Returns the test module's file; ``other`` has other functions than ``spin``."""
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 

@@ -3,7 +3,7 @@
 Packages are downloaded and unpacked but not installed, which needs no root and does not touch the
 machine's kernel. The newest version that apt knows is used.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KernelFiles:
         headers: the directory for ``make -C`` to build a module; None if there are no headers.
         work: the directory for files built for this kernel.
         machine: the machine type that it runs on.
-        root: the directory that the guest sees as ``/``; None: the host's root.
+        root: the directory that the guest sees as ``/``; None for the host's root.
     """
 
     name: str
@@ -58,9 +58,9 @@ class DebianKernel:
     """A Debian kernel, given by the package that depends on the newest image.
 
     Attributes:
-        release: the code name of the Debian release that has it; empty: this machine's release.
-        boots: the names of the boots in which it is tested; empty: all.
-        tests: the test files to run; empty: all.
+        release: the code name of the Debian release that has it; empty for this machine's release.
+        boots: the names of the boots in which it is tested; empty for all.
+        tests: the test files to run; empty for all.
         machine: the machine type that it runs on; ``release`` must be given if this differs from
             the host's.
     """
@@ -90,7 +90,7 @@ class DebianKernel:
         release = image.removeprefix("linux-image-")
         if not release.startswith(self.series + "."):
             raise MatrixError(
-                f"{self.image} is {release} here, not {self.series}",
+                f"{self.image} has version {release} here, not {self.series}",
                 "run the matrix on Debian 12, whose archive has this kernel",
             )
         version = archive.version(image)
@@ -225,7 +225,7 @@ def get_kernel(name: str) -> Kernel:
         path = Path(name).absolute()
         return DirectoryKernel(path.name, path)
     if name not in KERNELS:
-        raise MatrixError(f"no kernel {name}", f"known: {', '.join(KERNELS)}; or a directory")
+        raise MatrixError(f"no kernel {name}", f"use {', '.join(KERNELS)}, or a directory")
     return KERNELS[name]
 
 

@@ -4,7 +4,7 @@ A guest of the host's machine type sees the host's root. A guest of another type
 libraries built for it: Debian packages and wheels are unpacked into a directory in the cache.
 Nothing in this directory runs on the host.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

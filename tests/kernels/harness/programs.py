@@ -1,4 +1,4 @@
-"""Builds the programs that guests of another machine type profile, outside the checkout.
+"""Builds, outside the checkout, the programs that guests of another machine type profile.
 
 Guests of the host's machine type need none, since tests/live covers these programs.
 """

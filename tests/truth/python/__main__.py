@@ -3,7 +3,7 @@
 ``python -m tests.truth.python [--samples N] [VERSION…]`` exits with 1 if a stack is wrong, or if
 more than 2 % of the stacks are absent.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

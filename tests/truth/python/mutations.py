@@ -2,7 +2,7 @@
 
 ``python -m tests.truth.python.mutations [NAME…]`` exits with 1 if a mutation is not detected.
 """
-# ruff: noqa: T201 - a command talks to its user
+# ruff: noqa: T201 - a command prints for its user
 
 from __future__ import annotations
 

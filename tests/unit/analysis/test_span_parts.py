@@ -1,4 +1,4 @@
-"""How spans spend their time, by ``report --by part`` and ``report --by trace``."""
+"""``report --by part`` and ``report --by trace`` show how spans spend their time."""
 
 import json
 

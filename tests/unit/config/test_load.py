@@ -278,7 +278,7 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """A message shows only length and position of a secret in a key, alias, tag or reference."""
+    """A password used as key, alias, tag or reference is shown only by length and position."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result

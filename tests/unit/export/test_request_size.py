@@ -337,7 +337,7 @@ def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code
 
 
 def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details):
-    """RESOURCE_EXHAUSTED with RetryInfo is retried; with other details, it is a rejection."""
+    """RESOURCE_EXHAUSTED with RetryInfo is retried; without RetryInfo, it is a rejection."""
     (batch,) = make()
 
     def throttle(_, context):

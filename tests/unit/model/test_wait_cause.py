@@ -139,7 +139,7 @@ def test_throttled_threads_are_identified_by_their_stack_since_linux_6_18():
         (["schedule", "pipe_wait_readable", "pipe_read", "new_sync_read"], "pipe"),
         (["schedule", "wait_for_completion_killable", "kernel_clone"], "child"),
         (["schedule", "synchronize_rcu", "kernel_clone"], "other"),
-        # Workers that work.
+        # Workers that wait while they work.
         (["io_schedule", "blk_wait_io", "process_one_work", "worker_thread", "kthread"], "disk"),
         (["schedule", "synchronize_rcu", "process_one_work", "worker_thread", "kthread"], "other"),
         (["schedule"], "other"),

@@ -1,4 +1,4 @@
-"""Windows: grouping, timestamps and length."""
+"""Windows group equal samples, contain their timestamps, and have the right length."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ SECOND = 1_000_000_000
 
 
 class FakeTime:
-    """Clocks set by tests."""
+    """Clocks that tests set."""
 
     def __init__(self, boot_ns=0, offset_ns=1_700_000_000 * SECOND):
         self.boot, self.offset = boot_ns, offset_ns

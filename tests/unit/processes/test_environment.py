@@ -1,4 +1,4 @@
-"""Service names from process environments."""
+"""Service names are read from process environments."""
 
 import os
 import subprocess
@@ -40,12 +40,12 @@ def environ(**variables):
             environ(OTEL_RESOURCE_ATTRIBUTES="service.name=a", OTEL_SERVICE_NAME="b"),
             {"service.name": "b"},
         ),
-        # ignored as a whole
+        # the whole variable is ignored
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=a,b"), {}),
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=a,=b"), {}),
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=%ff"), {}),
         (environ(OTEL_RESOURCE_ATTRIBUTES="service.name=" + "x" * 20_000), {}),
-        # getenv() returns the first of two
+        # getenv(3) returns the first of two
         (b"OTEL_SERVICE_NAME=a\0OTEL_SERVICE_NAME=b\0", {"service.name": "a"}),
         (b"OTEL_SERVICE_NAME=\xff\0", {"service.name": "\\xff"}),
     ],

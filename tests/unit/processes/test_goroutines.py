@@ -1,4 +1,4 @@
-"""Locates goroutine labels in the memory of Go programs, described by an image of their headers."""
+"""Goroutine labels are located in the memory of Go programs, given as images of their headers."""
 
 import os
 import struct
@@ -18,7 +18,7 @@ _PT_LOAD, _PT_NOTE, _PT_TLS = 1, 4, 7
 
 
 class Program:
-    """The memory of a program: headers and a note, and data with the compiler's version."""
+    """The memory of a program, with headers, a note, and data that has the compiler's version."""
 
     def __init__(self, version="go1.26.1", *, note=NOTE, storage=None, gap=0, flags=2):
         segments = [

@@ -1,4 +1,4 @@
-"""Resource grain: processes are merged without changing or losing a sample."""
+"""Resource grain merges processes without changing or losing a sample."""
 
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +32,7 @@ NAME = "process.executable.name"
 
 @pytest.fixture(scope="module")
 def of_processes():
-    """A window with 500 processes and two kinds of samples."""
+    """Returns a window with 500 processes and two kinds of samples."""
     (window,) = make_windows(1)
     (on_cpu,) = window.profiles
     waits = [
@@ -88,7 +88,7 @@ def labels_of(payload):
 RESOURCES = {
     Grain.PROCESS: PROCESSES,
     Grain.EXECUTABLE: EXECUTABLES,
-    Grain.CONTAINER: CONTAINERS - 1,  # each tenth process is in none
+    Grain.CONTAINER: CONTAINERS - 1,  # one process in ten is in none
     Grain.SERVICE: SERVICES,
     Grain.HOST: 1,
 }

@@ -1,4 +1,4 @@
-"""Processes whose memory is on a file system that hangs."""
+"""Processes whose memory is on a hanging file system do not delay other reads."""
 
 import os
 import time
@@ -17,7 +17,7 @@ USERS = FIRST, SECOND, THIRD = (1000, 2000, 3000)
 
 @pytest.fixture
 def keys(tmp_path):
-    """Keys of processes by user, one more than may hang."""
+    """Returns keys of processes by user, one more than the number that may hang."""
     results = {}
     for user in USERS:
         results[user] = [ProcessKey(user + number, 1) for number in range(MAX_OF_USER + 1)]

@@ -1,4 +1,4 @@
-"""Containers, pods and units of processes, including those hidden by a cgroup namespace."""
+"""The container, pod and unit of a process are found, even from a cgroup namespace."""
 
 import json
 
@@ -16,7 +16,7 @@ KTHREAD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 
 @pytest.fixture
 def host(tmp_path):
-    """A tree of files; call it to write one."""
+    """Returns a tree of files; a call writes a file."""
 
     def write(path, text):
         file = tmp_path / path.lstrip("/")
@@ -34,13 +34,13 @@ def host(tmp_path):
     return write
 
 
-def test_a_pod_has_names_as_soon_as_the_kubelet_writes_them(host):
+def test_a_pod_has_names_once_the_kubelet_has_written_them(host):
     host("/proc/5/cgroup", f"0::{POD}\n")
     places = host.places()
     first = places.read(5)
     assert first == {"container.id": ID, "k8s.pod.uid": UID}
     host(f"/var/log/containers/shop-7f-x_default_cart-{ID}.log", "")
-    assert not places.name(first)  # the last look-up was a moment ago
+    assert not places.name(first)  # the last look-up is too recent
     host.now = 1.5
     names = {
         "k8s.container.name": "cart",
@@ -95,7 +95,7 @@ def test_an_exited_process_raises(host):
 
 
 def cgroups(host, root, *paths):
-    """Mount a hierarchy; returns the ids of cgroups."""
+    """Mounts a hierarchy; returns the ids of cgroups."""
     tree = host.root / "cgroups"
     for path in paths:
         (tree / path.lstrip("/")).mkdir(parents=True)
@@ -130,7 +130,7 @@ def test_other_containers_are_found_by_their_relative_path_from_a_namespace(host
     host("/proc/self/mountinfo", "")
     places = host.places()
     assert places.read(5) == {"container.id": ID}
-    assert places.read(6) == {}  # of the host's systemd, or of another container's
+    assert places.read(6) == {}  # systemd of the host or of a container
 
 
 def test_mounts_identify_the_agents_container_in_a_namespace(host):

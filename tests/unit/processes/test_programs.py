@@ -1,4 +1,4 @@
-"""Programs run by interpreters, derived from command lines."""
+"""The programs that interpreters run are derived from command lines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Resources: the identity of processes and their attributes from /proc."""
+"""Resources have the identity of processes, and their attributes from /proc."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 
 @pytest.fixture
 def proc(tmp_path):
-    """A /proc tree; call it to add a process."""
+    """Returns a /proc tree; a call adds a process."""
 
     def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0, stack=0):
         directory = tmp_path / "proc" / str(pid)
@@ -60,7 +60,7 @@ def passwd(root, text):
 
 
 def users(root):
-    """Names of two users, on a host that is not a container."""
+    """Writes the names of two users, on a host that is not a container."""
     passwd(root, "root:x:0:0::/:/bin/sh\nweb:x:33:33::/:/bin/sh\n")
     (Path(root) / "proc/self").mkdir(parents=True)
     (Path(root) / "proc/self/cgroup").write_text("0::/user.slice\n")
@@ -93,7 +93,7 @@ def test_processes_that_reuse_a_pid_never_share_a_resource(proc):
 
 
 def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
-    """A sample of process 5, or of a different process started at the same time."""
+    """Returns a sample of process 5, or of another process that started at the same time."""
     sample = raw(tgid, 300 * TICK_NS, comm)
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 
@@ -107,7 +107,7 @@ def test_each_program_executed_by_a_process_has_a_resource(proc):
     assert first.attributes["process.executable.path"] == "/bin/first"
     assert second.attributes["process.executable.path"] == "/bin/second"
     assert result.get(program(1, 0x7000)) is first
-    assert result.get(program(2, 0)) is second  # at its end, the stack is gone
+    assert result.get(program(2, 0)) is second  # an exiting process has no stack
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
@@ -128,7 +128,7 @@ def test_a_child_runs_its_parents_program_before_exec(proc):
     assert child.attributes["process.executable.path"] == "/bin/shell"
     exited = result.get(program(1, 0x7000, b"sh", tgid=6))
     assert exited.attributes["process.executable.path"] == "/bin/shell"
-    other = result.get(program(1, 0x7000, b"other", tgid=7))  # the same numbers by chance
+    other = result.get(program(1, 0x7000, b"other", tgid=7))  # equal numbers by chance
     assert other.attributes["process.executable.name"] == "other"
 
 
@@ -181,7 +181,7 @@ def test_proc_distinguishes_reused_pids_if_samples_lack_start_times(proc):
     first = result.get(raw(5, None))
     assert result.get(raw(5, None)) is first
     proc(5, 400, exe="/bin/other")
-    assert result.get(raw(5, None)) is first  # not read again within a window
+    assert result.get(raw(5, None)) is first  # not reread within a window
     result.next_window()
     assert result.get(raw(5, None)).attributes["process.executable.name"] == "other"
 

@@ -1,4 +1,4 @@
-"""Time that a search may take."""
+"""The time that a search may take is limited."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from otel_kprofiler.processes.search_time import SearchTime, read_run_delay_s
 
 
 class Clocks:
-    """Clocks of a thread, in seconds."""
+    """A thread's clocks, which tests set, in seconds."""
 
     def __init__(self):
         self.now_s = self.cpu_s = self.delay_s = 100.0
@@ -51,7 +51,7 @@ def test_waiting_for_a_cpu_does_not_end_a_search():
 @pytest.mark.system
 def test_time_waiting_for_a_cpu_is_measured_for_the_thread():
     if not os.path.exists("/proc/thread-self/schedstat"):
-        pytest.skip("this kernel does not measure it (CONFIG_SCHED_INFO)")
+        pytest.skip("this kernel does not measure run delay (CONFIG_SCHED_INFO)")
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})

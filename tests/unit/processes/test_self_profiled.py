@@ -1,4 +1,4 @@
-"""Processes that profile themselves: which are trusted, and which samples are omitted."""
+"""Samples are omitted only for processes that can be trusted to profile themselves."""
 
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import (
@@ -20,7 +20,7 @@ START = 1_750_000_000_000_000_000
 
 
 def process(tmp_path, *links):
-    """A /proc with the descriptors of process 7."""
+    """Creates a /proc with the descriptors of process 7."""
     directory = tmp_path / "proc/7/fd"
     directory.mkdir(parents=True)
     for number, link in enumerate(links):

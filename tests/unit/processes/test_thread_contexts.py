@@ -1,4 +1,4 @@
-"""Thread contexts: the names a process publishes for them, and the attributes of samples."""
+"""Attributes in thread contexts get the names that the process publishes."""
 
 import pytest
 from hypothesis import example, given

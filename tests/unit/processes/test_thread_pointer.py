@@ -1,4 +1,4 @@
-"""The location of ``otel_thread_ctx_v1`` in the memory of real programs."""
+"""``otel_thread_ctx_v1`` is located in the memory of real programs."""
 
 import contextlib
 import ctypes
@@ -30,7 +30,7 @@ DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # of glibc
 
 
 class Registered(dict):
-    """The places of registered processes."""
+    """A registry that keeps the places of processes."""
 
     def register(self, pid, start_time_ns, stack_start, place):
         self[pid] = place
@@ -66,7 +66,7 @@ class Image:
 
 @contextlib.contextmanager
 def stopped(pid):
-    """A child that does not run within the block."""
+    """Stops a child during the block."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
     try:
@@ -84,7 +84,7 @@ def image_of(tmp_path_factory):
             directory = tmp_path_factory.mktemp(name)
             with Program(directory, name, threads=2, late_ms=1) as program:
                 program.wait_ready()
-                with stopped(program.pid):  # its threads map their stacks
+                with stopped(program.pid):  # or its threads would map stacks
                     images[name] = Image(program.pid)
         return images[name]
 
@@ -210,7 +210,7 @@ def test_a_process_sampled_first_in_a_wait_has_its_attribute_names(tmp_path):
     with Program(tmp_path, "local_exec", threads=1, late_ms=1) as program:
         program.wait_ready()
         waited = ProcessKey(program.pid, read_start_ticks(Access(), program.pid) * TICK_NS)
-        resource = resources.get_of(waited)  # its program is not in the totals of waits
+        resource = resources.get_of(waited)  # wait totals do not state the program
         resources.renew([resource])
         key = waited._replace(exec_id=7, owner=os.geteuid())
         label = ("span.hex", "x")

@@ -1,4 +1,4 @@
-"""Ksymbol changes in recordings."""
+"""Ksymbol changes survive a recording."""
 
 import zipfile
 

@@ -1,4 +1,4 @@
-"""Code objects in recordings."""
+"""Code objects survive a recording."""
 
 import json
 

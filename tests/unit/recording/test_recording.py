@@ -1,4 +1,4 @@
-"""Recordings return what was recorded, and nothing from the replaying host."""
+"""Recordings return the recorded data, and nothing from the host that replays them."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ def ring_record(time_ns, frames):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A host with two modules, one of them unreadable."""
+    """Creates a host with two modules, one of them unreadable."""
     root = tmp_path / "host"
     for path, content in {
         "proc/kallsyms": b"ffffffff81000000 T _text\n",

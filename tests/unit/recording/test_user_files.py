@@ -1,4 +1,4 @@
-"""Files of user stacks survive a recording."""
+"""The files of user stacks survive a recording."""
 
 import json
 

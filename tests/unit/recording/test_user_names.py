@@ -1,4 +1,4 @@
-"""Names of user frames in recordings."""
+"""The names of user frames survive a recording."""
 
 import json
 

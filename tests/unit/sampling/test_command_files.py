@@ -1,4 +1,4 @@
-"""Files that a command maps at its start, foreseen before it starts."""
+"""The files that a command maps at its start are predicted before it starts."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ def script(path, line):
     return str(path)
 
 
-def test_all_files_that_a_program_maps_as_code_are_foreseen():
+def test_all_files_that_a_program_maps_as_code_are_predicted():
     mapped = subprocess.check_output([sys.executable, "-I", "-S", "-c", MAPS], text=True).split()
     files = {path for path in mapped if path.startswith("/")}
     assert files <= {os.path.realpath(path) for path in find_command_files(sys.executable)}
@@ -42,7 +42,7 @@ def test_interpreters_of_scripts_are_included(monkeypatch, tmp_path):
     "content",
     [b"", b"#!", b"#!/none/such", b"#!/usr/bin/env", b"text", b"\x7fELF\x02", b"#!'", b"\x7fELF"],
 )
-def test_no_further_files_are_foreseen_for_an_unusual_file(tmp_path, content):
+def test_no_further_files_are_predicted_for_an_unusual_file(tmp_path, content):
     path = tmp_path / "program"
     path.write_bytes(content)
     assert find_command_files(str(path)) == (str(path),)

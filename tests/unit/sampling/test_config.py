@@ -1,4 +1,4 @@
-"""Settings of the sampler and values derived from them."""
+"""The sampler's settings are validated, and further values derived from them."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_the_ring_size_is_bounded():
 
 
 class OldKernel:
-    """Files of a host whose kernel is too old."""
+    """Access to a host whose kernel is too old."""
 
     def read_bytes(self, path):
         assert path == "/proc/sys/kernel/osrelease"

@@ -1,4 +1,4 @@
-"""The cgroups and processes sampled for containers, pods and units."""
+"""Containers, pods and units are sampled by the right cgroups and processes."""
 
 import json
 
@@ -16,7 +16,7 @@ NOTHING = ((1, 0),)
 
 @pytest.fixture
 def host(tmp_path):
-    """A host with cgroups of version 2; call it to write a file."""
+    """Returns a host with cgroup v2; a call writes a file."""
     tree = tmp_path / "tree"
     tree.mkdir()
 
@@ -156,9 +156,7 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
 
 
 def test_processes_are_followed_without_the_cgroup_filter(host):
-    """Other loaders do not support the filter; the program does not see cgroups below the 15th
-    level.
-    """
+    """Other loaders lack the filter; the program does not see cgroups below the 15th level."""
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")
     follower = host.follow(loader="bcc", units=("a",))

@@ -1,4 +1,4 @@
-"""Plans for lock contention."""
+"""Plans for lock contention depend on the kernel and the settings."""
 
 import struct
 
@@ -31,7 +31,7 @@ def test_the_event_has_its_number_and_collects_stacks_like_the_clock():
 
 def test_without_the_event_there_is_no_memory_for_it():
     def refuse():
-        raise AssertionError("no types are needed")
+        raise AssertionError("the kernel's types must not be read")
 
     assert plan_locks(SamplerConfig(), refuse) is None
     assert lock_map_entries(None, 64) == {"lock_buckets": 1, "lock_lines": 1}

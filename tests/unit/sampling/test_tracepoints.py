@@ -1,4 +1,4 @@
-"""Plans for tracepoints: what the kernel has, and where values are."""
+"""Plans for tracepoints state which exist in the kernel, and where their values are."""
 
 import mmap
 import re
@@ -16,7 +16,7 @@ from tests.unit.bpf.test_tracepoints import Btf
 
 @pytest.fixture
 def host(tmp_path):
-    """A kernel whose block layer passes the queue first, as 5.10 does, and a module."""
+    """Creates a host with a module, whose block layer passes the queue first, as in 5.10."""
     made, module = Btf(), Btf()
     order = made.add("unsigned int", 1, 4, tail=bytes(4))
     queue = made.add("", 2, made.add("request_queue", 4, 8))

@@ -1,4 +1,4 @@
-"""Properties of this host that the user unwinder's settings depend on."""
+"""The user unwinder's settings depend on properties of the host."""
 
 import os
 
@@ -13,7 +13,7 @@ LINES = """\
 
 
 class Files:
-    """Files of a host; maps are those of one process."""
+    """Access to a host with a single process's maps."""
 
     def __init__(self, folder, maps):
         self._maps = folder / "maps"

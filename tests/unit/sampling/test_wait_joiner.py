@@ -1,4 +1,4 @@
-"""Wait samples, joined from start and end records."""
+"""Wait samples are joined from start and end records."""
 
 import os
 import random
@@ -93,7 +93,7 @@ def test_a_wait_that_is_not_marked_as_kept_is_dropped():
 
 
 def test_a_wait_end_is_joined_only_with_its_start():
-    """The end that arrives is that of a later wait, or of another thread."""
+    """The end that arrives may be from a later wait, or from another thread."""
     joiner = WaitJoiner()
     (one,) = joiner.join([begin(1000), end(5000, 200, flags=WAIT_KEPT)])
     assert one.stacks == ()
@@ -103,7 +103,7 @@ def test_a_wait_end_is_joined_only_with_its_start():
 
 
 def test_an_end_that_disowns_its_start_is_not_joined():
-    """The thread ran in between, in a switch that the kernel omitted: its span may have ended."""
+    """The thread ran in between, unseen, so that its span may have ended."""
     (wait,) = WaitJoiner().join([begin(1000), end(1000, 200, flags=WAIT_KEPT, stack=b"late    ")])
     assert wait.stacks == (b"late    ",)
 
@@ -131,7 +131,7 @@ def test_an_ongoing_wait_is_reported_once():
 @pytest.mark.parametrize(
     "asleep",
     [
-        thread(1000, threshold=301),  # too short to be sampled with certainty
+        thread(1000, threshold=301),  # below the threshold
         thread(1000, flags=0),
         thread(1000, epoch=2),
         thread(999),
@@ -166,7 +166,7 @@ def test_a_wait_outlives_an_earlier_thread_with_the_same_id():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_sequence_of_waits_is_reported_exactly(seed):
-    """A plain account adds the duration of each wait, or the threshold if the wait is shorter."""
+    """A simple model sums the duration of each wait, or the threshold if the wait is shorter."""
     rng = random.Random(seed)
     joiner, now = WaitJoiner(), 1000
     waiting, expected, reported, kept, taken = {}, {}, defaultdict(int), 0, 0
@@ -238,7 +238,7 @@ def test_parts_of_ongoing_waits_fit_the_budget_and_sum_to_the_total(seed):
 
 
 def test_the_last_part_of_a_wait_compensates_for_a_raised_threshold():
-    """After a part was sampled, the program sampled the wait with probability 500 / 2000."""
+    """The part was sampled; then the program sampled the wait with probability 500 / 2000."""
     joiner = WaitJoiner()
     joiner.join([begin(1000)])
     joiner.sample_lasting([thread(1000)], 1300, BOOT + 1300, 1)
@@ -283,7 +283,7 @@ def test_the_initial_threshold_is_shorter_for_higher_rates(rate, first):
 
 
 def test_the_threshold_converges():
-    """With waits of many durations, the number sampled equals the target."""
+    """With waits of many durations, the number of sampled waits equals the target."""
     rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
         before = taken

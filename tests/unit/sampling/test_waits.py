@@ -1,4 +1,4 @@
-"""Wait totals by process, from cumulative sums in the kernel."""
+"""Wait totals by process are computed from cumulative sums in the kernel."""
 
 import random
 from collections import Counter
@@ -47,7 +47,7 @@ def test_waits_of_another_epoch_are_ignored():
 
 
 def test_sums_never_decrease_and_equal_elapsed_time():
-    """The wake-up is written after the reading, but its time is earlier."""
+    """A wake-up is written after a read although its time is earlier."""
     sums = WaitSums()
     assert sums.read([thread(since=50)], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
     assert sums.read([thread(since=50, woken=80)], 110, 1)[KEY].by_state == (10, 0, 0, 0, 0)
@@ -68,7 +68,7 @@ def test_the_remaining_time_of_an_exited_thread_is_counted():
 
 
 def test_reads_sum_to_the_threads_totals():
-    """The order of readings, ends and waits does not matter."""
+    """The order of reads, exits and waits does not matter."""
     rng = random.Random(7)
     sums, reported, expected = WaitSums(), Counter(), Counter()
     living, now, number = {}, 1000, 0

@@ -1,4 +1,4 @@
-"""Kernel entries on the samples of a service."""
+"""The samples of a service have their kernel entries."""
 
 import json
 

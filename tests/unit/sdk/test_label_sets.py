@@ -1,4 +1,4 @@
-"""Sets of labels: how they nest, and their limits."""
+"""Label sets nest, and have limits."""
 
 import contextvars
 import threading

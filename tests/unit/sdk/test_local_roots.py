@@ -1,4 +1,4 @@
-"""Local roots of spans: what is stored, for how long, and which names samples get."""
+"""Local roots of spans are stored for long enough, and give samples the right names."""
 
 import gc
 import os
@@ -28,7 +28,7 @@ STACK = Stack.from_frames(())
 
 @pytest.fixture
 def roots(monkeypatch):
-    """The local roots of ``tracer``'s spans, separate from the process's."""
+    """Returns the local roots of ``tracer``'s spans, separate from the process's."""
     result = LocalRoots(limit=64)
     result.keep_ended = True
     return result
@@ -47,7 +47,7 @@ def tracer(roots):
 
 @pytest.fixture
 def now(monkeypatch):
-    """The clock for expiry, as a list with one number."""
+    """Replaces the clock for expiry; returns its time as a list with one number."""
     time = [1000.0]
     monkeypatch.setattr(local_roots, "time", SimpleNamespace(monotonic=lambda: time[0]))
     return time
@@ -157,7 +157,7 @@ def test_the_oldest_spans_are_evicted_and_counted(roots, tracer):
     assert roots.forgotten == 100 - len(roots)
     assert name_of(roots, spans[0]) is None
     assert name_of(roots, spans[-1]) == "99"
-    spans[0].end()  # ending it changes nothing
+    spans[0].end()  # has no effect
     for span in spans:
         span.end()
     assert len(roots) == 0
@@ -215,7 +215,7 @@ def test_spans_without_the_sdks_private_attributes_have_names(roots):
 
 
 class Broken:
-    """Spans of a class that raises."""
+    """A span whose methods raise."""
 
     parent = None
 
@@ -255,11 +255,11 @@ def test_spans_that_raise_are_limited_and_do_not_affect_others(roots, tracer):
         roots.start(other)
     assert len(roots) <= 64
     assert roots.failures == 1000
-    assert not encoded  # the span has been evicted
+    assert not encoded  # the span is evicted
 
 
 class Slow(dict):
-    """Encoded names; while each one is stored, a different thread ends a span."""
+    """A dictionary of encoded names in which a store first lets another thread end a span."""
 
     ending = None
 
@@ -281,7 +281,7 @@ def test_the_name_of_a_span_that_ends_while_it_is_stored_is_dropped(roots, trace
     encoded.ending = None
     top = tracer.start_span("top")
     top.set_attribute("http.route", "/a")
-    encoded.ending = top  # while the name for its child is being stored
+    encoded.ending = top  # ends as its child's name is stored
     child = child_of(tracer, top)
     assert encoded == {child.get_span_context().span_id: b"/a"}
     child.end()
@@ -295,7 +295,7 @@ def test_samples_get_the_name_set_when_the_window_closes(roots, tracer, now):
     unknown = SpanLink(b"\1" * 16, b"\2" * 8)
     seen(names, [child, top])
     child.end()
-    now[0] += 60  # the window is long, so the spans are evicted
+    now[0] += 60  # evicts the spans, as in a long window
     roots.forget_ended()
     roots.forget_ended()
     top.set_attribute("http.route", "/a")

@@ -1,4 +1,4 @@
-"""Plans: the sampler's settings for a service."""
+"""Plans have the sampler's settings for a service."""
 
 import os
 from dataclasses import replace
@@ -38,7 +38,7 @@ def test_samplers_of_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch
 
 
 def test_a_service_cannot_sample_locks_of_its_own_process():
-    """The children's are sampled."""
+    """It can sample the locks of its children."""
     sampler = SamplerConfig(events=(parse_event("lock-contention", 99),))
     plan = Plan(target="self", sampler=sampler, schedule=WindowSchedule(5_000_000_000))
     with pytest.raises(HostError, match="lock-contention of its own process"):
@@ -47,7 +47,7 @@ def test_a_service_cannot_sample_locks_of_its_own_process():
 
 
 def test_the_defaults_match_the_schema():
-    """The defaults apply without importing the schema."""
+    """The defaults are available without an import of the schema."""
     assert KernelProfiler()._plan == make_plan(read_settings({}))
 
 

@@ -1,4 +1,4 @@
-"""Process context (OTEP 4719): format, reading protocol, forks, and Resources."""
+"""Process context (OTEP 4719): format, read protocol, forks and Resources."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ from tests.raw_forks import run_in_raw_child
 
 pytestmark = pytest.mark.system
 
-# Header and payload as the C implementation of OpenTelemetry's sig-profiling published them.
+# Header and payload that the C implementation of OpenTelemetry's sig-profiling published.
 C_REFERENCE = (
     Path(__file__).parents[2] / "data" / "process_context" / "c-reference.bin"
 ).read_bytes()
@@ -45,7 +45,7 @@ def nothing_published():
 
 
 def own_header():
-    """Address and the 32 bytes of this process's header."""
+    """Returns the address and the 32 bytes of this process's header."""
     (address,) = parse_context_addresses(Path("/proc/self/maps").read_bytes())
     return address, ctypes.string_at(address, 32)
 
@@ -102,7 +102,7 @@ def test_a_withdrawn_context_is_not_read():
 
 
 def test_a_reader_never_sees_a_torn_update():
-    """Over 40,000 updates, every context read is one that was published."""
+    """During 40,000 updates, each context that is read has been published."""
     publish_process_context({"n": "0", "same": "0"})
     code = (
         "import os, sys\n"
@@ -130,7 +130,7 @@ def test_a_reader_never_sees_a_torn_update():
             publish_process_context({"n": text, "same": text})
             if update % 1000 == 0:
                 time.sleep(0.001)  # lets the reader run even on one CPU
-        output, _ = reader.communicate()  # the end of its input ends it
+        output, _ = reader.communicate()  # closes its input, so that it exits
     assert reader.returncode == 0, "an assertion about what it read"
     assert int(output) >= 50, "it read while contexts changed"
 
@@ -219,12 +219,12 @@ def test_a_mapping_without_a_name_is_an_error(monkeypatch):
         publish_process_context({"service.name": "a"})
 
 
-# Reading contexts, with a /proc made of files: memory is a sparse file.
+# Contexts are read from a /proc made of files, in which memory is a sparse file.
 
 
 @pytest.fixture
 def process(tmp_path):
-    """Write files of a process in /proc."""
+    """Writes the files of a process in /proc."""
 
     def write(pid=5, ticks=300, name="/memfd:OTEL_CTX (deleted)", mode="rw-p", **header):
         directory = tmp_path / "proc" / str(pid)
@@ -363,9 +363,9 @@ def test_new_and_changed_contexts_apply_from_the_next_window(process, resources)
     (changed,) = close_window(resources, resources.get(sample))
     assert changed.attributes["service.name"] == "new"
     assert changed.attributes["host.name"] == "h"  # a process cannot override it
-    (directory / "maps").write_text(MAPS)  # it executed another program
+    (directory / "maps").write_text(MAPS)  # the process has executed another program
     (directory / "mem").write_bytes(b"")
-    close_window(resources, resources.get(sample))  # this window has samples from before
+    close_window(resources, resources.get(sample))  # has samples of the previous program
     (gone,) = close_window(resources, resources.get(sample))
     assert "service.name" not in gone.attributes
 
@@ -399,7 +399,7 @@ def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, ca
     caplog.set_level("INFO")
     directory = process()
     (directory / "mem").unlink()
-    os.mkfifo(directory / "mem")  # opening it waits for a writer
+    os.mkfifo(directory / "mem")  # open(2) waits for a writer
     contexts = ProcessContexts(Access(process.root), first_look_s=0, answer_timeout_s=0.05)
     key = ProcessKey(5, 300 * TICK_NS)
     contexts.expect(key)

@@ -1,4 +1,4 @@
-"""Provider, processors, exporters and settings, without sampling."""
+"""Provider, processors, exporters and settings work, tested without sampling."""
 
 import io
 import json
@@ -166,7 +166,7 @@ print(ProfilerProvider().resource.attributes["service.name"])
         [sys.executable, "-c", f"FIRST = {first!r}\n{code}"],
         capture_output=True, text=True, env={"OTEL_SERVICE_NAME": "e"}, check=True,
     )  # fmt: skip
-    # The environment's name overrides a missing one, as in the SDK.
+    # As in the SDK, the environment's name is used if there is none.
     assert done.stdout.strip() == {"traces": "t", "metrics": "m", "nothing": "e"}[first]
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM during and after the export at exit: it takes effect once the export is complete."""
+"""SIGTERM during the export at exit takes effect once the export is complete."""
 
 import signal
 import subprocess
@@ -35,7 +35,7 @@ def begin():
 
 
 def run(code, times=1):
-    """The exit status and output of a service that receives SIGTERM while it exports at exit."""
+    """Sends SIGTERM to a service during its export at exit; returns exit status and output."""
     source = SERVICE.replace("TIMES", str(times)) + textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=60
@@ -107,7 +107,7 @@ def test_the_signal_takes_effect_while_the_interpreter_is_finalized():
         write = sys.stdout.write
         def flush(self, flush=sys.stdout.flush):
             flush()
-            if sys.is_finalizing():  # from here on, no thread starts
+            if sys.is_finalizing():  # threads can no longer start
                 terminate()
 
     begin()

@@ -1,4 +1,4 @@
-"""The path to a thread's current span: memory reads agree with the interpreter."""
+"""The path to a thread's current span leads to the interpreter's current span."""
 
 import asyncio
 import contextvars
@@ -72,7 +72,7 @@ def test_spans_of_nested_contexts_threads_and_tasks_are_found(path):
 
 
 def test_context_maps_of_any_shape_are_read(path):
-    """The maps have random numbers of variables and keys, in random order, with deletions."""
+    """The maps have a random number of variables and keys, in random order, with deletions."""
     chance = random.Random(7)
     variables = [contextvars.ContextVar(f"v{number}") for number in range(2000)]
     span = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(1)))
@@ -96,7 +96,7 @@ def test_context_maps_of_any_shape_are_read(path):
 
 
 class Named(str):
-    """A context variable's name with a chosen hash."""
+    """A name for a context variable that has a chosen hash."""
 
     __slots__ = ("value",)
 
@@ -105,7 +105,7 @@ class Named(str):
 
 
 def make_equal(key):
-    """Makes a context variable with the same hash in contexts as a given one."""
+    """Makes a context variable that has the same hash as a given variable."""
     for _ in range(1000):
         name = Named("equal")
         name.value = 0
@@ -114,7 +114,7 @@ def make_equal(key):
         equal = contextvars.ContextVar(name)  # most likely at the same address
         if hash(equal) == hash(key):
             return equal
-    pytest.skip("no variable was made at the address of one that was deleted")
+    pytest.skip("no new variable has the address of a deleted variable")
 
 
 @pytest.mark.parametrize("others", [0, 40])
@@ -187,9 +187,9 @@ def test_unmapped_memory_costs_only_the_span(path):
 
 
 def other_paths(path):
-    """Copies of the path, each with one wrong field that the proof must catch."""
-    unused = {"tgid", "classes"}  # the first is compared with ids of the kernel only
-    unused.add("collision_type")  # all hashes differ; a wrong one yields no links
+    """Yields copies of the path, each with a wrong field that the proof must detect."""
+    unused = {"tgid", "classes"}  # tgid is only compared with the kernel's ids
+    unused.add("collision_type")  # hashes do not collide here
     for field in [name for name in path._fields if name not in unused]:
         for flip in (1, 8):
             yield path._replace(**{field: getattr(path, field) ^ flip})
@@ -203,7 +203,7 @@ def other_paths(path):
 def test_verification_rejects_every_wrong_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
-        if other.values_style > VALUES_INLINE:  # read as the last of them
+        if other.values_style > VALUES_INLINE:  # read as the last style
             continue
         with pytest.raises((UnprovenError, OSError)):
             span_path._prove(SpanReader(other), VARIABLE)

@@ -1,4 +1,4 @@
-"""Captured kernels, loaded once."""
+"""Captured kernels, which are loaded once."""
 
 import lzma
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from otel_kprofiler.symbols import CapturedFiles, KernelSymbolizer
 
-# helpers of tests are imported from here
+# Tests import helpers from here.
 sys.path.insert(0, str(Path(__file__).parent))
 
 DATA = Path(__file__).parents[2] / "data" / "kernel"
@@ -22,14 +22,14 @@ def clones_folder():
 
 @pytest.fixture(scope="session")
 def boundaries():
-    """Symbols that delimit code in linker scripts."""
+    """Returns the symbols that delimit code in linker scripts."""
     lines = (DATA / "boundaries.txt").read_bytes().splitlines()
     return [line.split()[0] for line in lines]
 
 
 @pytest.fixture(scope="session")
 def clones_lines(clones_folder):
-    """(address, type, name, module) of each kallsyms line, parsed naively."""
+    """Returns (address, type, name, module) of each kallsyms line, by a simple parser."""
     lines = []
     for line in lzma.decompress((clones_folder / "kallsyms.xz").read_bytes()).decode().splitlines():
         address, kind, name, *module = line.split()
@@ -39,7 +39,7 @@ def clones_lines(clones_folder):
 
 @pytest.fixture(scope="session")
 def clones(clones_folder, tmp_path_factory):
-    """The boot with clones of freed init functions, with sysfs."""
+    """Returns the boot that has clones of freed init functions, with sysfs."""
     root = tmp_path_factory.mktemp("sys_module")
     sections = defaultdict(dict)
     for line in (clones_folder / "sections.txt").read_text().splitlines():
@@ -76,5 +76,5 @@ def modules_files(modules_folder):
 
 @pytest.fixture(scope="session")
 def modules(modules_files):
-    """The boot with 126 modules."""
+    """Returns the boot with 126 modules."""
     return KernelSymbolizer.live(modules_files)

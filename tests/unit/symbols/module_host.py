@@ -18,7 +18,7 @@ CORE = f"""{KERNEL:016x} T _text
 
 
 class Events(NoEvents):
-    """Announcements sent by tests."""
+    """Uevents that tests announce."""
 
     def __init__(self):
         super().__init__()
@@ -72,7 +72,7 @@ class Host:
         for name, (base, functions, state, init) in reversed(self.modules.items()):
             lines.append(f"{name} 8192 0 - {state} 0x{base:016x}\n")
             shown = functions
-            if state == "Loading":  # the whole table: no symbol, a section, references
+            if state == "Loading":  # the whole table, with sections and references
                 shown = {**functions, **init}
                 symbols += f"{0:016x} ? \t[{name}]\n{base:016x} t \t[{name}]\n"
                 symbols += f"{KERNEL + 0x100:016x} U vfs_read\t[{name}]\n"
@@ -115,7 +115,7 @@ def boot_ns():
 
 
 def settle(symbolizer, timeout_s=60.0, now_ns=boot_ns):
-    """Advance until all announcements are applied."""
+    """Advances until all announcements are applied."""
     end = time.monotonic() + timeout_s
     asked_ns = now_ns()
     while symbolizer.advance(now_ns()) < asked_ns:

@@ -1,4 +1,4 @@
-"""Module reads survive a recording."""
+"""Reads of module symbols survive a recording."""
 
 import json
 
@@ -22,7 +22,7 @@ from otel_kprofiler.tracking import ModuleWatch
 
 @pytest.fixture
 def recording(tmp_path):
-    """A recording during which a module was loaded, unloaded and loaded with other code."""
+    """Returns a recording in which a module is loaded, unloaded and loaded with other code."""
     (tmp_path / "host").mkdir()
     host = Host(tmp_path / "host")
     writer = RecordingWriter(str(tmp_path / "raw"))
@@ -64,7 +64,7 @@ def test_a_recording_contains_the_uevent_datagrams(recording):
 
 
 def test_full_reads_survive_a_round_trip(modules):
-    """All modules of a boot are written and read, with padding and ends of functions."""
+    """All modules of a boot are written and read, including padding and the ends of functions."""
     for symbols in modules.snapshot.loaded():
         if symbols.table is None:
             continue

@@ -1,4 +1,4 @@
-"""Symbols of an arm64 kernel: boundaries and mapping symbols."""
+"""Symbols of an arm64 kernel are right despite other boundaries and mapping symbols."""
 
 import lzma
 from pathlib import Path
@@ -13,7 +13,7 @@ SEGMENT_BYTES = 64 << 10
 
 @pytest.fixture(scope="module")
 def lines():
-    """(address, type, name, module) of each line."""
+    """Returns (address, type, name, module) of each line."""
     results = []
     for line in lzma.decompress((FOLDER / "kallsyms.xz").read_bytes()).decode().splitlines():
         address, kind, name, *module = line.split()
@@ -83,7 +83,7 @@ def test_data_in_code_has_no_name(tmp_path):
     }  # fmt: skip
 
 
-def test_a_preamble_belongs_to_the_function_after_it(tmp_path):
+def test_a_preamble_belongs_to_the_next_function(tmp_path):
     kernel = from_lines(
         tmp_path,
         (0, "T", "_text"), (0, "T", "f"), (0x30, "t", "__cfi_g"), (0x40, "t", "g"),

@@ -1,4 +1,4 @@
-"""Built-in modules: ranges and kallmodsyms against the linker's maps, KASLR, other builds."""
+"""Built-in modules from ranges and kallmodsyms agree with the linker's maps."""
 
 import json
 import lzma
@@ -33,7 +33,7 @@ def unpack(name):
 
 @pytest.fixture(scope="module")
 def owner():
-    """Modules of the object file at a link address, by the linker's maps and Kbuild."""
+    """Returns the modules of the object file at a link address, by linker maps and Kbuild."""
     rows = [line.split() for line in unpack("objects.xz").splitlines()]
     rows = [(int(start, 16), int(end, 16), modules) for start, end, *modules in rows]
     starts = [row[0] for row in rows]
@@ -51,7 +51,7 @@ def core_symbols(text):
 
 
 def kallmodsyms(symbols, owner, slide, sized):
-    """The same symbols in the format of a kernel with kallmodsyms."""
+    """Returns the symbols in the format of a kernel with kallmodsyms."""
     ends = sorted({address for address, _, _ in symbols})
     for address, kind, name in symbols:
         following = bisect_right(ends, address)
@@ -89,7 +89,7 @@ def test_builtin_ranges_take_little_memory():
         kallsyms=DATA / "kallsyms.xz", builtin_ranges=DATA / "modules.builtin.ranges.xz"
     )
     builtin = symbolizer.snapshot.builtin
-    assert len(builtin) == 354  # of .text, .init.text and .exit.text
+    assert len(builtin) == 354  # in .text, .init.text and .exit.text
     assert builtin.size_bytes() / len(builtin) < 64, "names of 147 modules included"
 
 
@@ -147,7 +147,7 @@ def test_symbol_types_that_look_like_sizes_are_not_taken_for_sizes():
 
 
 def test_sizes_of_kallmodsyms_end_functions(tmp_path):
-    """The oracle scans all symbols for the last one that starts before an address and covers it."""
+    """The oracle scans all symbols for the last that starts before an address and covers it."""
     symbols = [s for s in core_symbols(unpack("kallsyms.xz")) if s[1] in "tTwW"]
     rng = random.Random(5)
     starts = sorted({address for address, _, _ in symbols})

@@ -1,4 +1,4 @@
-"""Captured files: all forms, damage, mistyped paths, and the examples in the documentation."""
+"""Captured files are read in all forms, and errors and documented examples are right."""
 
 import gzip
 import lzma
@@ -48,7 +48,7 @@ def copies(modules_folder):
 
 @pytest.fixture(scope="module")
 def few_sections(modules_folder, tmp_path_factory):
-    """An archive with one module, which is read much faster."""
+    """Creates an archive with only one module, which is read much faster."""
     path = tmp_path_factory.mktemp("few") / "sys_module.tar.xz"
     with (
         tarfile.open(modules_folder / NAMES["sys_module"]) as whole,
@@ -83,7 +83,7 @@ def options(copies):
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ""])
 def test_copies_may_be_compressed(tmp_path, small_copies, suffix):
-    """The file names do not matter."""
+    """The suffixes of the file names do not matter."""
     compress = COMPRESS.get(suffix, bytes)
     given = {}
     for what, path in small_copies.items():
@@ -159,7 +159,7 @@ def test_a_damaged_archive_is_an_error_without_a_traceback(tmp_path, copies, kee
 
 
 def test_an_impossible_size_in_an_archive_is_an_error_without_a_traceback(tmp_path, copies):
-    """The size is negative, beyond what a file position can be; the checksum agrees."""
+    """The size is negative or exceeds any file position, with a matching checksum."""
     header = bytearray(tarfile.TarInfo("sys/module").tobuf())
     header[124:136] = b"\xff" + bytes(11)
     header[148:156] = b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:])
@@ -231,7 +231,7 @@ def test_the_captured_files_example_works(modules_folder, monkeypatch, capsys):
 
 
 def loaded(program_id, tag):
-    """The record that follows the records of a program's functions."""
+    """Returns the record that follows the records of a program's functions."""
     return struct.pack("=IHHHHI8sQ", 18, 0, 32, 1, 0, program_id, bytes.fromhex(tag), 0)
 
 
@@ -242,7 +242,7 @@ def ksymbol(time_ns, start, length, name, *, removed=False):
 
 
 def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
-    """Two programs use one address in succession, and each is explained at its own time."""
+    """Two programs have the same address in succession; each is explained at its time."""
     monkeypatch.chdir(modules_folder)
     address = 0xFFFF_FFFF_C900_1000
     first, second = "bpf_prog_0123456789abcdef_first", "bpf_prog_fedcba9876543210_second"

@@ -1,4 +1,4 @@
-"""ELF files: layout of modules, vmlinux, compression, damage, and the command."""
+"""ELF files of modules and vmlinux are read, compressed or not, and damage is reported."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ BUILD_ID = bytes(range(20)).hex()
 
 
 def make_elf(kind, sections, symbols):
-    """A file with these sections (name, flags, address, size, alignment) and symbols.
+    """Returns a file with sections (name, flags, address, size, alignment) and symbols.
 
     Symbols are (name, section, value, size, binding); a section number counts from 1.
     """
@@ -99,7 +99,7 @@ def module(tmp_path):
         (0x30, None, ""),  # behind its size
         (0x40, "second", ".text"),
         (0x94, "second", ".text"),
-        (0x95, "second", ".text.unlikely"),  # the part that the compiler split off
+        (0x95, "second", ".text.unlikely"),  # split off by the compiler
         (0xA5, None, ""),
         (0xC0, None, ""),  # aligned to 64, before the first function
         (0xD0, "leave", ".exit.text"),
@@ -220,7 +220,7 @@ TEXT = 0xFFFF_FFFF_C000_0000
 
 @pytest.fixture
 def host(tmp_path):
-    """Copies of a host that has the module, as arguments by name."""
+    """Creates copies of files from a host with the module; returns them as named arguments."""
     lines = [(0x10, "first"), (0x40, "second.isra.0"), (0x95, "second.cold"), (0xD0, "leave")]
     (tmp_path / "kallsyms").write_text(
         "".join(f"{TEXT + at:x} t {name}\t[snd_test]\n" for at, name in lines)
@@ -239,7 +239,7 @@ def host(tmp_path):
 
 
 def test_sizes_bound_the_functions_of_a_running_module(host, module):
-    """Functions end where the file says, not at the next symbol of kallsyms."""
+    """Functions end where the file says, not at the next symbol in kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
     bare, exact = (
         KernelSymbolizer.from_files(**host),

@@ -1,4 +1,4 @@
-"""Kallsyms is parsed to tables with exactly its names."""
+"""Kallsyms is parsed to tables that have exactly its names."""
 
 import lzma
 import random
@@ -125,7 +125,7 @@ def test_clones_right_after_their_module_are_recognised_as_freed():
 
 @pytest.mark.parametrize("alone", ["xxhash_generic", "bridge"])
 def test_clones_of_a_captured_kernel_are_distinguished_from_modules(clones_lines, alone):
-    """The lines are those of one module and its clones, as if it were the only module."""
+    """The lines are from one module and its clones, as if it were the only module."""
     mine = [line for line in clones_lines if line[3] == alone]
     data = "".join(f"{a:016x} {k} {n}\t[{m}]\n" for a, k, n, m in mine).encode()
     kallsyms = parse_kallsyms([data])
@@ -178,7 +178,7 @@ def test_a_bad_line_is_counted_and_skipped(bad):
     ],
 )
 def test_a_bad_line_ends_the_function_before_it(bad, ends):
-    """It ends at the bad line's address, or if that is unknown, right after the last symbol."""
+    """It ends at the bad line's address or, if that is unknown, right after the last symbol."""
     table = parse_kallsyms([text((0, "t", "a")) + bad + text((0x200, "t", "c"))]).core
     assert named(table, 0) == named(table, ends - 1) == ("a", 0)
     assert named(table, ends) is named(table, 0x1FF) is None
@@ -299,7 +299,7 @@ def test_no_function_is_mistaken_for_a_marker(clones_lines):
 
 
 def test_no_boundary_marker_names_code(boundaries):
-    """The function at the boundary does, even if its name is longer."""
+    """The function at the boundary names the code, even if the function's name is longer."""
     for marker in boundaries:
         table = core(
             (0, "T", marker.decode()), (0, "T", "x" * 99), (0x20, "t", marker.decode()),

@@ -1,4 +1,4 @@
-"""The facade: leaves and callers, caches, history, hidden symbols, captured files."""
+"""KernelSymbolizer resolves leaves and callers, and handles caches, history and errors."""
 
 import gzip
 import os
@@ -278,7 +278,7 @@ def test_the_reader_reports_errors(tmp_path):
 
 
 class Value:
-    """A value whose lifetime is observable through a weak reference."""
+    """A value whose lifetime a weak reference can observe."""
 
     def __init__(self, key):
         self.key = key

@@ -1,4 +1,4 @@
-"""Ksymbols over time: intervals of address and time, and stacks through them."""
+"""Ksymbols are resolved by address and time, in tables and in stacks."""
 
 import struct
 from pathlib import Path
@@ -51,7 +51,7 @@ def name_at(found, address, *time_ns):
 
 
 class Source:
-    """Returns prepared changes and details of some symbols."""
+    """A source of prepared changes, with details of some symbols."""
 
     def __init__(self, details=None):
         self.changes = []
@@ -80,7 +80,7 @@ def sample(time_ns, *pcs):
 
 @pytest.fixture
 def live(tmp_path):
-    """A symbolizer with one kernel function and a source of changes."""
+    """Returns a symbolizer with one kernel function and a source of changes."""
     (tmp_path / "kallsyms").write_text(
         "ffffffff81000000 T _text\nffffffff81001000 T run\nffffffff81002000 T _etext\n"
         f"{A + 4096:x} t ftrace_trampoline\t[__builtin__ftrace]\n"
@@ -92,7 +92,7 @@ def live(tmp_path):
 
 
 def test_captured_records_replay_to_the_expected_table():
-    """Kernel 6.12 loaded and unloaded programs and a trampoline."""
+    """The records are from a 6.12 kernel that loads and unloads programs and a trampoline."""
     result = KsymbolTable()
     programs = make_changes(
         parse_perf_records((CAPTURED / "programs.records").read_bytes(), timed=False).records
@@ -137,7 +137,7 @@ def test_an_unloaded_symbol_is_not_found_without_a_time():
 
 
 def test_a_late_removal_does_not_remove_the_successor():
-    """Records of two CPUs may be applied out of order."""
+    """Records from two CPUs may be applied out of order."""
     result = table(
         (10, ADDED, symbol(A, "one")),
         (31, ADDED, symbol(A, "one", since_ns=31)),
@@ -170,7 +170,7 @@ def test_a_full_read_removes_missing_symbols_and_adds_new_ones():
 
 
 def test_a_slow_read_does_not_undo_concurrent_changes():
-    """The time of a reading is its start; it may or may not include changes made during it."""
+    """A read is dated by its start, and may include changes that occur during the read."""
     result = table(
         (0, ALL_READ, symbol(A, "a"), symbol(A + 64, "b")),
         (150, REMOVED, symbol(A, "a")),
@@ -207,7 +207,7 @@ def test_history_stays_sorted_when_a_read_removes_symbols_late():
 
 
 def test_a_removal_names_a_symbol_whose_load_was_lost():
-    """Since the load record was lost, the symbol was loaded after the last reading."""
+    """Since the load record was lost, the symbol was loaded after the last read."""
     result = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
     assert name_at(result, A, 200) == "unseen"
     assert name_at(result, A, 99) is None
@@ -219,7 +219,7 @@ def lost(since_ns, until_ns):
 
 
 def test_no_names_are_guessed_between_a_loss_and_the_next_full_read():
-    """Neither the old nor the new program is shown, unless its load time is known."""
+    """Neither the old nor the new program is shown, unless the program's load time is known."""
     result = table((0, ALL_READ, symbol(A, "old"), symbol(A + 64, "kept"), symbol(A + 128, "left")))
     result.apply(lost(100, 120))
     for offset in (0, 64, 128):
@@ -351,7 +351,7 @@ def test_frames_have_the_kind_of_their_symbol(live):
 
 
 def test_stacks_follow_loads_and_never_show_a_stale_name(live):
-    """The same raw stack at five times gives the same object while the code is unchanged."""
+    """Lookups of a raw stack at five times return the same object while code is unchanged."""
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     new = Ksymbol(A, 64, "bpf_prog_2_new", BPF, 30)
@@ -375,7 +375,7 @@ def test_stacks_follow_loads_and_never_show_a_stale_name(live):
 
 
 def test_a_resolved_name_outlives_the_history(live):
-    """A stack resolved again when its window closes keeps its names."""
+    """A stack that is resolved again when its window closes keeps its names."""
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [

@@ -1,4 +1,4 @@
-"""Several threads resolve while modules are loaded and unloaded; no name is ever wrong."""
+"""Names are never wrong while threads resolve and modules are loaded and unloaded."""
 
 import os
 import random
@@ -16,11 +16,11 @@ RESOLVERS = 2
 
 
 def test_lookups_during_loads_and_unloads_are_correct(tmp_path):
-    """Modules with alternating names use each place; the oracle is the loader's log."""
+    """Modules with alternating names occupy each address range; the oracle is the loader's log."""
     host = Host(tmp_path)
     watch = ModuleWatch(host.files, lambda: host.events)
     symbolizer = KernelSymbolizer.live(host.files, modules=watch)
-    lives = [[] for _ in range(PLACES)]  # (since, until, name): certainly loaded in between
+    lives = [[] for _ in range(PLACES)]  # (since, until, name) of certain loads
     stop = threading.Event()
     problems, counts = [], [0] * RESOLVERS
 

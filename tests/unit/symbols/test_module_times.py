@@ -1,4 +1,4 @@
-"""Owners of addresses over time: a module's removal is bounded by two reads."""
+"""An address has an owner only at times when its module is certainly loaded."""
 
 import lzma
 import random
@@ -22,7 +22,7 @@ BEGAN_NS = 1_000_000 * MS
 
 @pytest.fixture
 def clock(clock):
-    """Boottime."""
+    """Sets the boottime clock to the start of the test; returns it."""
     clock.ns = BEGAN_NS
     return clock
 
@@ -42,10 +42,10 @@ def symbolizer(host, clock):
     result.close()
 
 
-def test_an_address_has_no_owner_between_the_last_reading_and_the_announcement(
+def test_an_address_has_no_owner_between_the_last_read_and_the_announcement(
     host, symbolizer, clock
 ):
-    """Another module is loaded there before the removal of the first is received."""
+    """Another module is loaded at the address before the first one's removal is received."""
     clock.ns += 10 * MS
     settle(symbolizer, now_ns=clock)
     seen_ns = clock.ns
@@ -70,7 +70,7 @@ def test_an_address_has_no_owner_between_the_last_reading_and_the_announcement(
 
 
 def wake_until(host, symbolizer, clock, reached, limit_s=20):
-    """Run the watch at the current time until a condition holds."""
+    """Wakes the watch at the current time until a condition holds."""
     end = time.monotonic() + limit_s
     while not reached():
         assert time.monotonic() < end
@@ -113,7 +113,7 @@ def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing
 
 
 def read_captured():
-    """The module datagrams of a boot in which modules were loaded and unloaded."""
+    """Yields the module datagrams from a boot in which modules were loaded and unloaded."""
     data = lzma.decompress(CAPTURED.read_bytes())
     while data:
         *_, length = struct.unpack_from("<dIII", data)
@@ -127,7 +127,7 @@ def read_captured():
 def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolizer, clock, seed):
     """Freed addresses are reused immediately; datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
-    owners = [(0, 0, "old")]  # (time, place, owner from that time on)
+    owners = [(0, 0, "old")]  # (time, place, owner from then on)
     right = unresolved = 0
     for datagram, event in read_captured():
         clock.ns += random_.randrange(1, 30) * MS
@@ -139,11 +139,11 @@ def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolize
         else:
             place = places.pop(event.name, None)
             if place is None:
-                continue  # it was loaded when the capture started
+                continue  # loaded before the capture
             host.unload(event.name, announce=False)
             owners.append((clock.ns, place, None))
         host.events.queue.append(datagram)
-        clock.ns += MS  # it happened within this millisecond
+        clock.ns += MS  # the event was within this millisecond
         if random_.random() < 0.6:
             continue
         clock.ns += random_.randrange(40) * MS
@@ -163,5 +163,5 @@ def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolize
             assert result.function in ("", f"{then[-1]}_a")
             right += bool(result.function)
             unresolved += not result.function
-    print(f"{right} named, {unresolved} of loaded modules not")  # noqa: T201
+    print(f"{right} named, {unresolved} in loaded modules without a name")  # noqa: T201
     assert right > unresolved

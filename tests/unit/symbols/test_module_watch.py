@@ -1,4 +1,4 @@
-"""Module tracking: announcements and reads become snapshots over time."""
+"""Module tracking turns announcements and reads into snapshots over time."""
 
 import errno
 import logging
@@ -48,7 +48,7 @@ def test_a_module_is_named_after_its_announcement(host, symbolizer):
 
 
 def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, symbolizer):
-    """One module was replaced at the same address, one was unloaded, and one was loaded."""
+    """One module is replaced at the same address, another is unloaded, and a third is loaded."""
     host.load("fresh")
     host.load("going", TEXT + 0x200000, init=INIT + 0x1000)
     settle(symbolizer)
@@ -74,7 +74,7 @@ def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, sym
 
 
 def test_code_run_before_the_announcement_belongs_to_the_module(host, symbolizer):
-    """Init code and functions that it calls may run from the last reading on."""
+    """Init code, and functions that it calls, may run from the last read on."""
     between_ns = boot_ns()
     host.load("fresh")
     settle(symbolizer)
@@ -126,7 +126,7 @@ def test_an_unloaded_module_is_named_only_for_its_lifetime(host, symbolizer):
 
 
 def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symbolizer):
-    """If the removal was not announced, the address has no owner between two readings."""
+    """If the removal is not announced, the address has no owner between two reads."""
     ran_ns = boot_ns() - 10**9
     time.sleep(0.12)
     settle(symbolizer)
@@ -140,7 +140,7 @@ def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symboliz
 
 
 def test_init_code_is_named_while_it_runs_and_a_failure_leaves_nothing(host, symbolizer):
-    """Running init code is not announced; polling finds it."""
+    """Running init code is not announced, but polling finds it."""
     host.load("failing", state="Loading", announce=False)
     time.sleep(0.12)
     symbolizer.advance(boot_ns())
@@ -196,7 +196,7 @@ def test_a_failed_watch_restarts_and_misses_nothing(host, symbolizer, caplog):
 def test_a_burst_of_announcements_is_handled_in_one_pass(host, symbolizer):
     readings = symbolizer.watch.counts.readings
     opened = host.kallsyms_opened
-    with symbolizer.watch._lock:  # it hears of none before the last
+    with symbolizer.watch._lock:  # no announcement is read before the last
         for number in range(50):
             host.load(f"m{number}", TEXT + 0x4000 * number, init=INIT + 0x1000 * number)
     settle(symbolizer)
@@ -213,7 +213,7 @@ def test_a_module_loaded_while_names_are_read_gets_its_own_names(host, symbolize
         kallsyms = host.root / "proc/kallsyms"
         before = kallsyms.read_text()
         host.load("late", TEXT + 0x8000)
-        kallsyms.write_text(before)  # this reading is too early for it
+        kallsyms.write_text(before)  # this read is too early for the module
 
     host.before_kallsyms = load_once
     host.load("fresh")
@@ -272,7 +272,7 @@ def test_close_stops_the_thread(host, symbolizer):
 
 
 def test_captured_uevents_are_parsed():
-    """The capture has all module events of a boot, among device events."""
+    """The capture has all module events of a boot, between device events."""
     captured = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
     data = lzma.decompress(captured.read_bytes())
     events, others = [], 0

@@ -1,4 +1,4 @@
-"""Modules: ranges in memory, identity, relative addresses."""
+"""Modules have the right ranges in memory, identity and relative addresses."""
 
 import lzma
 import random
@@ -30,7 +30,7 @@ def test_every_function_keeps_its_relative_address_and_name(clones, clones_folde
         assert frame.module is module
         assert frame.address == int(rva, 16)
         if not int(size, 16):
-            continue  # a label inside of other code
+            continue  # a label inside other code
         explained = clones.explain(address)
         assert function in explained.names
         assert frame.offset == 0
@@ -42,7 +42,7 @@ def test_every_function_keeps_its_relative_address_and_name(clones, clones_folde
 
 
 def test_every_text_symbol_of_kallsyms_resolves_to_itself(clones, clones_lines):
-    """The live functions of modules and vmlinux, except init text, come from a naive parser."""
+    """A simple parser finds the live functions of modules and vmlinux, except init text."""
     init = [
         next(a for a, _, name, _ in clones_lines if name == marker) for marker in ("_etext", "_end")
     ]
@@ -112,7 +112,7 @@ def test_module_ranges_do_not_overlap_though_addresses_and_sizes_do(modules, mod
 
 @pytest.fixture(scope="module")
 def pages(modules_folder):
-    """(address, type, module) of the first and last symbols on each page of all modules."""
+    """Returns (address, type, module) of the first and last symbols on each page of all modules."""
     data = lzma.decompress((modules_folder / "pages.xz").read_bytes()).decode()
     rows = [line.split() for line in data.splitlines() if "\t" in line]
     return [(int(address, 16), kind, module[1:-1]) for address, kind, _, module in rows]

@@ -1,4 +1,4 @@
-"""Python stacks: functions and lines from descriptions, which may arrive after the samples."""
+"""Python stacks get functions and lines from descriptions, even if these arrive later."""
 
 import tracemalloc
 from pathlib import Path
@@ -121,10 +121,10 @@ def test_evicting_descriptions_never_removes_a_resolved_name(stacks, resolver, c
     codes.add(describe(1))
     taken = sample(raw((1, 0), (2, 0)))
     before = stacks.resolve(taken)
-    codes._max_bytes = 1  # so that the next one drops the first
+    codes._max_bytes = 1  # so that the next description evicts it
     codes.add(describe(5))
     assert not list(codes)
-    resolver.close()  # what it had cached
+    resolver.close()  # clears its cache
     assert stacks.resolve(taken) is before
 
 
@@ -138,7 +138,7 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
 )
 def test_any_number_of_code_objects_takes_little_memory(codes, resolver, shape, most_mib):
-    """Descriptions have the longest names of wide characters, or tables with the most runs."""
+    """Descriptions have the longest names with wide characters, or tables with the most runs."""
     count, text, table_bytes = shape
     table = bytes((0x80 | 11 << 3, 0)) * (table_bytes // 2)
     tracemalloc.start()

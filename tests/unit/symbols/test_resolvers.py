@@ -1,4 +1,4 @@
-"""Composed resolvers, resolvers of captured kernel symbols, and a custom one."""
+"""Resolvers are composed, use captured kernel symbols, and may be custom classes."""
 
 import pytest
 
@@ -16,7 +16,7 @@ FILE = Module("a.so", ModuleKind.USER, None, "ab" * 16, 0)
 
 
 class Table:
-    """A custom resolver: names by address, the same in all processes."""
+    """A custom resolver that has the same names by address in all processes."""
 
     def __init__(self, names, module=None, reason=Unresolved.NO_SYMBOL):
         self.names, self.module, self.reason = names, module, reason

@@ -1,4 +1,4 @@
-"""``symbolize`` of user files, processes and profiles, on small compiled programs."""
+"""``symbolize`` resolves user files, processes and profiles of small compiled programs."""
 
 import json
 import os
@@ -47,19 +47,19 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(folder):
-    """A program whose addresses differ from its file offsets."""
+    """Builds a program whose addresses differ from its file offsets."""
     return build(folder, "program", "-no-pie")
 
 
 @pytest.fixture(scope="module")
 def unmarked(folder):
-    """A program without a build id."""
+    """Builds a program without a build id."""
     return build(folder, "unmarked", "-Wl,--build-id=none")
 
 
 @pytest.fixture(scope="module")
 def split(folder):
-    """A stripped program, and the directory with its debug file."""
+    """Builds a stripped program; returns it, the directory of its debug file, and its symbols."""
     path = build(folder, "split", "-Wl,--build-id=sha1")
     build_id = ElfResolver(path).build_id
     debug = folder / "debug" / ".build-id" / build_id[:2] / f"{build_id[2:]}.debug"
@@ -77,8 +77,8 @@ def programs(program, unmarked, split):
 
 @pytest.fixture
 def symbolize(capsysbinary, monkeypatch):
-    """Runs the command; returns its exit status, output and messages."""
-    monkeypatch.setattr(installed, "DIRECTORIES", ())  # /usr takes a second
+    """Returns a function that runs the command and returns exit status, output and messages."""
+    monkeypatch.setattr(installed, "DIRECTORIES", ())  # a search of /usr takes a second
 
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
@@ -281,7 +281,7 @@ def test_a_payload_is_symbolized_from_local_files(symbolize, tmp_path, programs,
 
 @pytest.fixture
 def server(split, tmp_path, monkeypatch):
-    """A debuginfod server with the debug file of the stripped program."""
+    """Runs a debuginfod server that has the stripped program's debug file."""
     _, folder, _ = split
     (debug,) = folder.rglob("*.debug")
     build_id = debug.parent.name + debug.stem
@@ -336,7 +336,7 @@ def test_a_payload_whose_files_are_all_missing_is_reported(symbolize, tmp_path):
 
 
 def test_installed_files_are_located_by_name_and_verified_by_id(tmp_path, program, unmarked):
-    """Among files of the same name, the file with the right build id, or else hash, is used."""
+    """Among files with the same name, the file with the right build id, or else hash, is used."""
     for folder, path in (("a", unmarked), ("b/c", program)):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(path, tmp_path / folder / "tool")

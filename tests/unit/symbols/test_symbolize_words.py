@@ -1,4 +1,4 @@
-"""Arguments of ``symbolize``: names with offsets, patterns, and its own output."""
+"""``symbolize`` accepts names with offsets, patterns, and its own output."""
 
 import io
 import json

@@ -1,6 +1,6 @@
-"""Finds the variable of a second thread as the sampler does; compares it with the linker's address.
+"""Finds a second thread's variable as the sampler does; compares it with the linker's address.
 
-Usage: place.py LIBRARY, which has `thread_pointer`.
+Usage: place.py LIBRARY. The library must have the function `thread_pointer`.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
-"""A service that changes spans in every way; it checks its records itself, at each step.
+"""A service that changes spans in every way, and checks its thread records at each step.
 
 Usage: scenarios.py NAME
 """
-# ruff: noqa: ASYNC115, PLW0108, PLW0603, PT017, TRY301 - it does what services do
+# ruff: noqa: ASYNC115, PLW0108, PLW0603, PT017, TRY301 - does as services do
 
 import asyncio
 import concurrent.futures
@@ -34,7 +34,7 @@ checked = linked = 0
 
 
 def check():
-    """Check that the record is the current span's; with `may_miss`, there may be none."""
+    """Checks that the record has the current span; with `may_miss`, there may be no record."""
     global checked, linked
     span = trace.get_current_span().get_span_context()
     record = read_record()
@@ -107,7 +107,7 @@ def contexts():
             check()
         else:
             raise AssertionError("no TypeError")
-    # asgiref copies variables from context to context, without attach
+    # asgiref copies variables between contexts without calling attach
     variable = context._RUNTIME_CONTEXT._current_context
     token = variable.set(inside[variable])
     check()
@@ -164,7 +164,7 @@ def uvloop():
     global may_miss
     import uvloop as other
 
-    async def first():  # at the point where the loaded library is noticed
+    async def first():  # the loaded library is noticed here
         with tracer.start_as_current_span("first"):
             check()
 
@@ -180,7 +180,7 @@ def uvloop():
 
 
 def cut_relro(library):
-    """Let the RELRO segment of a library end within a page; returns its new end."""
+    """Makes the RELRO segment of a library end within a page; returns its new end."""
     data = bytearray(Path(library).read_bytes())
     (headers,), (size, count) = (
         struct.unpack_from("Q", data, 32),
@@ -196,7 +196,7 @@ def cut_relro(library):
 
 
 def read_rights(address):
-    """Access rights of the memory at an address."""
+    """Returns the access rights of the memory at an address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(word, 16) for word in line.split()[0].split("-"))
         if start <= address < end:
@@ -205,9 +205,9 @@ def read_rights(address):
 
 
 def compile_runner(change=lambda library: None):
-    """Compiles a C function that calls another in a context, with read-only imports.
+    """Compiles a C function that calls a Python function in a context; its imports are read-only.
 
-    ``change`` is called with the path of its library before that is loaded.
+    ``change`` is called with the library's path before the library is loaded.
     """
     with tempfile.TemporaryDirectory() as directory:
         library = f"{directory}/runner.so"
@@ -231,7 +231,7 @@ def compile_runner(change=lambda library: None):
 
 
 def c_code():
-    """C code enters nested contexts, eventually more than are kept."""
+    """C code enters nested contexts, eventually more of them than the writer keeps."""
     global may_miss
     run = compile_runner()
 
@@ -259,7 +259,7 @@ def c_code():
 
 
 def c_code_in_part_of_a_page():
-    """The loader leaves a page writable that is only partly RELRO, and so do the hooks."""
+    """The loader and the hooks leave a page writable if only part of it is RELRO."""
     global may_miss
     ends = []
     run = compile_runner(lambda library: ends.append(cut_relro(library)))
@@ -342,7 +342,7 @@ def greenlets_are_traced_already():
 
 
 class OtherSpan(trace.NonRecordingSpan):
-    """A span of another library: its context is read by Python code, which runs `act`."""
+    """A span from another library, whose context is returned by Python code that runs `act`."""
 
     act = staticmethod(lambda: None)
 
@@ -352,21 +352,21 @@ class OtherSpan(trace.NonRecordingSpan):
 
 
 class TimeLimit(Exception):  # noqa: N818 - as services name it
-    """An exception that a signal's handler raises."""
+    """An exception that a signal handler raises."""
 
 
 class Stop(BaseException):
-    """An exception that is not an `Exception`."""
+    """An exception that is not a subclass of `Exception`."""
 
 
 def once(act):
-    """Returns a function that calls `act` the first time only."""
+    """Returns a function that calls `act` on its first call only."""
     acts = iter([act])
     return staticmethod(lambda: next(acts, int)())
 
 
 def interrupts():
-    """Exceptions that arrive while a span is read are raised; the span's own are not."""
+    """Asynchronous exceptions during the read of a span are raised; those of its code are not."""
     variable = context._RUNTIME_CONTEXT._current_context
     span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
     inside = trace.set_span_in_context(span)
@@ -404,7 +404,7 @@ def interrupts():
                 assert error is raised
                 assert traceback_ends_in(error, handle)
             else:
-                raise AssertionError(f"{kind.__name__} is lost: {step.__name__}")
+                raise AssertionError(f"{kind.__name__} was lost in {step.__name__}")
             check()
 
     def work():
@@ -417,7 +417,7 @@ def interrupts():
             except Stop:
                 check()
             else:
-                raise AssertionError("an exception of a thread is lost")
+                raise AssertionError("an exception set for the thread was lost")
         return "ended"
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -439,7 +439,7 @@ def traceback_ends_in(error, function):
 
 
 def no_python_code():
-    """A span of the SDK is published without Python code, so that no signal handler runs."""
+    """No Python code runs when a span of the SDK is published, so no signal handler can run."""
     import greenlet
     import uvloop as other
 
@@ -485,7 +485,7 @@ def fork():
 
 
 def c_fork():
-    """C code forks, without Python's hooks: the child announces its records at its first span."""
+    """A child forked by C code, without Python's hooks, announces its records at its first span."""
     provider = TracerProvider()
     trace.set_tracer_provider(provider)
     thread_context.start()
@@ -564,7 +564,7 @@ def start_in_a_subinterpreter():
     """
     interpreters.run_string(other, code)
     answer = os.read(reading, 1000).decode()
-    if sys.version_info < (3, 12):  # later ones refuse to import some of the packages
+    if sys.version_info < (3, 12):  # later versions refuse to import some of the packages
         assert "cannot run in a subinterpreter" in answer, answer
     assert answer != "started"
     thread_context.start({"service.name": "scenarios"})
@@ -587,7 +587,7 @@ def attributes():
 
 
 def endpoints():
-    """The local root's name at the start of its latest span, and labels."""
+    """A record has labels, and the local root's name as of the start of its latest span."""
     provider = TracerProvider()
     trace.set_tracer_provider(provider)
     thread_context.start()
@@ -605,7 +605,7 @@ def endpoints():
             assert endpoint() == "GET /a/{id}"
             with labels(tenant="acme"):
                 assert sorted(read_record()[3].values()) == ["GET /a/{id}", "acme"]
-            with labels({f"label{at}": "x" * 200 for at in range(3)}):  # fills nearly all the space
+            with labels({f"label{at}": "x" * 200 for at in range(3)}):  # nearly fill the record
                 assert endpoint() is None
                 assert len(read_record()[3]) == 3
             assert endpoint() == "GET /a/{id}"
@@ -640,7 +640,7 @@ def names():
 
 
 def ends():
-    """Stopped and started again; threads end, and hold no memory."""
+    """The writer can be stopped and started again, and ended threads hold no memory."""
     thread_context.stop()
     assert "threadlocal.schema_version" not in read_process_context(os.getpid()).extra
     nested()
@@ -657,12 +657,12 @@ def ends():
 
 
 def fail_to_start():
-    """Partially installed hooks are removed after a failure."""
+    """Hooks that were installed before a failure are removed."""
     taken = []
     add = getattr(ctypes.pythonapi, "PyContext_AddWatcher", None)
     find_methods = thread_contexts._methods
     methods = [dict(find_methods(kind)) for kind in (contextvars.ContextVar, contextvars.Context)]
-    if add:  # from 3.14: real watchers
+    if add:  # context watchers exist since 3.14
         ignore = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object)(lambda *_: 0)
         taken = [add(ignore) for _ in range(8)]
     else:

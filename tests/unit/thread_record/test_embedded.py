@@ -1,4 +1,4 @@
-"""Embedded services publish their spans by default, with and without the privileges to profile."""
+"""Services with the embedded profiler publish spans by default, even without privileges."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Python's thread contexts: the record always matches the current span."""
+"""The thread record of Python code always matches the current span."""
 
 import contextlib
 import http.client
@@ -61,14 +61,14 @@ EMULATED = [
     "interrupts", "fork", "attributes", "endpoints", "ends", "subinterpreters",
     "start_in_a_subinterpreter",
 ]  # fmt: skip
-"""Scenarios without other packages' C code; no `c_fork`: qemu does not support MADV_DONTFORK."""
+"""Scenarios without other packages' C code, nor `c_fork`, since qemu lacks MADV_DONTFORK."""
 
 
 def run_on_arm64(*arguments):
-    """`KPROFILER_ARM64_ROOT` is the root of a system for arm64 with Python 3.11 or later."""
+    """Runs Python 3.11 or later from the arm64 root file system `KPROFILER_ARM64_ROOT`."""
     qemu, root = shutil.which("qemu-aarch64-static"), os.environ.get("KPROFILER_ARM64_ROOT")
     if not qemu or not root:
-        pytest.skip("needs qemu-user-static and KPROFILER_ARM64_ROOT, a root for arm64")
+        pytest.skip("needs qemu-user-static and KPROFILER_ARM64_ROOT, an arm64 root file system")
     path = ":".join((str(ROOT), sysconfig.get_path("purelib")))
     done = subprocess.run(
         [qemu, "-L", root, f"{root}/usr/bin/python3", *arguments],

@@ -1,4 +1,4 @@
-"""Symbols from the BPF iterator ksym."""
+"""Symbols from the BPF iterator ksym are listed once, and its own program is omitted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reading loaded programs with each set of methods the kernel permits."""
+"""Loaded programs are read with the best method that the kernel permits."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def refuse(error):
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """A host that refuses the given ways of reading BPF programs."""
+    """Returns a function that makes a host without the given methods of reading BPF programs."""
 
     def make(walk=None, iterator=None, lines=LINES):
         def given(*_):
@@ -104,7 +104,7 @@ def test_kallsyms_alone_yields_all_symbols_without_lengths(host):
 
 @pytest.mark.parametrize("lines", [LINES, re.sub(rb"[0-9a-f]{16}", b"0" * 16, LINES)])
 def test_a_hidden_or_truncated_kallsyms_is_not_a_full_read(host, lines):
-    """If it were a full read, all missing symbols would count as unloaded."""
+    """In a full read, all missing symbols would count as unloaded."""
     reader = BaselineReader(host(lines=lines))
     hidden = lines is not LINES
     assert reader.read_all(lambda: hidden).action is KsymbolAction.PROGRAMS_READ
@@ -119,7 +119,7 @@ def facts(**more):
 
 
 def test_program_function_names_match_the_kernel(monkeypatch):
-    """The first function has the program's tag; without types, the others are called F."""
+    """The first function's name has the program's tag; without types, other functions are F."""
     reader = ProgramReader()
     assert reader._function_names(facts()) == [f"bpf_prog_{'a' * 16}_short",
                                                f"bpf_prog_{'c' * 16}_F"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Captured and synthetic kernel ksymbol records, and their ring."""
+"""Captured and synthetic ksymbol records are parsed and read from their ring."""
 
 import struct
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_interleaved_records_of_two_loads_keep_their_programs():
 
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
-    """The kernel then leaves a gap after the time, with stale bytes of the ring."""
+    """In this case, the kernel leaves a gap after the time, with stale bytes of the ring."""
     rest = b"\xaa" * 8 * others
 
     def longer(record):
@@ -135,7 +135,7 @@ def test_a_damaged_record_stops_parsing_and_is_reported(data):
 
 
 class Memory:
-    """The kernel's side of a ring."""
+    """A ring as the kernel writes it."""
 
     def __init__(self, size):
         self.control = [0] * 512
@@ -153,7 +153,7 @@ class Memory:
 
 
 def test_records_survive_a_ring_wrap_around():
-    """Each record is read once, wherever the end of the ring splits it."""
+    """Each record is read once, wherever the ring's end splits it."""
     memory = Memory(PAGE)
     ring = PerfRing(memory, PAGE)
     taken = []

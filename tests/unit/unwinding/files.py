@@ -1,4 +1,4 @@
-"""ELF files for tests: small real ones, and ways to change them."""
+"""Small real ELF files for tests, and functions that change them."""
 
 import lzma
 import struct
@@ -18,20 +18,20 @@ def content(name):
 
 
 def find(data):
-    """The tables of a file; None if it has no search table."""
+    """Returns the tables of a file, or None if it has no search table."""
     source = ImageSource(bytes(data))
     with refusing():
         return find_tables(source, read_elf(source, "x86_64"))
 
 
 class Elf:
-    """A file whose headers a test changes."""
+    """An ELF file whose headers a test changes."""
 
     def __init__(self, name="plain.so"):
         self.data = bytearray(content(name))
 
     def program_header(self, kind, flags=0):
-        """Offset of the first program header of a kind, with these flags."""
+        """Returns the offset of the first program header of a kind with these flags."""
         start, count = struct.unpack_from("<Q", self.data, 0x20)[0], self.data[0x38]
         for at in range(start, start + 56 * count, 56):
             result, has = struct.unpack_from("<II", self.data, at)
@@ -40,7 +40,7 @@ class Elf:
         raise LookupError(kind)
 
     def search_at(self):
-        """Offset of .eh_frame_hdr, which equals its address in these files."""
+        """Returns the offset of .eh_frame_hdr, which equals its address in these files."""
         return struct.unpack_from("<Q", self.data, self.program_header(PT_GNU_EH_FRAME) + 8)[0]
 
     def put(self, form, at, *values):

@@ -1,4 +1,4 @@
-"""Files with tables in the format of Go's linker, for tests."""
+"""Makes files for tests, with tables in the format of Go's linker."""
 
 import struct
 from typing import NamedTuple
@@ -11,7 +11,7 @@ PUSH = b"\x55\x48\x89\xe5"
 
 
 class Made(NamedTuple):
-    """A function of a test: its name, code, frame sizes by their ends, and flags."""
+    """A function made for a test: its name, code, frame sizes by end offset, and flags."""
 
     name: bytes
     code: bytes
@@ -37,8 +37,9 @@ def pack_sizes(sizes):
 
 
 def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
-    """Makes a file, with the location of its table and its segments; ``text`` is the code address
-    in the table.
+    """Makes a file; returns it, its table's location, and its segments.
+
+    ``text`` is the address of the code in the table.
     """
     shared = {}
     code, names, sizes, rows, table = bytearray(), b"\0", b"\0", [], b""
@@ -47,7 +48,7 @@ def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
         code += made.code + b"\xcc" * (-len(made.code) % 32)
         at = 0
         if made.sizes:
-            # Shared by functions with equal sizes, as by Go's linker.
+            # Functions with equal sizes share an entry, as with Go's linker.
             if made.sizes not in shared:
                 shared[made.sizes] = len(sizes)
                 sizes += pack_sizes(made.sizes)

@@ -1,4 +1,4 @@
-"""The unwinder's arm64 code, run on this machine on stacks recorded by an arm64 kernel."""
+"""The unwinder's arm64 code, built for this machine, unwinds stacks from an arm64 kernel."""
 
 import lzma
 import shutil
@@ -25,20 +25,20 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The unwinder for this machine."""
+    """Builds the unwinder for this machine."""
     return native.build(tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(params=PROGRAMS)
 def program(request, tmp_path):
-    """A program of arm64."""
+    """Extracts an arm64 program."""
     path = tmp_path / request.param
     path.write_bytes(lzma.decompress((DATA / f"{request.param}.xz").read_bytes()))
     return path
 
 
 def rule_of(row, column):
-    """Kind and operand of a register's rule."""
+    """Returns the kind and operand of a register's rule."""
     rule = row.get(column)
     if rule is None:
         return SAME, 0

@@ -1,4 +1,4 @@
-"""Follows machine code to find the callers of its functions."""
+"""Unwind entries are made by following the machine code of functions."""
 
 import struct
 
@@ -14,7 +14,7 @@ START = 0x1000
 
 
 def follow(code, *starts, entry=0, endless=()):
-    """Follows functions at offsets in the code."""
+    """Follows functions from their offsets in the code."""
     data = bytes.fromhex(code)
     flow = Flow([(START, data)], [(START, START + len(data))], entry, frozenset(endless))
     flow.add_functions(START + start for start in starts)
@@ -34,7 +34,7 @@ def states(flow):
         ("4154", Effect.SHIFT, -8),  # push %r12
         ("ff7508", Effect.SHIFT, -8),  # push 8(%rbp)
         ("55", Effect.PUSH_FP, 0),
-        ("4155", Effect.SHIFT, -8),  # push %r13, whose number ends like that of rbp
+        ("4155", Effect.SHIFT, -8),  # push %r13; its number has rbp's low bits
         ("5d", Effect.POP_FP, 0),
         ("4889e5", Effect.SET_FP, 0),
         ("488d6c2410", Effect.SET_FP, 0x10),  # lea 16(%rsp),%rbp
@@ -87,12 +87,12 @@ def test_a_realigned_stack_is_found_by_the_frame_pointer():
 
 
 def test_paths_that_disagree_have_no_state():
-    flow = follow("84c0 7401 50 90 c3", 0)  # one way pushes, the other does not
+    flow = follow("84c0 7401 50 90 c3", 0)  # only one of the two paths pushes
     assert not states(flow)
 
 
 def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
-    # 0: push; je 9; call 11, which ends. 9: pop; ret. 11: ud2
+    # 0: push; je 9; call 11, which does not return. 9: pop; ret. 11: ud2
     flow = follow("50 7406 e803000000 90 58 c3 0f0b", 0)
     assert states(flow)[9] == State(16, 0, None)
     assert 8 not in states(flow)
@@ -107,7 +107,7 @@ def test_an_import_that_does_not_return_ends_its_callers():
 
 
 def test_padding_after_a_call_is_the_end_of_the_function():
-    # 0: sub $8,%rsp; call something outside; nop. 12: push rbx; pop rbx; ret
+    # 0: sub $8,%rsp; call an address outside; nop. 12: push rbx; pop rbx; ret
     flow = follow("4883ec08 e800000010 0f1f00 53 5b c3", 0)
     assert states(flow) == {0: ENTRY, 4: State(16, 0, None)}
     flow.add_rest()
@@ -125,7 +125,7 @@ def test_a_jump_to_another_function_leaves_nothing_on_the_stack():
 
 
 def test_cases_of_a_switch_are_followed_back_from_their_end():
-    # 0: push rbx; jmp *rax. 3: mov; pop; ret, which only the jump table leads to
+    # 0: push rbx; jmp *rax. 3: mov; pop; ret, which is reached only through the jump table
     flow = follow("53 ffe0 89c3 5b c3", 0)
     assert 3 not in states(flow)
     flow.add_rest()

@@ -1,4 +1,4 @@
-"""Finds the tables of ELF files, and rejects those the BPF program could not use."""
+"""Tables of ELF files are found, and rejected if the BPF program cannot use them."""
 
 import struct
 from io import BytesIO

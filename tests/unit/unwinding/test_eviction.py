@@ -1,4 +1,4 @@
-"""Allocation of slots and bytes for tables, compared with a simple model."""
+"""Slots and bytes are allocated to tables as a simple model predicts."""
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def key(number):
 
 
 class Kernel:
-    """The contents of the slots, as the program sees them."""
+    """The contents of the slots, as the BPF program sees them."""
 
     def __init__(self):
         self.slots = [None] * SLOTS
@@ -25,7 +25,7 @@ class Kernel:
 
 
 def claim_of(space, *request):
-    """Returns the claim and None, or None and the reason."""
+    """Requests space; returns the claim and None, or None and the reason for the refusal."""
     try:
         return space.claim(*request), None
     except TableRefused as error:
@@ -46,9 +46,9 @@ STEPS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_slots_and_bytes_are_never_allocated_twice(steps):
-    """Claims overlap like claims of several threads; each goes through its steps in turn."""
+    """Claims overlap like those of several threads, but each goes through its steps in order."""
     space, kernel, now_ns = TableSpace(SLOTS, LIMITS), Kernel(), 100
-    claimed, ready = [], []  # victims not removed yet; removed
+    claimed, ready = [], []  # claims before and after their victims were removed
     for number, (step, value) in enumerate(steps):
         if step == "claim":
             before = dict(space.tables)

@@ -1,4 +1,4 @@
-"""Builds unwind tables from Go's."""
+"""Unwind tables are built from Go's function tables."""
 
 import bisect
 import functools
@@ -27,14 +27,14 @@ RSP, RBP, RIP = 7, 6, 16
 
 
 def decode(frames, address=ADDRESS):
-    """Entries by the start of their function, as pyelftools reads them."""
+    """Returns the entries by the start of their function, as pyelftools decodes them."""
     structs = DWARFStructs(little_endian=True, dwarf_format=32, address_size=8)
     info = CallFrameInfo(io.BytesIO(bytes(frames)), len(frames), address, structs, True)
     return {e["initial_location"]: e for e in info.get_entries() if isinstance(e, FDE)}
 
 
 def rows(*functions, **options):
-    """Rows of the last of some functions: offset, CFA, rule of rbp, rule of the return address."""
+    """Returns the last function's rows: offset, CFA, rule of rbp, rule of the return address."""
     file, table, segments = go_file([*[ORDINARY] * 10, *functions], **options)
     maker = make_tables(file, table, TEXT, segments, ADDRESS)
     entries = decode(maker.frames)
@@ -92,7 +92,7 @@ def test_outermost_functions_end_the_stack():
     assert ra == OUTERMOST
 
 
-LOAD, LOAD_BACK = b"\x48\x8b\x62\x38", b"\x48\x8b\x60\x38"  # mov 56(%rdx), %rsp; of %rax
+LOAD, LOAD_BACK = b"\x48\x8b\x62\x38", b"\x48\x8b\x60\x38"  # mov 56(%rdx), %rsp; mov 56(%rax), %rsp
 
 
 def switching(name):
@@ -225,7 +225,7 @@ def test_table_pairs_of_c_code_are_kept_and_sorted():
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
 @pytest.mark.parametrize("flags", [(), ("-ldflags=-s",), ("-buildmode=pie",)])
 def test_rows_match_debug_frame(tmp_path, flags):
-    """The compiler writes the same sizes a second time, as ``.debug_frame``."""
+    """The compiler also writes the frame sizes as ``.debug_frame``."""
     plain, path = tmp_path / "plain", tmp_path / "program"
     kept = [flag for flag in flags if flag != "-ldflags=-s"]
     subprocess.run(["go", "build", *kept, "-o", plain, WORK], check=True)
@@ -248,7 +248,7 @@ def test_rows_match_debug_frame(tmp_path, flags):
             if isinstance(entry, FDE) and entry["initial_location"] in entries
         )
     assert compared > 2000
-    assert len(entries) <= compared + 20  # functions that switch stacks
+    assert len(entries) <= compared + 20  # up to 20 functions switch stacks
 
 
 def _has(source, elf, name):
@@ -287,7 +287,7 @@ def test_a_damaged_table_is_rejected_with_its_reason_and_read_once(tmp_path, mon
 
 
 def read_elf_like(segments):
-    """Headers of a file with these segments."""
+    """Returns the headers of a file with these segments."""
     return ElfFile(tuple(segments), (), None, None, 0, (0, 0, 0), 62)
 
 

@@ -1,4 +1,4 @@
-"""Builds search tables in a child process with limits."""
+"""A child process with limits builds search tables."""
 
 import functools
 import struct
@@ -191,7 +191,7 @@ def test_frames_are_read_again_once_the_machine_is_less_busy(tmp_path):
 
 def test_stopping_kills_a_working_child(tmp_path):
     children, caught = Children(), []
-    slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # a second, at least
+    slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # takes at least a second
 
     def make():
         with pytest.raises(TableRefused) as refused:
@@ -211,7 +211,7 @@ def test_stopping_kills_a_working_child(tmp_path):
 
 
 def test_memory_is_limited(tmp_path):
-    """A section that needs more than the limit fails like any other, and is reported."""
+    """If a section needs more memory than the limit, the child reports it and fails."""
     path = tmp_path / "frames"
     with open(path, "wb") as file:
         file.truncate(1 << 31)
@@ -226,7 +226,7 @@ def test_memory_is_limited(tmp_path):
 
 @pytest.mark.long
 def test_an_entry_takes_little_memory():
-    """The entries have minimal size, and are not in the order of their functions."""
+    """The entries have minimal size and are not sorted by function."""
     count = 150_000
     head = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     ats = range(len(head), len(head) + 16 * count, 16)

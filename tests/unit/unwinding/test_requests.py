@@ -1,4 +1,4 @@
-"""The order in which file requests are handled, and which files stay open until then."""
+"""File requests are handled in a fair order, and a bounded number of files is open until then."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Bytes of HTTP/2 (RFC 9113) that no client library sends."""
+"""Makes HTTP/2 bytes (RFC 9113) that no client library sends."""
 
 import struct
 
@@ -9,7 +9,7 @@ END_HEADERS = 4
 
 
 def frame(kind, flags, stream, body=b""):
-    """A frame, see section 4.1."""
+    """Returns a frame; see RFC 9113, section 4.1."""
     return (
         struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
     )
@@ -17,7 +17,7 @@ def frame(kind, flags, stream, body=b""):
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0)
 _FIELDS = b"".join(
-    bytes([0, len(name)]) + name + bytes([len(value)]) + value  # HPACK: literal, not indexed
+    bytes([0, len(name)]) + name + bytes([len(value)]) + value  # HPACK: a literal without indexing
     for name, value in {
         b":method": b"POST",
         b":scheme": b"http",
@@ -30,18 +30,18 @@ _FIELDS = b"".join(
 
 
 def call(stream, part=b""):
-    """The start of a call that exports profiles, and perhaps of its message."""
+    """Returns the start of a call that exports profiles, and the start of its message if given."""
     return frame(HEADERS, END_HEADERS, stream, _FIELDS) + (part and frame(DATA, 0, stream, part))
 
 
 def reset_calls(first, count):
-    """Calls that are reset at once ("rapid reset", CVE-2023-44487)."""
+    """Returns calls that are reset immediately ("rapid reset", CVE-2023-44487)."""
     streams = range(first, first + 2 * count, 2)
     return b"".join(call(stream) + frame(RESET, 0, stream, b"\0\0\0\x08") for stream in streams)
 
 
 def repeated_headers(count):
-    """Calls with a header of 3.9 kB that a single byte repeats (RFC 7541, section 6.1)."""
+    """Returns calls with a 3.9-kB header that single bytes repeat (RFC 7541, section 6.1)."""
     size = 3900
     entry = b"\x40\x01a\x7f" + bytes([(size - 127) & 127 | 128, (size - 127) >> 7]) + b"b" * size
     first = frame(HEADERS, END_HEADERS, 1, _FIELDS + entry + b"\xbe" * 10_000)

@@ -1,4 +1,4 @@
-"""Contents of a page, shown and expected, in a form that can be compared."""
+"""Converts the shown and expected contents of a page to a form that can be compared."""
 
 import contextlib
 import json
@@ -12,20 +12,20 @@ from tests import page
 
 
 def resident_bytes(pid):
-    """Resident memory of a process; see proc_pid_statm(5)."""
+    """Returns the resident memory of a process, in bytes; see proc_pid_statm(5)."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def answer(store, query, now_ns):
-    """The data of a store for a query, with all columns as lists."""
+    """Returns a store's data for a query, with all columns as lists."""
     answers = StoreAnswers(store.path, title="x", now_ns=lambda: now_ns)
     with contextlib.closing(answers):
         return page.unpacked(json.loads(b"".join(answers(query))))
 
 
 def shown(data):
-    """Values by stack, outermost first, thread, process, CPU, kind and bin."""
+    """Returns the values by stack (outermost first), thread, process, CPU, kind and bin."""
     strings, frames, nodes = data["strings"], data["frames"], data["nodes"]
 
     def frame(at):
@@ -56,7 +56,10 @@ def shown(data):
 
 
 def expected(windows, data, start_ns=0, end_ns=1 << 64):
-    """The same values from windows, in the bins of given data; for kinds with one period each."""
+    """Returns the same values from windows, in the bins of ``data``.
+
+    Each kind must have a single period.
+    """
     result, bin_ns = Counter(), data["bin_ms"] * 1_000_000
     for profile in (profile for window in windows for profile in window.profiles):
         for resource, sample in profile.samples:

@@ -1,7 +1,7 @@
-"""Connects slow clients, and reconnects those that are disconnected a second later.
+"""Connects slow clients, and reconnects disconnected clients after about a second.
 
-Usage: python -m tests.unit.viewing.slow_clients COUNT PORT…; prints a line once each client has
-connected, and the number of connections that it made at the end of its input.
+Usage: python -m tests.unit.viewing.slow_clients COUNT PORT…. The program prints a line once each
+client has connected. At the end of its input, it prints the number of connections made, and exits.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ IN_PROGRESS = 64
 
 
 class Client(socket.socket):
-    """A socket that does not wait, and its place in the order of clients."""
+    """A non-blocking socket with the number of its client."""
 
     number = 0
 
@@ -66,7 +66,7 @@ def main():
 
 
 def read(client):
-    """Reads from a client; false if its connection has ended."""
+    """Reads from a client; returns a false value if its connection has ended."""
     try:
         return client.recv(1 << 16)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The user at the other end of a loopback connection, over each kind of address."""
+"""The user at the other end of a loopback connection is identified, for each kind of address."""
 
 import contextlib
 import os
@@ -27,14 +27,14 @@ ADDRESSES = [
 
 @contextlib.contextmanager
 def connected(listening, address, user):
-    """A connection from a process of another user, if this is root."""
+    """Yields a connection from a process that, if this is root, runs as another user."""
     family = socket.AF_INET6 if ":" in listening else socket.AF_INET
     try:
         server = socket.create_server(
             (listening, 0), family=family, dualstack_ipv6=listening == "::"
         )
     except OSError as error:
-        pytest.skip(f"no server at {listening}: {error}")
+        pytest.skip(f"cannot listen on {listening}: {error}")
     with server:
         command = [sys.executable, "-c", CONNECT, address, str(server.getsockname()[1]), str(user)]
         client = subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/")
@@ -77,7 +77,7 @@ def test_the_proc_table_is_read_without_tcp_diag(monkeypatch):
 
 
 def test_a_listening_socket_is_not_a_peer():
-    """The kernel returns the listening socket if it finds no connection."""
+    """If the kernel finds no connection, it returns the listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         local = peers._parse(server.getsockname())
         assert peers._ask_kernel(local, peers._End(local.address, 1)) is None

@@ -1,4 +1,4 @@
-"""The receivers of `view`, with our exporters and with hostile clients."""
+"""The receivers of `view` serve our exporters, and withstand hostile clients."""
 
 import contextlib
 import gzip
@@ -80,7 +80,7 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def opened():
-    """Both receivers on free ports, and the destination of their requests."""
+    """Starts both receivers on free ports; yields them, after the intake of their requests."""
     intake = Intake(None)
     with contextlib.ExitStack() as stack:
         receivers = [
@@ -102,7 +102,7 @@ def receivers(opened, intake):
 
 
 def call(receivers, body, method=PROFILES.method, **options):
-    """The response over gRPC, or the error in its place."""
+    """Sends a request over gRPC; returns the response, or raises the error."""
     with grpc.insecure_channel(
         f"127.0.0.1:{receivers[0].port}", [("grpc.max_send_message_length", -1)]
     ) as channel:
@@ -116,7 +116,7 @@ def refused(receivers, body, **options):
 
 
 def post(receivers, body, path=PATH, method="POST", **headers):
-    """Status, headers and body of the response over HTTP."""
+    """Sends a request over HTTP; returns the status, headers and body of the response."""
     client = http.client.HTTPConnection("127.0.0.1", receivers[1].port, timeout=20)
     with contextlib.closing(client):
         client.request(method, path, body, headers or PROTOBUF)
@@ -168,7 +168,7 @@ VERSION = "otlp-profiles-development-version"
 
 @pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
 def test_other_schema_versions_are_rejected_before_decoding(intake, receivers, values):
-    """The body cannot be decoded, so only an early check can reject its version."""
+    """The body cannot be decoded, so only a check before decoding can reject the version."""
     metadata = [(VERSION, value) for value in values]
     error = refused(receivers, b"\xff", metadata=metadata)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -311,7 +311,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
         status, headers, _ = post(receivers, payload())
         assert (status, headers["Retry-After"]) == (503, "5")
         assert intake.counts.refused == 2
-        # Senders retry, and lose nothing.
+        # The sender retries until the store is available, so it loses no samples.
         monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.RETRY_S", 0)
         policy = RetryPolicy(initial_interval_s=0.05, max_interval_s=0.05)
         exporter = OtlpGrpcExporter(f"http://127.0.0.1:{receivers[0].port}", retry=policy)
@@ -328,7 +328,7 @@ def test_overload_responses_have_a_retry_delay(receivers, intake, monkeypatch):
 
 
 def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
-    """If it were, all queued requests would be in memory twice at once."""
+    """Otherwise, memory would hold both forms of every queued request."""
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.05)
     bomb = gzip.compress(bytes(MAX_BYTES + 1))
     with intake._lock:
@@ -337,7 +337,7 @@ def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
 
 
 def field(number, data):
-    """A field of protobuf with a message or a string."""
+    """Encodes a protobuf field with a message or a string."""
     size, sizes = len(data), bytearray()
     while size >= 0x80:
         sizes.append(size & 0x7F | 0x80)
@@ -345,7 +345,7 @@ def field(number, data):
     return bytes([number << 3 | 2, *sizes, size]) + data
 
 
-# AnyValue.array_value and ArrayValue.values, in an attribute of a Resource and of the dictionary.
+# AnyValue.array_value and ArrayValue.values, within an attribute of a Resource or the dictionary.
 NESTING, OUTER = (5, 1), {"resource": (2, 1, 1, 1), "dictionary": (2, 6, 2)}
 
 
@@ -355,7 +355,7 @@ def test_deeply_nested_values_are_rejected(receivers, intake, place, levels):
     value = b""
     for number in (*NESTING * levels, *OUTER[place]):
         value = field(number, value)
-    body = payload() + value  # equal fields are merged
+    body = payload() + value  # protobuf merges fields with the same number
     assert post(receivers, body)[0] == 400
     assert refused(receivers, body).code() is grpc.StatusCode.INVALID_ARGUMENT
     arrays = b'{"arrayValue":{"values":[' * levels + b"{}" + b"]}}" * levels
@@ -394,7 +394,7 @@ def test_ports_in_use_are_reported(intake):
 
 @pytest.fixture
 def clients(receivers):
-    """Opens connections to the gRPC receiver that send some bytes and stay open."""
+    """Yields a function that opens a lasting connection to the gRPC receiver and sends bytes."""
     with contextlib.ExitStack() as stack:
 
         def open_one(sent):
@@ -435,18 +435,18 @@ def test_calls_whose_message_never_arrives_do_not_block_others(receivers, client
 
 
 def count_connections(port):
-    """Connections accepted at a port by a process of this host; see proc_pid_net_tcp(5)."""
+    """Counts the connections accepted at a port of this host; see proc_pid_net_tcp(5)."""
     rows = []
-    for table in ("tcp", "tcp6"):  # gRPC's sockets serve both
+    for table in ("tcp", "tcp6"):  # gRPC's sockets serve IPv4 and IPv6
         with open(f"/proc/self/net/{table}") as lines:
             rows += [line.split() for line in lines]
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
 def await_count(port, most):
-    """Wait until a port has at most this many connections; returns their number.
+    """Waits until a port has at most ``most`` connections; returns their number.
 
-    Waits for less than a minute, after which silent connections end even without a limit.
+    The wait is shorter than a minute, after which silent connections end even without a limit.
     """
     end = time.monotonic() + 40
     while (count := count_connections(port)) > most and time.monotonic() < end:
@@ -499,7 +499,7 @@ def test_calls_reset_immediately_take_little_memory(receivers, clients):
 
 
 def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch):
-    """Without a retry delay, a sender must drop the request."""
+    """If the response has no retry delay, a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
     monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)
     with intake._lock, grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:

@@ -1,4 +1,4 @@
-"""The page's server: which clients it serves, and with what."""
+"""The page's server serves only permitted clients, with safe headers."""
 
 import contextlib
 import gzip
@@ -40,7 +40,7 @@ def server():
 
 @pytest.fixture
 def asked():
-    """The queries of the test."""
+    """Returns the list of the test's queries, which is empty at first."""
     ASKED.clear()
     return ASKED
 
@@ -50,7 +50,7 @@ def port(server):
 
 
 def ask(server, path="/", method="GET", **headers):
-    """Status, headers and body of the response."""
+    """Sends a request; returns the status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port(server), timeout=20)
     with contextlib.closing(connection):
         connection.request(
@@ -211,7 +211,7 @@ print(connection.getresponse().status)
 
 
 def ask_as(user, server, host, path):
-    """The status of a response to another user."""
+    """Sends a request as another user; returns the status of the response."""
     command = [sys.executable, "-ISc", ASKS, host, str(port(server)), path]
     return int(subprocess.run(command, user=user, capture_output=True, check=True).stdout)
 

@@ -1,4 +1,4 @@
-"""Many slow clients at all ports of `view`: others are answered, and memory stays bounded."""
+"""Despite many slow clients at all ports, `view` answers others and its memory stays bounded."""
 
 import contextlib
 import os
@@ -19,17 +19,17 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 PROCESSES = 4
 MOST_BYTES = 40 << 20
-"""Growth of the resident memory: 256 connections of gRPC, and 16 threads for each HTTP server."""
+"""Largest growth of resident memory, from 256 gRPC connections and 16 threads per HTTP server."""
 
 
 def count_open(pid):
-    """Numbers of descriptors and threads of a process."""
+    """Returns the numbers of descriptors and threads of a process."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
 @contextlib.contextmanager
 def connected(count, ports):
-    """Slow clients in several processes, once each has connected."""
+    """Runs slow clients in several processes; yields once each client has connected."""
     words = [sys.executable, "-m", slow_clients.__name__, str(count // PROCESSES), *ports]
     with contextlib.ExitStack() as stack:
         crowd = [
@@ -46,7 +46,7 @@ def connected(count, ports):
 
 
 def retry(call, seconds=60):
-    """Returns the result of a call that succeeds within some attempts, as senders retry."""
+    """Retries a call for some time, as senders do; returns its result."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -61,7 +61,7 @@ def retry(call, seconds=60):
 def test_slow_clients_affect_no_others_and_leave_nothing(count, recent):  # noqa: F811
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < count // PROCESSES + 64:
-        pytest.skip(f"needs a limit of {count // PROCESSES + 64} open files; it is {most}")
+        pytest.skip(f"needs a limit of {count // PROCESSES + 64} open files; the limit is {most}")
     with listen() as (command, address):
         said = [command.stderr.readline().decode() for _ in range(2)]
         places = [re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said]

@@ -1,4 +1,4 @@
-"""Source files of the page: which are read, as whom, and how they are decoded."""
+"""The page's source files are selected, read with a user's rights, and decoded correctly."""
 
 import codecs
 import contextlib
@@ -73,7 +73,7 @@ def test_only_source_files_are_read(tmp_path):
     (tmp_path / "a.py").mkdir()
     (tmp_path / "b.c").write_bytes(b"\0ELF")
     (tmp_path / "large.c").write_bytes(b"x" * (MAX_SOURCE_BYTES + 1))
-    os.mkfifo(tmp_path / "pipe.py")  # an open would wait for a writer
+    os.mkfifo(tmp_path / "pipe.py")  # opening a FIFO would wait for a writer
     for name, reason in [
         ("key.pem", "its name does not look like a source file's"),
         ("shadow", "its name does not look like a source file's"),
@@ -108,7 +108,7 @@ def test_another_user_can_read_only_permitted_files(open_folder):
     for path in (secret, group):
         with pytest.raises(SourceError, match="Permission denied"):
             read_source(str(path), NOBODY)
-        assert read(path).text == "x\n"  # the rights of this thread are the same
+        assert read(path).text == "x\n"  # this thread's rights have not changed
     with pytest.raises(SourceError, match="there is no"):
         read_source(str(public), 4_000_000_000)
 

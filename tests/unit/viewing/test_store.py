@@ -1,4 +1,4 @@
-"""The sample store, compared with the same samples in a list."""
+"""The sample store returns the same samples as a plain list of them."""
 
 import os
 import random
@@ -191,7 +191,7 @@ def test_equal_samples_of_one_request_add_up(store):
 def test_losses_are_counted_once_for_each_window(store):
     lost = window([], lost={"ring_full": 3, "other": 4})
     store.add([lost])
-    store.add([lost, *WINDOWS])  # a window that was sent in two parts
+    store.add([lost, *WINDOWS])  # the same window again, as if sent in two parts
     assert answer(store, Query(), NOW)["summary"].endswith("7 lost")
     assert answer(store, Query(last_s=0.5), NOW)["summary"] == "no samples"
 

@@ -1,4 +1,4 @@
-"""The command `view` on files of profiles."""
+"""The command `view` shows profiles from files and from senders."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ VMLINUX = Module("vmlinux", ModuleKind.VMLINUX, None, FileId("cd" * 16), 0)
 
 @contextlib.contextmanager
 def view(*words):
-    """A running command, and the address of its page."""
+    """Runs the command; yields its process and the address of its page."""
     command = subprocess.Popen([*VIEW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with command:
         try:
@@ -65,7 +65,7 @@ READ = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
 
 
 def write(path, times, start, frame=READ):
-    """A file with samples of some processes."""
+    """Writes a file with samples of some processes; returns its path."""
     groups = (
         (
             {"process.pid": pid, "process.executable.name": name, "host.name": "web-1"},
@@ -80,7 +80,7 @@ def write(path, times, start, frame=READ):
 
 @pytest.fixture
 def profile(tmp_path):
-    """Three samples of nginx and one of dd, a second apart."""
+    """Writes three samples of nginx, a second apart, and one of dd; returns the file's path."""
     times = {"nginx": [START + at * SECOND for at in range(3)], "dd": [START + SECOND]}
     return write(tmp_path / "profile.otlp", times, START)
 
@@ -108,7 +108,7 @@ def test_view_accepts_the_same_filters_as_report(profile):
 
 
 def source(address, path):
-    """Text of a source file, or why it is not shown."""
+    """Returns the text of a source file, or the reason why it is not shown."""
     query = urllib.parse.urlencode({"file": path})
     try:
         return json.loads(get(address, f"source.json?{query}"))["text"]
@@ -118,7 +118,7 @@ def source(address, path):
 
 @pytest.fixture
 def app(tmp_path):
-    """A source file, and a profile of it with a current sample."""
+    """Writes a source file, and a profile with a current sample in it; returns both paths."""
     path = tmp_path / "app.py"
     path.write_text("import this\n")
     frame = Frame(None, 0, (Line("main", "", str(path), 1, 1),), 0, PYTHON_SIDE)
@@ -149,7 +149,7 @@ def listen(*words):
 
 
 def send(command, profile):
-    """Send a current file to both receivers of a command."""
+    """Sends a profile to both receivers of a command."""
     said = [command.stderr.readline().decode() for _ in range(2)]
     grpc, http = (re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said)
     for address in (f"grpc://{grpc}", f"http://{http}"):
@@ -159,7 +159,7 @@ def send(command, profile):
 
 @pytest.fixture
 def recent(tmp_path):
-    """A sample of nginx and one of dd, both current."""
+    """Writes a profile with current samples of nginx and dd; returns the file's path."""
     now = time.time_ns()
     return write(tmp_path / "now.otlp", {"nginx": [now - SECOND], "dd": [now]}, now - SECOND)
 
@@ -181,7 +181,7 @@ def test_received_samples_are_shown_and_counted(recent, tmp_path):
 
 @pytest.mark.long
 def test_memory_used_by_hostile_requests_is_released(recent):
-    """A header of 4 kB that others repeat by one byte each (RFC 7541) leaves memory in pieces."""
+    """Single bytes that repeat a 4-kB header (RFC 7541) leave the memory fragmented."""
     with listen() as (command, address):
         said = command.stderr.readline().decode()
         port = int(said.rpartition(":")[2])

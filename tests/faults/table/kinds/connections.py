@@ -98,7 +98,7 @@ PLACES = {
 
 @functools.cache
 def certificates() -> Path:
-    """Returns the directory of the certificates, which are named after their defects, and keys."""
+    """Returns the directory of certificates, named after their defects, and of their keys."""
     place = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
 
     def openssl(*words):

@@ -68,9 +68,7 @@ def move_away(run):
 
 
 def unlink(run):
-    """Remove the file like a cleaner; the agent's further writes have no path, but a link keeps
-    them.
-    """
+    """Removes the file like a cleaner; a link keeps what the agent writes afterwards."""
     path = run.receiver.path
     link = path.with_name("kept.otlp")
     os.link(path, link)

@@ -1,4 +1,4 @@
-"""Files whose symbols tests read."""
+"""Opens the files whose symbols tests read."""
 
 import os
 
@@ -9,7 +9,7 @@ from otel_kprofiler.elf import FileSource
 
 @pytest.fixture
 def opened():
-    """Opens files as sources; closes them when the test ends."""
+    """Returns a function that opens files as sources, which are closed after the test."""
     fds = []
 
     def open_source(path):

@@ -1,4 +1,4 @@
-"""Small programs for tests of user symbols, built by gcc, with rare features of real ones."""
+"""Builds small programs with rare features of real programs, for tests of user symbols."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ label_with_frame: .cfi_startproc
     .fill 16,1,0xcc
 .globl without_frame
 .type without_frame,@function
-without_frame:               # has neither size nor unwind information
+without_frame:               # without size and unwind information
     nop
     ret
     .fill 16,1,0xcc
@@ -87,7 +87,7 @@ last: nop
 
 
 def build(folder, name, *options, source=SOURCE, language="c", compiler="gcc"):
-    """Compile a source file; returns the path of the result."""
+    """Compiles source code; returns the path of the result."""
     if "-fuse-ld=gold" in options and shutil.which("ld.gold") is None:
         pytest.skip("needs the linker gold")
     path = os.path.join(folder, name)
@@ -99,19 +99,19 @@ def build(folder, name, *options, source=SOURCE, language="c", compiler="gcc"):
 
 
 def tool(*command):
-    """Returns the output of a tool."""
+    """Runs a tool; returns its output."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def functions_of(path, debug=None, **options):
-    """The table of a file's functions."""
+    """Returns the function table of a file."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         return read_functions(source, read_elf(source, None), lambda: debug, **options)
 
 
 def symbols_of(path):
-    """Symbols by name, without versions: address, size, type, binding; by binutils' readelf."""
+    """Returns (address, size, type, binding) of symbols by name, without versions, by readelf."""
     results = {}
     for line in tool("readelf", "-sW", path).splitlines():
         fields = line.split()
@@ -122,7 +122,7 @@ def symbols_of(path):
 
 
 def stubs_of(path, objdump="objdump"):
-    """Address by name of each PLT stub; by binutils' objdump."""
+    """Returns the address of each PLT stub by name, according to objdump."""
     results = []
     for line in tool(objdump, "-d", path).splitlines():
         if line.endswith("@plt>:"):

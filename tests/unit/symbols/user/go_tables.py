@@ -1,4 +1,4 @@
-"""Go tables of all formats, written by hand, and real Go programs."""
+"""Makes Go tables in all formats, and builds real Go programs."""
 
 import shutil
 import struct
@@ -52,7 +52,7 @@ func main() {
 
 
 def build_go(path, *options):
-    """A Go program at ``path``."""
+    """Builds a Go program at ``path``."""
     if not shutil.which("go"):
         pytest.skip("go is not installed")
     source = path.with_suffix(".go")
@@ -62,7 +62,7 @@ def build_go(path, *options):
 
 
 class GoFunction(NamedTuple):
-    """A function: name, size, and the number of bytes for which each file and line apply."""
+    """A function: its name and size, and the bytes for which each file and line apply."""
 
     name: str
     size: int

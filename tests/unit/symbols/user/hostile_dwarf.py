@@ -1,11 +1,11 @@
-"""ELF files whose DWARF is crafted to take much memory or time to convert; some MB each."""
+"""ELF files of a few MB whose DWARF is crafted to take much memory or time to convert."""
 
 import struct
 import zlib
 
 from tests.unit.symbols.user.hostile_files import CODE, TEXT, make_elf, make_symbols
 
-# DWARF 5, 7.5.4 to 7.5.6, 7.22
+# DWARF 5, sections 7.5.4 to 7.5.6 and 7.22.
 COMPILE_UNIT, SUBPROGRAM, INLINED = 0x11, 0x2E, 0x1D
 NAME, STMT_LIST, LOW_PC, HIGH_PC, RANGES, ABSTRACT_ORIGIN = 0x03, 0x10, 0x11, 0x12, 0x55, 0x31
 ADDR, DATA4, REF4, STRP, INDIRECT, SEC_OFFSET = 0x01, 0x06, 0x13, 0x0E, 0x16, 0x17
@@ -14,7 +14,7 @@ SPAN = 0x100_0000
 
 
 def uleb(value):
-    """An unsigned LEB128."""
+    """Returns a number as unsigned LEB128."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -23,7 +23,7 @@ def uleb(value):
 
 
 def abbreviations(*rows):
-    """A table of abbreviations: tag, whether there are children, attributes with their forms."""
+    """Returns a table of abbreviations (tag, whether there are children, attributes and forms)."""
     out = b""
     for code, (tag, has_children, *attributes) in enumerate(rows, 1):
         out += uleb(code) + uleb(tag) + bytes([has_children])
@@ -42,22 +42,22 @@ ABBREVIATIONS = abbreviations(
 )
 UNIT = b"\1" + struct.pack("<IQI", 0, TEXT, SPAN)
 FIRST = 11 + len(UNIT)
-"""Offset of the first entry below a unit."""
+"""The offset of a unit's first child entry."""
 
 
 def unit(entries):
-    """A unit of DWARF 4."""
+    """Returns a DWARF 4 unit."""
     body = struct.pack("<HIB", 4, 0, 8) + UNIT + entries + b"\0"
     return struct.pack("<I", len(body)) + body
 
 
 def function(index, name=0):
-    """A function of 16 bytes."""
+    """Returns the entry of a function of 16 bytes."""
     return b"\2" + struct.pack("<IQI", name, TEXT + 16 * index, 16)
 
 
 def lines(program=b"", files=b"a.c\0\0\0\0"):
-    """A line table of DWARF 4; special opcodes from 13, each of which makes a row."""
+    """Returns a DWARF 4 line table; opcodes from 13 on are special and emit a row."""
     head = (
         bytes([1, 1, 1, 0xFB, 14, 13, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1]) + b"\0" + files + b"\0"
     )
@@ -67,7 +67,7 @@ def lines(program=b"", files=b"a.c\0\0\0\0"):
 
 
 def dwarf(info, lines=None, strings=b"f\0", abbreviations=ABBREVIATIONS, others=()):
-    """A program of three functions with such DWARF."""
+    """Returns a program with three functions and the given DWARF sections."""
     entries, names = make_symbols(3)
     table = (b".symtab", 2, 0, 0, entries, 3, 24)
     return make_elf(
@@ -85,17 +85,17 @@ def dwarf(info, lines=None, strings=b"f\0", abbreviations=ABBREVIATIONS, others=
 
 
 def line_rows():
-    """A line program with a row for each byte."""
+    """Returns a line program that emits a row for each byte."""
     return dwarf(unit(b"".join(map(function, range(3)))), lines(b"\x21\x20" * (8 << 20)))
 
 
 def functions():
-    """Functions with minimal entries."""
+    """Returns DWARF with functions that have minimal entries."""
     return dwarf(unit(b"".join(map(function, range(600_000)))))
 
 
 def ranges():
-    """Functions of many ranges, all in one list."""
+    """Returns DWARF with functions that share one list of many ranges."""
     count = 100_000
     pairs = b"".join(struct.pack("<QQ", 32 * at, 32 * at + 16) for at in range(count))
     some = (b"\3" + struct.pack("<II", 0, 0)) * count
@@ -103,7 +103,7 @@ def ranges():
 
 
 def nesting():
-    """Nested inlined functions."""
+    """Returns DWARF with deeply nested inlined functions."""
     count = 100_000
     inner = b"".join(
         b"\4" + struct.pack("<IQI", FIRST, TEXT, 0x80_0000 - at) for at in range(count)
@@ -113,7 +113,7 @@ def nesting():
 
 
 def origins():
-    """Functions whose names refer to each other in a cycle."""
+    """Returns DWARF with functions whose names refer to each other in a cycle."""
     count, size = 200_000, 17
     entries = b"".join(
         b"\6" + struct.pack("<IQI", FIRST + (at + 1) % count * size, TEXT + 16 * at, 16)
@@ -123,20 +123,20 @@ def origins():
 
 
 def names():
-    """Functions with long names, each a suffix of the next."""
+    """Returns DWARF with functions that have long names, each a suffix of the next."""
     count = 1000
     entries = b"".join(function(at, at) for at in range(count))
     return dwarf(unit(entries), strings=b"n" * (1 << 20) + b"\0")
 
 
 def indirect():
-    """A name with nested indirect forms."""
+    """Returns DWARF with a name that has nested indirect forms."""
     head = b"\7" + bytes([INDIRECT]) * (16 << 20) + bytes([STRP])
     return dwarf(unit(head + struct.pack("<IQI", 0, TEXT, 16)))
 
 
 def many_abbreviations():
-    """A table of unused abbreviations."""
+    """Returns DWARF with a table of unused abbreviations."""
     rows = b"".join(
         uleb(code) + bytes([SUBPROGRAM, 0, NAME, STRP, 0, 0]) for code in range(8, 2_000_000)
     )
@@ -144,7 +144,7 @@ def many_abbreviations():
 
 
 def compressed():
-    """Lines that decompress to 256 MB."""
+    """Returns DWARF with lines that decompress to 256 MB."""
     packer = zlib.compressobj(1)
     part = bytes(1 << 20)
     packed = b"".join(packer.compress(part) for _ in range(256)) + packer.flush()
@@ -167,6 +167,6 @@ KINDS = {
     "compressed-lines": compressed,
 }
 LARGE = {"line-rows", "functions", "names", "abbreviations", "compressed-lines"}
-"""Kinds that take more than 96 MB."""
+"""The kinds that take more than 96 MB to convert."""
 SLOW = {"ranges"}
-"""Kinds that use up the CPU time limit."""
+"""The kinds that reach the CPU time limit."""

@@ -1,4 +1,4 @@
-"""ELF files crafted to take much memory to read; some MB each."""
+"""ELF files of a few MB, crafted to take much memory to read."""
 
 import lzma
 import struct
@@ -12,10 +12,10 @@ CODE = (b".text", 8, 6, TEXT, b"", 0, 0)
 
 
 def make_elf(sections, search=None):
-    """An ELF file of sections: name, type, flags, address, content, link, size of an entry.
+    """Returns an ELF file with sections (name, type, flags, address, content, link, entry size).
 
     Args:
-        search: name of the section that a PT_GNU_EH_FRAME points to.
+        search: the name of the section that a PT_GNU_EH_FRAME segment points to.
     """
     names, rows, body = b"\0", [(0,) * 10], bytearray(64 + 2 * _PROGRAM.size)
     result = 0, 0, 0
@@ -48,7 +48,7 @@ def make_elf(sections, search=None):
 
 
 def make_symbols(count, name=b"f%06x"):
-    """Unsorted entries and names of functions of 16 bytes."""
+    """Returns unsorted symbol entries, and the names, of functions of 16 bytes."""
     width = len(name % 0) + 1
     rows = array("Q", bytes(24 * count))
     heads = array("I", bytes(8 * count))
@@ -61,28 +61,28 @@ def make_symbols(count, name=b"f%06x"):
 
 
 def symbols(count, kind=2):
-    """A program with a symbol table."""
+    """Returns a program with a symbol table."""
     entries, names = make_symbols(count)
     table = b".symtab", kind, 0, 0, entries, 3, 24
     return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
 
 
 def good():
-    """A small program whose first function is ``good_000000``."""
+    """Returns a small program whose first function is ``good_000000``."""
     entries, names = make_symbols(3, b"good_%06x")
     table = b".symtab", 2, 0, 0, entries, 3, 24
     return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
 
 
 def versions():
-    """A program whose names all have the shortest possible versions."""
+    """Returns a program whose names all have the shortest possible version."""
     entries, names = make_symbols(2)
     table = b".symtab", 2, 0, 0, entries, 3, 24
     return make_elf([CODE, table, (b".strtab", 3, 0, 0, names + b"a@b\0" * (2 << 20), 0, 0)])
 
 
 def compressed():
-    """A compressed symbol table."""
+    """Returns a program with a compressed symbol table."""
     entries, names = make_symbols(200_000)
     entries = entries * 6
     packed = struct.pack("<IIQQ", 1, 0, len(entries), 8) + zlib.compress(entries, 1)
@@ -91,7 +91,7 @@ def compressed():
 
 
 def frames():
-    """A search table whose rows all point to one unwind entry."""
+    """Returns a program with a search table whose rows all point to the same unwind entry."""
     count = 3 << 20
     cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     entry = struct.pack("<IIiI", 12, len(cie) + 4, 0, 1)
@@ -108,7 +108,7 @@ def frames():
 
 
 def unsorted_frames():
-    """Unwind entries without a search table, as small as they can be."""
+    """Returns a program with minimal unwind entries and no search table."""
     cie = struct.pack("<II4sBBBBB3x", 16, 0, b"\1zR\0", 1, 0x78, 16, 1, 0x1B)
     count = 700_000
     backs = range(len(cie) + 4, len(cie) + 4 + 16 * count, 16)
@@ -117,25 +117,26 @@ def unsorted_frames():
 
 
 def packed(content):
-    """A program with a compressed debug file."""
+    """Returns a program with a compressed debug file in ``.gnu_debugdata``."""
     return make_elf([CODE, (b".gnu_debugdata", 1, 0, 0, content, 0, 0)])
 
 
 def packed_zeros():
-    """A compressed debug file of zeros."""
+    """Returns a program whose compressed debug file consists of zeros."""
     return packed(lzma.compress(bytes(60 << 20), preset=0))
 
 
 def packed_streams():
-    """A compressed debug file that decompresses to 10 GB: concatenated streams."""
+    """Returns a program whose debug file, of concatenated streams, decompresses to 10 GB."""
     return packed(lzma.compress(bytes(64 << 20), preset=0) * 160)
 
 
 def packed_with_a_dictionary():
-    """A compressed debug file that requires a dictionary of 1 GB, and one of the good program."""
+    """Returns a program whose debug file states a dictionary of 1 GB."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 8 << 20}]
     whole = bytearray(lzma.compress(good(), filters=filters))
-    # The xz file format 1.1.0, 3.1 and 5.3.1: header of a block, with its CRC32 at its end.
+    # The header of a block, which ends with its CRC32 (xz file format 1.1.0, sections 3.1 and
+    # 5.3.1).
     size = (whole[12] + 1) * 4
     at = whole.index(b"\x21\x01", 12) + 2
     whole[at] = 36  # 1 GiB
@@ -144,7 +145,7 @@ def packed_with_a_dictionary():
 
 
 def packed_symbols():
-    """A compressed debug file with a symbol table."""
+    """Returns a program whose compressed debug file has a symbol table."""
     entries, names = make_symbols(100_000, b"f%06d")
     table = b".symtab", 2, 0, 0, entries * 2, 3, 24
     image = make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
@@ -152,7 +153,7 @@ def packed_symbols():
 
 
 def stubs():
-    """The maximum number of PLT stubs, with long names."""
+    """Returns a program with the maximum number of PLT stubs, with long names."""
     count = (1 << 20) // 8
     entry = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)
     sections = [
@@ -174,7 +175,7 @@ def stubs():
 
 
 def go():
-    """A Go runtime table of many functions that share one struct."""
+    """Returns a Go program whose runtime table has many functions that share one struct."""
     count = 3 << 20
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))
@@ -189,11 +190,11 @@ GO_FUNCTIONS = 200_000
 
 
 def go_lines():
-    """A Go program with many functions, and lines for all."""
+    """Returns a Go program with many functions that all have lines."""
     count, address, header_bytes = GO_FUNCTIONS, 0x2000, 8 + 8 * 8
     starts = array("I", bytes(4 * (2 * count + 1)))
     starts[::2] = array("I", range(count + 1))
-    starts[1::2] = array("I", [4]) * count  # the name is at 1, followed by the first start
+    starts[1::2] = array("I", [4]) * count  # the name at 1, then the first start
     words = (count, 0, 0, *[header_bytes] * 4, header_bytes + 8)
     table = struct.pack("<IHBB8Q", 0xFFFFFFF1, 0, 1, 8, *words) + b"-f\0".ljust(8, b"\0")
     module = [address, address + header_bytes, *[0] * 39]

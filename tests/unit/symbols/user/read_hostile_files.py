@@ -1,7 +1,7 @@
-"""Reads files as the agent does, in a test's child process, so that its memory can be measured.
+"""Reads files as the agent does, in a child process, so that a test can measure the memory.
 
-Arguments: a good file and a hostile one, a limit in MiB, how often the hostile one is read, and
-what is read (names, lines).
+Arguments: a good file, a hostile file, a limit in MiB, how often to read the hostile file, and what
+to read (names or lines).
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.unit.symbols.user.hostile_files import TEXT
 
 
 def peak_kib():
-    """Returns the peak of this process; ru_maxrss would be the parent's if that is larger."""
+    """Returns this process's peak memory; ru_maxrss would include the parent's before exec."""
     match = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     return int(match[1])
 

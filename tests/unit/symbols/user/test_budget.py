@@ -1,4 +1,4 @@
-"""Memory that other users' files can take while their symbols are read."""
+"""Reading the symbols of other users' files takes limited memory."""
 
 import json
 import os
@@ -17,21 +17,19 @@ from tests.unit.symbols.user.hostile_files import GO_FUNCTIONS, KINDS, go_lines,
 pytestmark = pytest.mark.system
 
 LIMIT_MIB = 32
-SLACK_MIB = 12  # for the allocator, and for code imported on demand
+SLACK_MIB = 12  # for the allocator and code imported on demand
 FILES = 20
-DWARF_LIMIT_MIB = 12  # and 96 for the child
+DWARF_LIMIT_MIB = 12  # plus 96 in the child
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
-"""Files per kind of DWARF; `make test-hostile-files` reads 20."""
+"""The number of files to read per kind; ``make test-hostile-files`` sets 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
-"""Kinds that are read; each takes a third of a second."""
+"""The kinds that are not rejected early, each of which takes a third of a second."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Makes glibc return freed memory immediately, so that only held memory is measured
-(mallopt(3)).
-"""
+"""Makes glibc return freed memory at once (mallopt(3)), so that only held memory is measured."""
 
 
 def read(folder, content, limit_mib, count, detail="names"):
-    """Returns the report of a child process that reads a good file and a hostile one."""
+    """Returns the report of a child process that reads a good file and a hostile file."""
     paths = folder / "good", folder / "hostile"
     for path, data in zip(paths, (good(), content), strict=True):
         path.write_bytes(data)
@@ -48,7 +46,7 @@ def read(folder, content, limit_mib, count, detail="names"):
 def test_files_are_read_within_the_limit(tmp_path, kind):
     count = ALL or (2 if kind in SLOW else FILES)
     report = read(tmp_path, KINDS[kind](), LIMIT_MIB, count)
-    # Tables within the limit are evicted to make room for reading.
+    # Tables within the limit are evicted to make room for reads.
     added_kib = report["peak_kib"] - report["before_kib"]
     assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report
     assert report["good"] == [["good_000000"]], report
@@ -58,14 +56,14 @@ def test_files_are_read_within_the_limit(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", hostile_dwarf.KINDS)
 def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
-    """Child processes convert it, so that this process holds none of it."""
+    """Child processes convert the DWARF, so that the reading process holds none of it."""
     count = ALL or (1 if kind in hostile_dwarf.SLOW else 2)
     report = read(tmp_path, hostile_dwarf.KINDS[kind](), DWARF_LIMIT_MIB, count, "lines")
     added_kib = report["peak_kib"] - report["before_kib"]
     assert added_kib <= (DWARF_LIMIT_MIB + SLACK_MIB) * 1024, report
     assert report["peak_kib"] <= 80 << 10, report
     assert report["good"] == [["good_000000"]], report
-    assert report["counts"]["loaded"] == 1 + count, report  # the names of it, at least
+    assert report["counts"]["loaded"] == 1 + count, report  # at least the names
     if kind in hostile_dwarf.LARGE:
         (reason,) = report["reasons"]
         assert "takes more memory than the limit of" in reason
@@ -76,13 +74,13 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
 
 
 def test_go_lines_are_read_within_the_limit(tmp_path):
-    """Lines are kept as long as the names, and evicted with them."""
+    """Lines are kept as long as the names are, and evicted with them."""
     report = read(tmp_path, go_lines(), LIMIT_MIB, FILES, "lines")
     counts = report["counts"]
     assert counts["loaded"] == 1 + FILES, report
     kept = FILES - counts["evicted"]
     assert counts["evicted"]
-    # Thirteen bytes per name, eight for its lines.
+    # Each function takes thirteen bytes for the name and eight for lines.
     assert counts["bytes"] >= kept * 21 * GO_FUNCTIONS, report
     added_kib = report["peak_kib"] - report["before_kib"]
     assert added_kib <= (LIMIT_MIB + SLACK_MIB) * 1024, report

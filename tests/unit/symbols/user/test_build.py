@@ -1,4 +1,4 @@
-"""The functions of compiled programs, compared with binutils."""
+"""The functions of compiled programs are those that binutils shows."""
 
 import lzma
 import os
@@ -91,7 +91,7 @@ def test_assembler_labels_are_left_out(assembly):
         "sized", "sized", "inner_function", "sized",
     ]  # fmt: skip
     assert inner == sized + 2
-    for name in ("with_frame", "label_with_frame"):  # end with their unwind entry
+    for name in ("with_frame", "label_with_frame"):  # end with the unwind entry
         start = symbols[name][0]
         assert table.lookup(start + 1) == Function(start, start + 2, name)
         assert table.lookup(start + 2) is None
@@ -222,7 +222,7 @@ def test_symbol_versions_are_removed_from_names(folder):
 
 
 def test_minidebuginfo_is_read(program, folder):
-    """As in Fedora's packages, .gnu_debugdata has the names missing from .dynsym."""
+    """As in Fedora's packages, ``.gnu_debugdata`` has the names that ``.dynsym`` lacks."""
     small, packed, stripped = (os.path.join(folder, name) for name in ("mini", "mini.xz", "fedora"))
     tool("objcopy", "-S", "--keep-symbol=hidden", "--keep-symbol=main", program, small)
     tool("objcopy", "--only-keep-debug", small)
@@ -238,14 +238,14 @@ def test_minidebuginfo_is_read(program, folder):
 
 @contextmanager
 def opened(path):
-    """A file as a debug file."""
+    """Opens a file as a debug file during the block."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         yield DebugFile(path, file.fileno(), source, read_debug_elf(source))
 
 
 def partial(program, folder, kept, packed=()):
-    """The program with only some of its symbols, and others in ``.gnu_debugdata``."""
+    """Copies the program with only some symbols, and others in ``.gnu_debugdata``."""
     path = os.path.join(folder, "partial-" + "-".join([*kept, *packed]))
     keep = [f"--keep-symbol={name}" for name in kept]
     options = []
@@ -277,7 +277,7 @@ def test_each_source_fills_the_gaps_of_earlier_sources(program, folder):
 def test_no_debug_file_is_searched_for_if_all_functions_have_names(program):
     with open(program, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
-        read_functions(source, read_elf(source, None), lambda: pytest.fail("it was looked for"))
+        read_functions(source, read_elf(source, None), lambda: pytest.fail("unneeded search"))
 
 
 def test_a_damaged_source_does_not_affect_names_of_earlier_sources(program, folder):

@@ -1,4 +1,4 @@
-"""Debug files are found where debuggers search, and only if they match the file."""
+"""Debug files are found where debuggers search for them, if they match the file."""
 
 import os
 import struct
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 
 
 class Program:
-    """A stripped program with its debug file."""
+    """A stripped program and its debug file."""
 
     def __init__(self, folder, *options):
         self.whole = build(folder, "whole", *options)

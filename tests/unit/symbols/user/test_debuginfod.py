@@ -1,4 +1,4 @@
-"""Debug files from debuginfod servers, honest and hostile ones, over real HTTP."""
+"""Debug files are downloaded, over real HTTP, from honest and hostile debuginfod servers."""
 
 import contextlib
 import gzip
@@ -22,7 +22,7 @@ OTHER = "00112233445566778899aabbccddeeff00112233"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Build id of a program, and content of its debug file."""
+    """Returns the build id of a program, and the content of its debug file."""
     folder = tmp_path_factory.mktemp("debuginfod")
     program, debug = folder / "program", folder / "program.debug"
     subprocess.run(
@@ -36,7 +36,7 @@ def made(tmp_path_factory):
 
 
 class Server:
-    """A local server whose response is a function of the handler; counts requests."""
+    """A local server that responds with a function of the handler, and counts requests."""
 
     def __init__(self, answer):
         self.asked, self._answer = [], answer
@@ -167,7 +167,7 @@ def test_a_hostile_server_is_skipped_and_the_next_one_queried(name, made, serve,
     assert finder.fetch(build_id) is None
     assert len(hostile.asked) == count
     now[0] = 6.0
-    if name in {"status 500", "a page"}:  # quick to ask again
+    if name in {"status 500", "a page"}:  # requested again soon
         assert finder.fetch(build_id) is None
         assert len(hostile.asked) == 2 * count
         now[0] = 12.0

@@ -1,4 +1,4 @@
-"""Demangled C++ and Rust names, compared with other demanglers."""
+"""C++ and Rust names are demangled as by other demanglers."""
 
 import subprocess
 import time
@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.demangle import demangle, has_cxx_runtime
 pytestmark = pytest.mark.system
 
 ROWS = Path(__file__).parents[3] / "data" / "symbols" / "rust_names.tsv"
-"""Names of a program built by rustc 1.95 in both forms, as rustc-demangle prints them."""
+"""The names in a program built by rustc 1.95, mangled and as rustc-demangle prints them."""
 
 
 def output(*command, **kwargs):
@@ -21,7 +21,7 @@ def output(*command, **kwargs):
 
 
 def names_of(library):
-    """The names of C++ functions that a library exports, without versions."""
+    """Returns the names of the C++ functions that a library exports, without versions."""
     lines = output("nm", "-D", "--format=posix", library).splitlines()
     return sorted({line.split()[0].partition("@")[0] for line in lines if line.startswith("_Z")})
 
@@ -97,7 +97,7 @@ def test_names_are_demangled(mangled, expected):
 
 
 def nested(count):
-    """A name whose types are pairs of the preceding type: it doubles ``count`` times."""
+    """Returns a name whose types are pairs of the previous type, which doubles its length."""
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     return "_Z1f1A1XIS_S_E" + "".join(f"S0_IS{d}_S{d}_E" for d in digits[1 : count + 1])
 

@@ -1,4 +1,4 @@
-"""Source lines of files whose DWARF is split or shared, by a worker process."""
+"""A worker process finds source lines for files whose DWARF is split or shared."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def run(*command, **kwargs):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Programs with the same code, and their DWARF in different places."""
+    """Builds programs that have the same code, with DWARF in different places."""
     folder = tmp_path_factory.mktemp("drgn")
     (folder / "code.c").write_text(CODE)
     for name, options in {
@@ -181,16 +181,16 @@ def test_a_worker_that_exits_is_replaced(folder, opened, keep):
     address = next(at for at in range(start, start + size) if table.lookup(at))
     expected = table.lookup(address)
     first = table._worker._child
-    first.wait(10)  # no requests for a while
+    first.wait(10)  # exits without requests
     assert table.lookup(address) == expected
     assert table._worker._child.pid != first.pid
     for _ in range(2):
         table._worker._child.send_signal(signal.SIGSTOP)
         started = time.monotonic()
-        assert table.lookup(address) == expected  # answered late, by the next worker
+        assert table.lookup(address) == expected  # by the next worker
         assert time.monotonic() - started > 0.9
     table._worker._child.send_signal(signal.SIGSTOP)
-    assert table.lookup(address) == ()  # no more than three
+    assert table.lookup(address) == ()  # after three workers
     table.close()
     table.close()
     assert table.lookup(address) == ()

@@ -1,4 +1,4 @@
-"""Functions of a file, found by linkage name and by demangled name."""
+"""The functions in a file are found by linkage name and by demangled name."""
 
 import pytest
 

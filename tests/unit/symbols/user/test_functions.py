@@ -1,4 +1,4 @@
-"""Tables of functions at their limits."""
+"""Function tables stay correct at their limits."""
 
 import re
 import tempfile
@@ -106,7 +106,7 @@ def test_a_function_takes_thirteen_bytes_plus_its_name():
 
 
 def read_resident_bytes(directory):
-    """Resident memory of the deleted files of a directory that this process has mapped."""
+    """Returns the resident memory of mapped, deleted files in a directory."""
     mappings = re.findall(
         rf"{directory}/\S+ \(deleted\)\n(?:\w+: .*\n)*?Rss: +(\d+) kB",
         Path("/proc/self/smaps").read_text(),
@@ -116,7 +116,7 @@ def read_resident_bytes(directory):
 
 
 def test_most_of_a_large_table_is_not_resident(tmp_path, monkeypatch):
-    """A look-up reads a few pages of its file; the kernel maps up to 64 KiB around each."""
+    """A lookup reads a few pages of the table's file; the kernel maps up to 64 KiB around each."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = [Function(16 * i, 16 * i + 9, f"name{i:06}") for i in range(200_000)]
     table = FunctionTable.of(rows + [row._replace(name="") for row in rows])

@@ -1,4 +1,4 @@
-"""Functions and lines of Go programs, compared with Go's tools and runtime."""
+"""The functions and lines of Go programs are those of Go's tools and runtime."""
 
 import os
 import random
@@ -110,7 +110,7 @@ def program(folder):
 
 @pytest.fixture(scope="module")
 def variants(folder, program):
-    """Each program without symbols, and the same one with them."""
+    """Yields each program without symbols, paired with the same program with symbols."""
     stripped = folder / "stripped"
     subprocess.run(["strip", "-o", stripped, program], check=True)
     external = build_go(folder / "external", "-buildmode=pie", "-ldflags=-linkmode=external")
@@ -160,7 +160,7 @@ def test_functions_match_go_tool_nm(variants):
 
 
 def generic(name):
-    """The runtime omits the types of generic functions; the tools write some characters as dots."""
+    """Returns a name as both runtime and tools write it, with dots instead of type arguments."""
     return name.removesuffix(".abi0").partition("[")[0].replace("·", ".")
 
 
@@ -175,7 +175,7 @@ def test_lines_match_go_tool_addr2line(variants):
             assert result[-1] is function
             assert generic(function.function) == generic(name.removesuffix(".abi0"))
             file, _, line = place.rpartition(":")
-            if int(line) > 0:  # otherwise, the address is behind the code
+            if int(line) > 0:  # else the address is after the code
                 compared += 1
                 assert (innermost.file, innermost.line) == (file, int(line))
         assert compared > 900
@@ -200,7 +200,7 @@ def test_inlined_calls_match_dwarf(variants):
                 for name, place in zip(answer[0::2], answer[1::2], strict=True)
             ]
             results = [(generic(line.function), line.line) for line in lines.lookup(address)]
-            if results[0][1] and expected[0][1]:  # otherwise, the address is behind the code
+            if results[0][1] and expected[0][1]:  # else the address is after the code
                 assert results == expected
                 deepest = max(deepest, len(results))
         assert deepest >= 3
@@ -211,7 +211,7 @@ def test_inlined_calls_match_dwarf(variants):
 
 
 def split(rows):
-    """Parts between empty rows."""
+    """Yields the parts between empty rows."""
     return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
 
 

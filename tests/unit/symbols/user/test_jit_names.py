@@ -1,4 +1,4 @@
-"""Names of code without files: requested by one thread, read by another."""
+"""Names of code without files are requested by one thread and read by another."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from otel_kprofiler.symbols.user.jit_names import LOOK_AGAIN_NS, JitNames
 
 
 class Map:
-    """Stands for the perf map of a process."""
+    """A stand-in for the perf map of a process."""
 
     def __init__(self):
         self.read_ns = -1

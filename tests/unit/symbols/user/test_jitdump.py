@@ -1,4 +1,4 @@
-"""JIT-compiled functions: jitdumps, and the names they give addresses over time."""
+"""Jitdumps give addresses in JIT-compiled code the right names over time."""
 
 import ctypes
 import mmap
@@ -57,7 +57,7 @@ def close(time_ns):
 
 @contextmanager
 def mapped(path):
-    """The mapping that announces a dump of this process."""
+    """Returns the mapping that announces a dump by this process."""
     with open(path, "rb") as file:
         marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     try:
@@ -68,7 +68,7 @@ def mapped(path):
 
 @contextmanager
 def written(*parts, suspended=lambda: 0, files=None, is_mapped=True):
-    """A dump of this process."""
+    """Writes a dump by this process, and opens it."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / f"jit-{PID}.dump"
         path.write_bytes(b"".join(parts))
@@ -162,7 +162,7 @@ def test_moved_code_keeps_its_lines():
         assert dump.lookup(0x118, 3)[2:] == ("one", "a", 7)
         assert name_at(dump, 0x118, 2) == "one"
         assert name_at(dump, 0x108, 3) is None
-        assert name_at(dump, 0x118, 4) is None  # code that no record described
+        assert name_at(dump, 0x118, 4) is None  # code without a record
 
 
 CODES = st.tuples(st.just("load"), st.integers(0, 60), st.integers(1, 20), st.integers(0, 9))
@@ -174,8 +174,8 @@ ENDS = st.just(("close",))
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_names_are_right_at_any_time(rounds):
     """Events occur at times 10, 20, …; the dump is read after each round."""
-    codes = []  # [start, end, name] of the functions present
-    history = [[]]  # the code there in each interval of ten
+    codes = []  # [start, end, name] of present functions
+    history = [[]]  # the code in each interval of ten
     with written(header()) as (dump, path):
         for events in rounds:
             for event in events:
@@ -211,7 +211,7 @@ def test_no_name_is_certain_across_a_suspension():
     with written(*records, suspended=lambda: suspended) as (dump, path):
         dump.update(15)
         suspended = 1000
-        append(path, load(20, 0x100, 0x10, b"new"))  # before or after it
+        append(path, load(20, 0x100, 0x10, b"new"))  # before or after the suspension
         dump.update(1030)
         results = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
         assert results == ["old", None, None, None, "new"]
@@ -443,7 +443,7 @@ def test_tracked_mappings_equal_brute_force(ranges, others):
     assert points(subtract(ranges, others)) == points(ranges) - points(others)
 
 
-def test_a_file_created_after_the_first_look_up_is_read_too():
+def test_a_file_created_after_the_first_lookup_is_read_too():
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
@@ -494,7 +494,7 @@ def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
 
 
 def test_memory_and_time_are_bounded():
-    """The dump has an endless stream of functions with long names and many source files."""
+    """The dump has very many functions, with long names and many source files."""
     parts = [header()]
     for at in range(20_000):
         entry = (at * 16, at, b"%d" % at * 20)

@@ -1,4 +1,4 @@
-"""Source lines and inlined functions, compared with llvm-symbolizer."""
+"""Source lines and inlined functions are those of llvm-symbolizer."""
 
 import errno
 import os
@@ -81,9 +81,9 @@ def cache(tmp_path):
 
 
 def code_addresses(path, count):
-    """Return addresses minus one, and random ones."""
+    """Returns return addresses minus one, and random addresses."""
     text = run("objdump", "-d", "--no-show-raw-insn", "-j", ".text", path)
-    if "static" in path:  # leave out the C library
+    if "static" in path:  # without the C library
         parts = re.split(r"^[0-9a-f]+ <(.*)>:$", text, flags=re.MULTILINE)[1:]
         own = re.compile("main$|_ZN5TableILi|_ZN12_GLOBAL__N_1(3top|4text)E")
         named = zip(parts[::2], parts[1::2], strict=True)
@@ -125,12 +125,12 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
     inlined = compared = stale = 0
     for address, expected in zip(addresses, symbolize(path, addresses), strict=True):
         found = [(line.function, line.file, line.line) for line in table.lookup(address)]
-        if not expected[-1][0]:  # padding between functions; llvm has lines for it
+        if not expected[-1][0]:  # padding, for which llvm has lines
             assert not found, hex(address)
-        elif len(expected) == 1 and not expected[0][2]:  # only in the symbol table
+        elif len(expected) == 1 and not expected[0][2]:  # in the symbol table only
             assert not found or found == expected, hex(address)
         elif found and found == expected[1:]:
-            stale += 1  # the line table's row is the end of the preceding function
+            stale += 1  # the row ends the previous function
         else:
             assert found == expected, hex(address)
             compared += 1
@@ -274,7 +274,7 @@ def test_symbols_record_whether_their_lines_may_still_be_read(
     source = opened(build("pie"))
     details = FileDetails(build("pie"), None, FileId("0" * 32))
     sources = SymbolSources(finders=(), lines=SymbolicLines(cache, limits))
-    for _ in range(2):  # the second time from memory
+    for _ in range(2):  # second from memory
         symbols = sources.read(source, read_elf(source), details)
         assert (symbols.lines_problem, symbols.lines_may_come) == expected
 
@@ -318,7 +318,7 @@ def test_a_full_disk_is_a_temporary_failure(build, tmp_path, most_bytes, cause, 
 
 
 def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatch):
-    """The headers are in the page cache, so that the child is the first to wait."""
+    """The headers are in the page cache, so that only the child waits."""
     content = Path(build("pie")).read_bytes()
     with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:
         source = FileSource(file.fileno(), len(content))
@@ -403,20 +403,20 @@ def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
     path = tmp_path / "program"
     functions = b"".join(hostile_dwarf.function(at, at) for at in range(count))
     strings = b"n" * (longest + count) + b"\0"
-    rows = hostile_dwarf.lines(b"\1" + b"\xf2" * count)  # a row each 16 bytes
+    rows = hostile_dwarf.lines(b"\1" + b"\xf2" * count)  # a row every 16 bytes
     path.write_bytes(hostile_dwarf.dwarf(hostile_dwarf.unit(functions), rows, strings))
     source = opened(path)
     tables = [SymbolicLines(cache).open(source) for _ in range(6)]
     tracemalloc.start()
     try:
         for table in tables:
-            for at in range(3, count):  # the first have symbols
+            for at in range(3, count):  # the first three have symbols
                 names = [line.function for line in table.lookup(hostile_dwarf.TEXT + 16 * at)]
                 assert names == ["n" * min(longest + count - at, 8192)]
         kept_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept_bytes < 6 << 20  # of 14 million characters
+    assert kept_bytes < 6 << 20  # for 14 million characters
 
 
 def test_damaged_symcaches_resolve_or_are_rejected(build, cache, opened):

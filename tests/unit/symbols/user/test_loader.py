@@ -1,4 +1,4 @@
-"""Symbols of user files, loaded in the background."""
+"""Symbols of user files are loaded in the background."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ from tests.fuse import mounted
 
 
 class Names:
-    """Stands for the symbols of a file: each address is named after the file."""
+    """A stand-in for a file's symbols, in which each address is named after the file."""
 
     nbytes = 100
 
@@ -111,7 +111,7 @@ def test_identical_files_are_read_once(make):
 
 
 def test_files_without_a_build_id_are_not_assumed_identical(make):
-    """The files' hash covers only the first and the last 4 KiB."""
+    """The hash of a file covers only its first and last 4 KiB."""
     loader = make()
     for number, content in enumerate((b"one", b"two")):
         loader.add(key(number), details(7), content)
@@ -223,7 +223,7 @@ def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeyp
 
 
 class Stalled:
-    """A loader of a file whose device provides only the functions, with a settable clock."""
+    """A loader with a settable clock, and a file whose device provides only the functions."""
 
     def __init__(self, make, **settings):
         self.now_s, self.answers, self.readings = 0.0, False, 0
@@ -394,7 +394,7 @@ def test_an_evicted_file_is_read_again_when_it_is_opened_again(make):
 
 
 def read_after(go_on):
-    """A reader that waits for an event."""
+    """Returns a reader that waits for an event."""
 
     def read(_details, _content):
         assert go_on.wait(30)
@@ -418,7 +418,7 @@ def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
 
 
 class MadeCode:
-    """Code without files that is read once."""
+    """Code without files, whose names are read once."""
 
     def __init__(self):
         self.has_work, self.was_read = True, threading.Event()
@@ -475,7 +475,7 @@ def test_a_process_with_a_slow_file_waits_for_files_of_others(make):
         order.append(file.path)
         return Names("f")
 
-    loader = make(read, cpu_ns=lambda: 0)  # only child processes cost more than a turn
+    loader = make(read, cpu_ns=lambda: 0)  # only children use CPU time
     loader.add(key(0), details(0), b"slow", 1)
     for number in range(1, 4):
         loader.add(key(number), details(number), b"f", 1)
@@ -498,7 +498,7 @@ def test_a_process_with_many_files_does_not_crowd_out_others(make, monkeypatch):
     assert loader.counts().dropped in {6, 7}
 
 
-def test_many_processes_of_one_user_do_not_crowd_out_another_users(make, monkeypatch):
+def test_many_processes_of_one_user_do_not_crowd_out_those_of_another(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 4)
     go_on = threading.Event()
     loader = make(read_after(go_on))
@@ -523,7 +523,7 @@ def test_reading_stays_within_its_cpu_share_until_shutdown(make):
     for number in range(60):
         loader.add(key(number), details(number), b"f")
     with loader._changed:
-        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # one CPU second at once
+        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # a burst of one CPU second
     assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
     loader.finish(60)
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)
@@ -598,7 +598,7 @@ def test_reading_files_evicts_large_tables_and_keeps_small_ones(make):
 
 @pytest.mark.system
 def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
-    """There are more files than threads that may be left behind."""
+    """There are more files than threads that may be abandoned."""
     count = 34
     files = {f"f{number}": b"content" for number in range(count)}
     with mounted(tmp_path / "fuse", files) as fuse:

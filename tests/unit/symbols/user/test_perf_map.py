@@ -1,4 +1,4 @@
-"""JIT-compiled functions: perf maps, and the names they give addresses over time."""
+"""Perf maps give addresses in JIT-compiled code the right names over time."""
 
 import os
 import time
@@ -20,7 +20,7 @@ ME = ProcessKey(os.getpid(), read_start_ticks(Access(), "self") * TICK_NS)
 
 @pytest.fixture
 def path(tmp_path):
-    """Where the map of this process would be, below ``tmp_path``."""
+    """Returns the path of this process's map in a /proc below ``tmp_path``."""
     directory = tmp_path / "proc" / str(ME.tgid) / "root" / "tmp"
     directory.mkdir(parents=True)
     (tmp_path / "tmp").mkdir()
@@ -135,7 +135,7 @@ def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
     assert not opened.update(20)
     names = [name_at(opened, 0x10F, at) for at in (5, 10, 11, 19, 20)]
     assert names == ["first", "first", None, None, "second"]
-    assert opened.lookup(0x105, 20) is None  # the rest of the first function is gone
+    assert opened.lookup(0x105, 20) is None  # the first function's rest is dropped
     assert name_at(opened, 0x205, 20) == "other"
     assert opened.lookup(0x305, 20) is None
     with open(path, "ab") as file:
@@ -219,7 +219,7 @@ def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, tmp_p
 
 
 def test_memory_and_time_are_bounded(path, opened):
-    """The map has many functions, long names, and a line longer than several reads."""
+    """The map has many functions, long names, and a line that is longer than several reads."""
     with open(path, "wb") as file:
         file.writelines(b"%x 10 %s\n" % (at * 16, b"name" * (at % 300)) for at in range(40_000))
         file.write(b"1" * (3 * MAX_UPDATE_BYTES) + b"\n0 ffff last\n")

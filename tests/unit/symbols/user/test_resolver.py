@@ -1,4 +1,4 @@
-"""User stacks as files and addresses in them, while file details are still arriving."""
+"""User stacks are resolved to files and addresses, even before the files' details arrive."""
 
 import gc
 
@@ -43,7 +43,7 @@ DETAILS = {
         "/usr/lib/libc.so.6", BuildId("0a" * 20), FileId("1" * 32),
         (Segment(0x26000, 0x155000, 0x26000),),
     ),
-    # Two executable segments, whose addresses are not their offsets.
+    # Has two executable segments, whose addresses differ from their offsets.
     PROGRAM: FileDetails(
         "/usr/bin/program", None, FileId("2" * 32),
         (Segment(0x1800, 0x2000, 0x402800), Segment(0x8000, 0x1000, 0x600000)),
@@ -52,7 +52,7 @@ DETAILS = {
 
 
 def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
-    """A user stack; a frame is an offset in a file, the file or None, and how it was found."""
+    """Returns a user stack from frames (offset in the file, file or None, how it was found)."""
     if keys is None:
         keys = tuple(dict.fromkeys(key for _, key, _ in frames if key))
     mappings = tuple(StackMapping(key, biases[key]) for key in keys)
@@ -97,8 +97,8 @@ def test_frame_addresses_are_elf_virtual_addresses(resolve):
     assert [(frame.module.name, frame.address) for frame in side.frames] == [
         ("libc.so.6", 0x30000),
         ("libc.so.6", 0x3000F),  # in the call, not after it
-        ("libc.so.6", 0x30020),  # the trampoline, to which no call returns
-        ("program", 0x402900),  # where the signal hit
+        ("libc.so.6", 0x30020),  # a trampoline, not a return address
+        ("program", 0x402900),  # interrupted by the signal
         ("program", 0x60000F),
     ]
     assert (side.kind, side.status, side.is_provisional) == (USER_SIDE, STACK_OK, False)
@@ -158,7 +158,7 @@ def test_code_without_a_file_keeps_its_runtime_address(resolve):
 
 
 def test_missing_recorded_files_are_not_mentioned(resolve):
-    """Frames have no mapping without the unwinder, or beyond the first 15 mappings."""
+    """Without the unwinder, or beyond the first 15 mappings, frames have no mapping."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
     assert (frame.address, frame.unresolved) == (0x7FFF0000, Unresolved.USER_ADDRESS)
@@ -220,7 +220,7 @@ def test_memory_is_bounded(monkeypatch, known):
 
 
 def test_the_number_of_frames_of_a_mapping_is_bounded(monkeypatch, known):
-    """A process that executes many parts of a large library has one mapping and many frames."""
+    """A process that executes all parts of a large library has many frames in one mapping."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     resolver = UserResolver(known)
     for number in range(1000):
@@ -296,7 +296,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
 
 
 def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
-    """This needs neither new stacks nor a look-up for each sample."""
+    """This needs neither new stacks nor a lookup for each sample."""
     asked = []
 
     class Asked(Names):
@@ -323,7 +323,7 @@ def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
 
 
 def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(monkeypatch, known):
-    """Unrequested symbols are evicted first."""
+    """Symbols that are not requested are evicted first."""
     monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     asked = []
 
@@ -341,7 +341,7 @@ def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(m
 
 
 class Names:
-    """Stands for loaded symbols: of LIBC, and code of process 70."""
+    """A stand-in for loaded symbols, of LIBC and of code in process 70."""
 
     def __init__(self):
         self.version = 0
@@ -394,7 +394,7 @@ def test_each_process_names_its_own_code(known):
     answer = UserResolver(known, names).resolve(
         raw((0x7000, None, REGISTERS), (0x30010, LIBC, TABLE)), None
     )
-    other = SAMPLE._replace(start_time_ns=6)  # a later process with this pid
+    other = SAMPLE._replace(start_time_ns=6)  # a later process with the same pid
     named, unnamed = answer.of(SAMPLE), answer.of(other)
     assert [frame.function for frame in named.frames] == ["hot", "read"]
     assert named.frames[0].offset == 0x10
