@@ -19,9 +19,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             promise = (item.function.__doc__ or item.name).splitlines()[0].rstrip(".")
             item.user_properties.append(("feature", promise))
     if GUEST:
-        if (
-            "MATRIX_PROGRAMS" not in os.environ
-        ):  # tests/live covers them on the host's machine type
+        if "MATRIX_PROGRAMS" not in os.environ:  # tests/live covers them on the host's machine type
             items[:] = [item for item in items if not item.get_closest_marker("built_programs")]
         for item in items:
             if item.get_closest_marker("one_boot") and not GUEST.endswith(" kaslr"):
