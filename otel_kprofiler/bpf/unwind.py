@@ -66,6 +66,7 @@ class Processor(NamedTuple):
         syscall: the system call instruction.
         goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty
             if unknown.
+        goexit_mask: the bits of that code that are compared.
         goexit_back: number of bytes of ``goexit`` before that address.
         sigreturn_bytes: length of a signal trampoline up to the end of its system call.
         signal_at: offset of ``signal`` from the stack pointer in a trampoline.
@@ -85,6 +86,7 @@ class Processor(NamedTuple):
     sigreturn: bytes
     syscall: bytes
     goexit: bytes
+    goexit_mask: bytes
     goexit_back: int
     sigreturn_bytes: int
     signal_at: int
@@ -114,6 +116,7 @@ X86_64: Final = Processor(
     sigreturn=bytes.fromhex("48c7c00f0000000f"),  # mov $15, %rax; syscall (its first byte)
     syscall=bytes.fromhex("0f05"),
     goexit=bytes.fromhex("90e8"),  # nop; call: the return address is after the nop
+    goexit_mask=bytes.fromhex("ffff"),
     goexit_back=1,
     sigreturn_bytes=9,
     signal_at=40,  # ucontext: flags, link, stack (3 words), then sigcontext
@@ -143,8 +146,9 @@ AARCH64: Final = Processor(
     address_mask=(1 << 48) - 1,  # without a hint to mmap(2), no address in a process is higher
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
-    goexit=b"",
-    goexit_back=0,
+    goexit=bytes.fromhex("e00300aa00000094"),  # mov x0, x0; bl: the return address is between
+    goexit_mask=bytes.fromhex("ffffffff000000fc"),
+    goexit_back=4,
     sigreturn_bytes=8,
     signal_at=128 + 176,  # siginfo; ucontext: flags, link, stack, mask, up to a multiple of 16
     sp_column=31,
@@ -261,9 +265,8 @@ def pack_unwind_config(
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS
-    goexit = processor.goexit.ljust(8, b"\0")
-    mask = b"\xff" * len(processor.goexit)
-    words = (processor.sigreturn, processor.syscall, goexit, mask)
+    goexit = processor.goexit, processor.goexit_mask
+    words = (processor.sigreturn, processor.syscall, *goexit)
     return (
         _CONFIG.pack(
             processor.address_mask & unsigned,
@@ -273,7 +276,7 @@ def pack_unwind_config(
             len(processor.syscall),
             processor.goexit_back,
             processor.sigreturn_bytes,
-            *processor[7:16],
+            *processor[8:17],
             kernel.stack_top_registers,
             *kernel.offsets,
             page_bytes,

@@ -1,4 +1,4 @@
-"""Writes ``.eh_frame`` with a search table for x86-64, in child processes that make tables.
+"""Writes ``.eh_frame`` with a search table, in child processes that make tables.
 
 Imports nothing from this package, since these processes run without its other modules.
 """
@@ -60,11 +60,21 @@ def pack_number(value: int) -> bytes:
     return bytes(out)
 
 
-def make_program(rows: Rows) -> bytes:
-    """Makes a CFA program from rows, padded with DW_CFA_nop to the size that an entry needs."""
+def pack_cie(augmentation: bytes, rest: bytes) -> bytes:
+    """Packs a CIE. ``rest`` is its part after the augmentation, without the padding."""
+    body = b"\1" + augmentation + b"\0" + rest
+    body += bytes(-len(body) % 4)
+    return struct.pack("<II", 4 + len(body), 0) + body
+
+
+def make_program(rows: Rows, unit: int = 1) -> bytes:
+    """Makes a CFA program from rows, padded with DW_CFA_nop to the size that an entry needs.
+
+    ``unit`` is the CIE's alignment of code.
+    """
     out, now = [], 0
     for at, code in rows:
-        distance = at - now
+        distance = (at - now) // unit
         if distance < len(_ADVANCES):
             out.append(_ADVANCES[distance])
         elif distance < 1 << 16:

@@ -31,8 +31,10 @@ TIMEOUT_S: Final = 30.0
 """Limit on elapsed time in seconds, for busy machines, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """CPU time limit for ``.eh_frame``: ten times the time for tables that compilers write."""
-GO_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``: six times the time for tables that Go's linker writes."""
+GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
+"""CPU time limit for ``.gopclntab``: six times the time for tables that Go's linker writes, or more
+for small ones, since an emulated processor needs 2 s to start the process.
+"""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """CPU time limit for code without tables: five times the time for musl's code."""
@@ -183,7 +185,8 @@ def index_go(
     empty = Segment(table.offset, 0, table.address)
     tables = others or Tables(table.address, table.offset, 0, empty)
     pairs = Segment(tables.search_offset or 0, tables.search_bytes, 0)
-    arguments = [str(tables.frames.address + tables.made_at), str(tables.origin)]
+    places = elf.machine, tables.frames.address + tables.made_at, tables.origin
+    arguments = list(map(str, places))
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]
     with children.trying_once(fd, ".gopclntab"):
         limits = ChildLimits(MEMORY_BYTES, GO_CPU.grant(table.size), TIMEOUT_S)

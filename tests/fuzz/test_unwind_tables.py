@@ -14,7 +14,7 @@ from otel_kprofiler.unwinding.go_frames import make_tables
 from otel_kprofiler.unwinding.image import check_texts, image_pages, write_image
 from otel_kprofiler.unwinding.table import find_tables
 from tests.unit.unwinding.files import NAMES, content
-from tests.unit.unwinding.go_files import ORDINARY, go_file
+from tests.unit.unwinding.go_files import ARM64_ORDINARY, ORDINARY, go_file
 
 pytestmark = pytest.mark.fuzz
 EXAMPLES = settings(max_examples=1000, deadline=10_000)
@@ -103,28 +103,34 @@ def test_arbitrary_bytes_are_indexed_or_rejected(data):
         make_pairs(data, 0x1000, 0x1000)
 
 
-GO_FILE, GO_TABLE, GO_SEGMENTS = go_file([ORDINARY] * 12)
+GO_FILES = {62: go_file([ORDINARY] * 12), 183: go_file([ARM64_ORDINARY] * 12, quantum=4)}
+"""By machine, as numbered in ELF files."""
 
 
 @st.composite
 def damaged_go_tables(draw):
-    """Draws a small Go file with some numbers in its table changed."""
-    data = bytearray(GO_FILE)
+    """Draws a machine, and a small Go file for it with some numbers in its table changed."""
+    machine = draw(st.sampled_from(list(GO_FILES)))
+    file, table, _ = GO_FILES[machine]
+    data = bytearray(file)
     for _ in range(draw(st.integers(1, 4))):
         size = draw(st.sampled_from([1, 2, 4, 8]))
-        at = GO_TABLE.offset + draw(st.integers(0, GO_TABLE.size - size))
+        at = table.offset + draw(st.integers(0, table.size - size))
         number = draw(st.sampled_from(NUMBERS) | st.integers(0, 1000))
         data[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
-    return bytes(data)
+    return machine, bytes(data)
 
 
 @EXAMPLES
 @given(damaged_go_tables())
-@example(GO_FILE)
-def test_go_tables_are_rejected_or_meet_the_programs_assumptions(data):
+@example((62, GO_FILES[62][0]))
+@example((183, GO_FILES[183][0]))
+def test_go_tables_are_rejected_or_meet_the_programs_assumptions(damaged):
+    machine, data = damaged
+    _, table, segments = GO_FILES[machine]
     address = 0x700000
     try:
-        maker = make_tables(data, GO_TABLE, GO_SEGMENTS[0].address, GO_SEGMENTS, address)
+        maker = make_tables(data, table, segments[0].address, segments, address, machine=machine)
         packed = pack_tables(maker.pairs, bytes(maker.frames), b"", address)
     except ValueError:
         return

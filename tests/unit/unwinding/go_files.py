@@ -27,16 +27,17 @@ def number(value):
     return out + bytes([value])
 
 
-def pack_sizes(sizes):
+def pack_sizes(sizes, quantum):
     out, size, end = b"", -1, 0
     for until, now in sizes:
         change = now - size
-        out += number(((change << 1) ^ (change >> 63)) & 0xFFFFFFFF) + number(until - end)
+        out += number(((change << 1) ^ (change >> 63)) & 0xFFFFFFFF)
+        out += number((until - end) // quantum)
         size, end = now, until
     return out + b"\0"
 
 
-def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
+def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT, quantum=1):
     """Makes a file; returns it, its table's location, and its segments.
 
     ``text`` is the address of the code in the table.
@@ -51,7 +52,7 @@ def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
             # Functions with equal sizes share an entry, as with Go's linker.
             if made.sizes not in shared:
                 shared[made.sizes] = len(sizes)
-                sizes += pack_sizes(made.sizes)
+                sizes += pack_sizes(made.sizes, quantum)
             at = shared[made.sizes]
         rows.append((start, len(names), at, made.flags))
         names += made.name + b"\0"
@@ -65,7 +66,7 @@ def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
         bodies += struct.pack("<Ii8xI21xB2x", start, name, at, flags)
     places.append((len(code), 0))
     table = struct.pack(
-        "<IHBB8Q", magic, 0, 1, 8, len(rows), 0, text, names_at, 0, 0, sizes_at, rows_at
+        "<IHBB8Q", magic, 0, quantum, 8, len(rows), 0, text, names_at, 0, 0, sizes_at, rows_at
     )
     table += names + sizes + b"".join(struct.pack("<II", *place) for place in places) + bodies
     table_at = Segment(len(code), len(table), TABLE_ADDRESS)
@@ -73,3 +74,18 @@ def go_file(functions, *, magic=0xFFFFFFF1, text=TEXT):
 
 
 ORDINARY = Made(b"main.work", PUSH + bytes(60), ((1, 0), (5, 8), (60, 40), (61, 8), (64, 0)))
+
+
+def pack_words(*words):
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+NOP, RETURN, CALL = 0xD503201F, 0xD65F03C0, 0x94000010
+STORE_FP, SET_FP = 0xF81F83FD, 0xD10023FD  # stur x29, [sp, #-8]; sub x29, sp, #8
+LOAD_FP = 0xF85F83FD  # ldur x29, [sp, #-8]
+ARM64_PROLOGUE = (0xF81D0FFE, STORE_FP, SET_FP)  # str x30, [sp, #-48]!
+ARM64_EPILOGUE = (LOAD_FP, 0xF84307FE, RETURN)  # ldr x30, [sp], #48
+ARM64_SIZES = ((4, 0), (60, 48), (64, 0))
+ARM64_ORDINARY = Made(
+    b"main.work", pack_words(*ARM64_PROLOGUE, *[CALL] * 10, *ARM64_EPILOGUE), ARM64_SIZES
+)

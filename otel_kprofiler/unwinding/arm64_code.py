@@ -1,0 +1,77 @@
+"""Finds arm64 instructions that change the frame pointer, the link register or the stack pointer.
+
+Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1 ("A64 instruction set
+encoding"). Where an encoding is not distinguished from one that changes a register, it counts as
+one that does. Imported by a child process that imports only a few modules of this package.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+FP, LINK, SP = 29, 30, 31
+"""Numbers of registers, as in DWARF; as a destination, 31 may instead discard the result."""
+WORD: Final = struct.Struct("<I")
+_PC_BYTES: Final = WORD.size
+
+
+def find_changes(code: bytes) -> Iterator[tuple[int, int]]:
+    """Yields the end of each instruction that may change FP, LINK or SP, with the register."""
+    for index, (word,) in enumerate(WORD.iter_unpack(code[: len(code) & -_PC_BYTES])):
+        for register in _find_targets(word):
+            if register >= FP:
+                yield (index + 1) * _PC_BYTES, register
+
+
+def _find_targets(word: int) -> tuple[int, ...]:
+    """Returns the general-purpose registers that an instruction may change; SP only if it does."""
+    group, target = word >> 25 & 15, word & 31
+    if group & 5 == 4:
+        return _find_loaded(word)
+    if word & 0xFC000000 == 0x94000000 or word & 0xFEE00000 == 0xD6200000:
+        return (LINK,)  # BL; BLR, with authentication or without
+    if group in (0, 1, 3):  # undefined
+        return ()
+    if group in (10, 11) and word & 0xFFE00000 != 0xD5200000:  # branches and others, but not MRS
+        return ()
+    if group & 7 == 7 and not _is_general(word):
+        return ()
+    return (target,) if target != SP or _sets_sp(word) else ()
+
+
+def _is_general(word: int) -> bool:
+    """Returns whether the target of a vector or floating-point instruction may be no vector."""
+    converts = word & 0x5F200000 == 0x1E000000 or word & 0x5F20FC00 == 0x1E200000
+    return converts or word & 0xBFE0EC00 == 0x0E002C00  # SMOV, UMOV
+
+
+def _sets_sp(word: int) -> bool:
+    """Returns whether the target 31 of an instruction other than a load or store may be SP."""
+    if word & 0x1F800000 == 0x12000000:
+        return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
+    adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000
+    is_scalable = word >> 25 & 15 == 2
+    return (adds and not word & 0x20000000) or is_scalable  # ADD, SUB, but not ADDS, SUBS
+
+
+def _find_loaded(word: int) -> tuple[int, ...]:
+    """Returns the registers that a load or store may change."""
+    kind, base, status = word >> 28 & 3, word >> 5 & 31, word >> 16 & 31
+    is_load, moves_base = bool(word & 1 << 22), False
+    pair = (word & 31, word >> 10 & 31)
+    if kind == 0:  # exclusive, ordered, compare and swap; structures of vectors
+        targets: tuple[int, ...] = (status, *pair) if is_load else (status,)
+    elif kind == 1:  # literals
+        targets = pair[:1]
+    elif kind == 2:  # pairs
+        targets, moves_base = pair if is_load else (), bool(word & 1 << 23)
+    else:
+        is_atomic = word & 0x01200C00 == 0x00200000
+        targets = pair[:1] if is_atomic or word & 0x00C00000 else ()
+        # with write-back; LDRAA and LDRAB with write-back
+        moves_base = word & 0x01200400 == 0x00000400 or word & 0x01200C00 == 0x00200C00
+    if word & 1 << 26:  # vectors
+        targets, moves_base = (), bool(word & 1 << 23) if kind == 0 else moves_base
+    return (*(target for target in targets if target != SP), *((base,) if moves_base else ()))

@@ -1,0 +1,302 @@
+"""Unwind rows of Go's functions on arm64, from frame sizes and machine code.
+
+A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
+frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). Compiled functions do so in one
+way. In those written in assembly, every instruction that may change x29, x30 or the stack pointer
+is looked at: what they do not prove has no rule. Functions that switch stacks are recognized by
+their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from otel_kprofiler.unwinding.arm64_code import FP, LINK, SP, WORD, find_changes
+from otel_kprofiler.unwinding.frame_writing import Rows, make_program, pack_number
+from otel_kprofiler.unwinding.go_table import (
+    IN_ASSEMBLY,
+    TOP_FRAME,
+    WRITES_SP,
+    Function,
+    Shape,
+    Sizes,
+    Table,
+)
+
+_NO_CALLER: Final = b"\7\x1e"  # undefined x30
+_NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"
+"""def_cfa sp 16, which only has to be above sp; val_expression x30, without operations."""
+_CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
+_BY_SP: Final = b"\x0c\x1f"  # def_cfa sp
+_BY_FP: Final = b"\x0f\2\x8d"  # def_cfa_expression: breg29 with a one-byte offset
+_MAX_BYTE: Final = 0x3F
+_LINK_SAVED, _LINK_KEPT = b"\x9e", b"\xde"  # offset x30; restore x30
+_FP_SAVED, _FP_KEPT, _FP_LOST = b"\x9d", b"\xdd", b"\7\x1d"  # offset, restore, undefined x29
+_SLOT: Final = 8
+
+_MAX_PUSH: Final = 0xF0
+"""Size of the largest frame that one store allocates."""
+_MAX_ADD: Final = 1 << 12
+"""A frame of this size or larger may be dropped by two instructions, at the last of which the table
+has the former size.
+"""
+_PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
+_STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
+_DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
+_FIND_SLOT: Final = 0xD10003FB  # sub x27, sp, #N
+_STORE_AT_SLOT: Final = WORD.pack(0xF900037E)  # str x30, [x27]
+_STORE_FP: Final = WORD.pack(0xF81F83FD)  # stur x29, [sp, #-8]
+_SET_FP: Final = WORD.pack(0xD10023FD)  # sub x29, sp, #8
+_STORE_BOTH: Final = WORD.pack(0xA93FFA9D)  # stp x29, x30, [x20, #-8]
+_SET_SP: Final = WORD.pack(0x9100029F)  # mov sp, x20
+_KEEP_SP: Final = WORD.pack(0x910003F4)  # mov x20, sp
+_KEEP_LINK: Final = WORD.pack(0xAA1E03E3)  # mov x3, x30; then bl morestack, which restores x30
+_PUSHED_BYTES: Final = 16
+"""Size of the frame that a signal handler makes for x30, below that of the interrupted function, to
+make it call another (``runtime/signal_arm64.go``).
+"""
+
+_WITHOUT: Final[Rows] = [(0, _NO_RULE)]
+
+
+def make_rows(
+    sizes: Sizes,
+    frame: int,
+    pushed: int = 0,
+    *,
+    keeps_link: bool = False,
+    fp_lost: bool = False,
+) -> Rows:
+    """Makes the unwind rows of a function.
+
+    Args:
+        sizes: frame sizes.
+        frame: size of the first frame, in which x30 and x29 are saved; 0 if they stay in registers.
+        pushed: number of bytes between the first stack pointer and the caller's.
+        keeps_link: whether the return address stays in x30 nevertheless.
+        fp_lost: whether the caller's x29 is unknown where it is not in the frame.
+    """
+    slot = frame + pushed
+    saved = _LINK_SAVED + pack_number(slot // _SLOT) if frame and not keeps_link else _LINK_KEPT
+    fp_saved = _FP_SAVED + pack_number(slot // _SLOT + 1) if frame else b""
+    fp_kept = (_FP_LOST if fp_lost else _FP_KEPT) if frame else b""
+    first = (_FP_LOST if fp_lost else b"") + (_CFA_OFFSET + pack_number(pushed) if pushed else b"")
+    rows, at, now = [(0, first)], 0, 0
+    for end, size in sizes:
+        if size != now:
+            if now - size >= _MAX_ADD or (not frame and size - now >= _MAX_ADD):
+                rows.append((at - WORD.size, _NO_RULE))
+            code = _BY_SP + pack_number(size + pushed)
+            if not size:
+                rows.append((at, code + _LINK_KEPT + fp_kept))
+            elif not frame or len(rows) > 1 or size > _MAX_PUSH:
+                rows.append((at, code + saved + fp_saved))
+            else:  # the next instruction stores x29
+                rows += [(at, code + saved), (at + WORD.size, fp_saved)]
+            now = size
+        at = end
+    return rows
+
+
+class Arm64:
+    """Makes the rows of functions of a table."""
+
+    QUANTUM: Final = 4
+    # Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0; undefined
+    # x19 to x28.
+    CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0" + b"".join(b"\7%c" % n for n in range(19, 29))
+    SIGRETURN: Final = bytes.fromhex("681180d2010000d4")  # mov x8, #139; svc #0
+    SPECIAL: Final = TOP_FRAME | WRITES_SP | IN_ASSEMBLY
+    SPECIAL_NAMES: Final = (b"runtime.sigpanic",)
+
+    def __init__(self, table: Table) -> None:
+        self._handler = table.number(b"runtime.sigtramp")  # the stack continues above this function
+        self._pushed = {
+            table.number(b"runtime.sigpanic"): _PUSHED_BYTES,
+            table.number(b"runtime.cgocallback"): 0,  # same frames on both stacks
+        }
+        self._makers = {
+            table.number(b"runtime.systemstack"): _make_systemstack,
+            table.number(b"runtime.mcall"): _make_mcall,
+            table.number(b"runtime.morestack"): _make_jump,
+            table.number(b"gogo"): _make_jump,
+            table.number(b"runtime.asyncPreempt"): _make_preemption,
+        }
+
+    def make_shape(self, sizes: Sizes) -> Shape:
+        """Makes the properties of functions that save x30 and x29, if they have a frame."""
+        size, first = sizes[-1][0], sizes[0][0]
+        frame = next((depth for _, depth in sizes if depth), 0)
+        if min(depth for _, depth in sizes) < 0 or frame % _SLOT or sizes[0][1]:
+            return Shape(size, 0, b"", b"")
+        if not frame:
+            return Shape(size, 0, b"", make_program(make_rows(sizes, 0), self.QUANTUM))
+        if frame > _MAX_PUSH:
+            saving, at = _STORE_BOTH + _SET_SP + _SET_FP, first - 8
+        else:
+            push = WORD.pack(_PUSH | (-frame & 0x1FF) << 12)
+            saving, at = push + _STORE_FP + _SET_FP, first - 4
+        program = make_program(make_rows(sizes, frame), self.QUANTUM)
+        return Shape(size, max(at, 0), saving, program)
+
+    def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows:
+        """Makes the rows of any function.
+
+        Args:
+            function: the function's row of the table.
+            sizes: its frame sizes.
+            code: its code.
+        """
+        name, frame = function.name, self._find_frame(sizes, code)
+        if function.flags & TOP_FRAME and name != self._handler:
+            return [(0, _NO_CALLER)]
+        if name in self._makers:
+            return self._makers[name](sizes, frame, code)
+        if name in self._pushed:
+            return make_rows(sizes, frame, self._pushed[name]) if frame else _WITHOUT
+        left, back = _find_detour(code) if function.flags & WRITES_SP else (0, 0)
+        proof = _check(sizes, frame, code, left, back)
+        if proof is None or (back and proof.fp_lost):
+            return _WITHOUT
+        if back:
+            return _insert_by_fp(sizes, frame, left, back)
+        return make_rows(sizes, frame, keeps_link=proof.keeps_link, fp_lost=proof.fp_lost)
+
+    def _find_frame(self, sizes: Sizes, code: bytes) -> int:
+        """Returns the size of the function's first frame; 0 if it is not made in the usual way."""
+        shape = self.make_shape(sizes)
+        end = shape.saving_at + len(shape.saving)
+        if not shape.saving or code[shape.saving_at : end] != shape.saving:
+            return 0
+        return next(depth for _, depth in sizes if depth)
+
+
+class _Proof(NamedTuple):
+    """Facts that the code of a function proves.
+
+    Attributes:
+        keeps_link: it never changes x30, and so may use the word where x30 is saved.
+        fp_lost: it may change x29 without having saved it.
+    """
+
+    keeps_link: bool
+    fp_lost: bool
+
+
+def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proof | None:
+    """Returns what code proves; None if the frame sizes do not suffice to find the caller.
+
+    From ``left`` to ``back``, the stack pointer may change, but x29 may not.
+    """
+    if any(size < 0 or size % _SLOT for _, size in sizes):
+        return None
+    ends, keeps_link, fp_lost = {end for end, _ in sizes}, True, False
+    for at, register in find_changes(code):
+        is_saved = frame and next((size for end, size in sizes if at <= end), 0)
+        is_away = left < at <= back
+        if register == SP and at not in ends and not is_away:
+            return None
+        if register == LINK and code[at - 8 : at - 4] != _KEEP_LINK:
+            keeps_link = False
+            if not is_saved:
+                return None
+        if register == FP and is_away:
+            return None
+        fp_lost = fp_lost or (register == FP and not is_saved)
+    return _Proof(keeps_link, fp_lost)
+
+
+def _find(code: bytes, word: bytes, start: int) -> int:
+    """Returns the end of the next such instruction from ``start`` on; 0 if there is none."""
+    for at in range(start, len(code) - 3, WORD.size):
+        if code[at : at + WORD.size] == word:
+            return at + WORD.size
+    return 0
+
+
+def _find_detour(code: bytes) -> tuple[int, int]:
+    """Finds where a function begins and ends to keep its stack pointer in x20; zeros if nowhere.
+
+    Such a function calls the vDSO on another stack. C keeps x20 and x29.
+    """
+    left = _find(code, _KEEP_SP, 0)
+    back = _find(code, _SET_SP, left) if left else 0
+    return (left, back) if back else (0, 0)
+
+
+def _find_switch(code: bytes, start: int) -> int:
+    """Returns the end of the next instruction that sets sp to g.sched.sp; 0 if there is none."""
+    words = [word for (word,) in WORD.iter_unpack(code[: len(code) & -WORD.size])]
+    for index in range(start // WORD.size + 1, len(words)):
+        register = words[index - 1] & 31
+        load, move = 0xF9401F80 | register, 0x9100001F | register << 5
+        if (words[index - 1], words[index]) == (load, move):  # ldr xN, [x28, #56]; mov sp, xN
+            return (index + 1) * WORD.size
+    return 0
+
+
+def _insert_by_fp(sizes: Sizes, frame: int, left: int, back: int) -> Rows:
+    """Makes the rows of a function that is on another stack from ``left`` to ``back``."""
+    offset = frame + _SLOT
+    rows = make_rows(sizes, frame)
+    after = [row for row in rows if left < row[0]]
+    size = next((size for end, size in sizes if left < end), 0)
+    if not frame or size != frame or offset > _MAX_BYTE or any(at <= back for at, _ in after):
+        return _WITHOUT
+    return [
+        *(row for row in rows if row[0] <= left),
+        (left, _BY_FP + bytes([offset])),
+        (back, _BY_SP + pack_number(frame)),
+        *after,
+    ]
+
+
+def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
+    """Makes the rows of systemstack, which calls a function on the stack of ``m.g0``."""
+    left = _find_switch(code, 0)
+    back = _find_switch(code, left) if left else 0
+    ends = {end for end, _ in sizes}
+    changes = [(at, register) for at, register in find_changes(code) if at not in (left, back)]
+    if not back or any(left < at <= back and register == FP for at, register in changes):
+        return _WITHOUT
+    # If no switch is needed, it drops its frame before the call, unlike the table.
+    last = min((at for at, register in changes if register == SP and at not in ends), default=0)
+    if last and last < back:
+        return _WITHOUT
+    rows = _insert_by_fp(sizes, frame, left, back)
+    return [*(row for row in rows if row[0] < last), (last, _NO_RULE)] if last else rows
+
+
+def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
+    """Makes the rows of a function that jumps to another stack, and does not return."""
+    left = next((at for at, register in find_changes(code) if register != FP), 0)
+    return [(0, b""), (left, _NO_RULE)] if left else _WITHOUT
+
+
+def _make_mcall(sizes: Sizes, frame: int, code: bytes) -> Rows:
+    """Makes the rows of mcall, which calls a function that never returns on another stack."""
+    left = _find_switch(code, 0)
+    rows = _make_jump(sizes, frame, code)
+    return [*rows, (left, _NO_CALLER)] if left else rows
+
+
+def _make_preemption(sizes: Sizes, _frame: int, code: bytes) -> Rows:
+    """Makes the rows of asyncPreempt, which a signal handler makes the interrupted code call.
+
+    It has a frame of its own making, and at its end drops the one that the handler has made, too.
+    """
+    (first, start), (end, frame) = [*sizes, (0, 0)][:2]
+    changes = [at for at, register in find_changes(code[:end]) if register == SP]
+    drop = WORD.pack(_DROP_SP | frame << 10) + _STORE_FP
+    store = WORD.pack(_STORE_LINK | (-frame & 0x1FF) << 12)
+    large_store = WORD.pack(_FIND_SLOT | frame << 10) + _STORE_AT_SLOT
+    is_known = code[: first + WORD.size] in {store + drop, large_store + drop}
+    if start or not is_known or changes != [first, end]:
+        return _WITHOUT
+    slot = (frame + _PUSHED_BYTES) // _SLOT
+    return [
+        (0, _CFA_OFFSET + pack_number(_PUSHED_BYTES)),
+        (first, _CFA_OFFSET + pack_number(slot * _SLOT) + _LINK_SAVED + pack_number(slot)),
+        (first + WORD.size, _FP_SAVED + pack_number(slot + 1)),
+        (end, _NO_RULE),
+    ]

@@ -1,0 +1,146 @@
+"""Parses Go's ``.gopclntab``, from which its runtime unwinds, and reads the code around it.
+
+Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to 1.26. Imported
+by a child process that imports only a few modules of this package.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from otel_kprofiler.unwinding.frame_writing import Segment
+
+TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
+"""Flags of a function: it has no caller; it sets the stack pointer to values that the table lacks;
+it is written in assembly.
+"""
+_HEADER: Final = struct.Struct("<IHBB8Q")
+_MAGIC: Final = 0xFFFFFFF1
+_ROW: Final = struct.Struct("<II")
+_FUNCTION: Final = struct.Struct("<Ii8xI21xB")
+_TEXT: Final = struct.Struct("<Q")
+_TEXT_AT: Final = 22 * _TEXT.size
+"""Offset of ``text`` in ``moduledata``, whose first word points to the table."""
+_LONG: Final = 0x80  # set in all bytes of a varint except the last
+
+File = bytes | mmap.mmap
+Sizes = Sequence[tuple[int, int]]
+"""The frame sizes in a function, each with the code offset at which it ends."""
+
+
+class Shape(NamedTuple):
+    """Properties of all functions with equal frame sizes that make their frames in the usual way.
+
+    Attributes:
+        size: size of the code.
+        saving_at: offset of ``saving`` in the code.
+        saving: instructions that save the caller's registers, which the code must have; empty if
+            it saves none.
+        program: CFA program; empty if the code decides about it.
+    """
+
+    size: int
+    saving_at: int
+    saving: bytes
+    program: bytes
+
+
+class Function(NamedTuple):
+    """A row of the table: start of a function, number of its name, location of its frame sizes."""
+
+    start: int
+    name: int
+    sizes: int
+    flags: int
+
+
+class Table:
+    """Parses ``.gopclntab``. Raises ``ValueError`` if the table is damaged or unsupported.
+
+    Args:
+        data: the table.
+        quantum: size in bytes of which all instructions' sizes are multiples.
+    """
+
+    def __init__(self, data: bytes, quantum: int) -> None:
+        if len(data) < _HEADER.size:
+            raise ValueError("no table")
+        magic, _, unit, word, count, _, text, names, *_, sizes, rows = _HEADER.unpack_from(data)
+        if (magic, unit, word) != (_MAGIC, quantum, 8):
+            raise ValueError(f"an unsupported table version: {magic:#x}")
+        if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
+            raise ValueError("the table is cut off")
+        self._data, self._sizes_at, self._rows_at = data, sizes, rows
+        self._quantum = quantum
+        self.count: int = count
+        self.names_at: int = names
+        self.text: int = text
+
+    def functions(self, step: int = 1) -> Iterator[Function]:
+        """Yields every ``step``-th function. Raises ``struct.error`` for a damaged row."""
+        data = self._data
+        for at in range(self._rows_at, self._rows_at + self.count * _ROW.size, step * _ROW.size):
+            row = self._rows_at + _ROW.unpack_from(data, at)[1]
+            yield Function._make(_FUNCTION.unpack_from(data, row))
+
+    def number(self, name: bytes) -> int:
+        """Returns the number of a function name; -1 if the table does not contain it."""
+        at = self._data.find(b"\0" + name + b"\0", self.names_at)
+        return at + 1 - self.names_at if at >= 0 else -1
+
+    def sizes(self, at: int) -> Sizes:
+        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` for damage."""
+        data, quantum = self._data, self._quantum
+        sizes: list[tuple[int, int]] = []
+        at, size, end = at + self._sizes_at, -1, 0
+        while True:
+            # Most varints have one byte; calling parse_number would double the total time.
+            change, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
+            if not change and sizes:
+                return sizes
+            size += change >> 1 ^ -(change & 1)
+            length, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
+            end += length * quantum
+            sizes.append((end, size))
+
+
+def parse_number(data: bytes, at: int) -> tuple[int, int]:
+    """Parses a varint of up to 32 bits, and returns the number and its end."""
+    value = 0
+    for shift in range(0, 29, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < _LONG:
+            return value, at
+    raise ValueError("a number has more than 32 bits")
+
+
+class Code:
+    """Reads the file's bytes by address."""
+
+    def __init__(self, file: File, segments: Iterable[Segment]) -> None:
+        self._file, self._segments = file, list(segments)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Reads up to ``size`` bytes; bytes outside the segments are omitted."""
+        for segment in self._segments:
+            at = address - segment.address
+            if 0 <= at < segment.size:
+                at += segment.offset
+                return self._file[at : at + size]
+        return b""
+
+    def find_texts(self, table: int) -> Iterator[int]:
+        """Yields the word ``text`` of each possible ``moduledata`` that points to the table."""
+        wanted = _TEXT.pack(table)
+        for segment in self._segments:
+            at, end = segment.offset, segment.offset + segment.size
+            while (at := self._file.find(wanted, at, end)) >= 0:
+                word = self.read(segment.address + at - segment.offset + _TEXT_AT, _TEXT.size)
+                if len(word) == _TEXT.size:
+                    yield from _TEXT.unpack(word)
+                at += len(wanted)

@@ -1,0 +1,285 @@
+"""Builds unwind tables from Go's for arm64."""
+
+import pytest
+
+from otel_kprofiler.unwinding.go_frames import make_tables
+from tests.unit.unwinding.go_files import (
+    ARM64_EPILOGUE,
+    ARM64_ORDINARY,
+    ARM64_PROLOGUE,
+    ARM64_SIZES,
+    CALL,
+    LOAD_FP,
+    NOP,
+    RETURN,
+    SET_FP,
+    STORE_FP,
+    TEXT,
+    Made,
+    go_file,
+    pack_words,
+)
+from tests.unit.unwinding.test_go_frames import ADDRESS, decode
+
+SP, FP, LINK = 31, 29, 30
+AARCH64 = 183
+TOP, WRITES_SP, ASSEMBLY = 1, 2, 4
+LOST, KEPT = ("UNDEFINED", None), None
+UNKNOWN = ("VAL_EXPRESSION", [])
+PROLOGUE, EPILOGUE, SIZES = ARM64_PROLOGUE, ARM64_EPILOGUE, ARM64_SIZES
+KEEP_LINK = 0xAA1E03E3  # mov x3, x30
+MOVE_SP, MOVE_BACK = 0x9100007F, 0x9100009F  # mov sp, x3; mov sp, x4
+LOAD_SP = (0xF9401F83, MOVE_SP)  # ldr x3, [x28, #56]: g.sched.sp; mov sp, x3
+LOAD_SP_BACK = (0xF9401F84, MOVE_BACK)  # of x4
+
+
+def saved(bytes_below_cfa):
+    return "OFFSET", -bytes_below_cfa
+
+
+def rows(made):
+    """Rows of a function: offset, CFA, rule of x29, rule of the return address."""
+    file, table, segments = go_file([*[ARM64_ORDINARY] * 10, made], quantum=4)
+    maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
+    entries = decode(maker.frames)
+    start = max(entries)
+    assert maker.pairs[-1][0] == start
+    results = []
+    for row in entries[start].get_decoded().table:
+        cfa = row["cfa"]
+        where = tuple(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset)
+        rules = [(row[r].type, row[r].arg) if r in row else None for r in (FP, LINK)]
+        results.append((row["pc"] - start, where, *rules))
+    return results
+
+
+def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
+    """Rows of a function in assembly, padded to 16 instructions before the last three."""
+    words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
+    return rows(Made(name, pack_words(*words), sizes, flags=flags))
+
+
+BODY = [
+    (0, (SP, 0), KEPT, None),
+    (4, (SP, 48), KEPT, saved(48)),
+    (8, (SP, 48), saved(56), saved(48)),
+]
+RETURNED = (60, (SP, 0), KEPT, None)
+WITHOUT = [(0, (SP, 16), KEPT, UNKNOWN)]
+
+
+def test_x30_and_x29_are_where_each_instruction_stored_them():
+    assert rows(ARM64_ORDINARY) == [*BODY, RETURNED]
+
+
+def test_callers_of_go_functions_do_not_need_the_registers_that_c_preserves():
+    file, table, segments = go_file([ARM64_ORDINARY] * 10, quantum=4)
+    frames = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64).frames
+    entry = next(iter(decode(frames).values()))
+    (row, *_) = entry.cie.get_decoded().table
+    assert [row[number].type for number in range(19, 29)] == ["UNDEFINED"] * 10
+    assert (entry.cie["code_alignment_factor"], entry.cie["data_alignment_factor"]) == (4, -8)
+    assert entry.cie["return_address_register"] == LINK
+
+
+def test_large_frames_store_both_before_the_stack_pointer_moves():
+    words = [
+        0xD10403F4,
+        0xA93FFA9D,
+        0x9100029F,
+        SET_FP,
+        CALL,
+    ]  # sub x20, sp, #256; stp; mov sp, x20
+    made = Made(b"main.large", pack_words(*words, *[NOP] * 11), ((12, 0), (60, 256), (64, 0)))
+    assert rows(made) == [
+        (0, (SP, 0), KEPT, None),
+        (12, (SP, 256), saved(264), saved(256)),
+        (60, (SP, 0), KEPT, None),
+    ]
+
+
+def test_the_last_of_two_instructions_that_drop_a_frame_has_no_rule():
+    words = [0xD1402BF4, 0xA93FFA9D, 0x9100029F, SET_FP]
+    made = Made(b"main.huge", pack_words(*words, *[NOP] * 12), ((12, 0), (60, 40960), (64, 0)))
+    assert [(at, ra) for at, _, _, ra in rows(made)] == [
+        (0, None), (12, saved(40960)), (56, UNKNOWN), (60, None)
+    ]  # fmt: skip
+
+
+def test_a_leaf_without_a_frame_returns_to_x30():
+    assert rows(Made(b"main.leaf", pack_words(*[NOP] * 15, RETURN), ((64, 0),))) == [
+        (0, (SP, 0), KEPT, None)
+    ]
+    assert assembly([NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), KEPT, None)]
+
+
+def test_a_function_that_does_not_save_x30_in_the_usual_way_has_rules_if_it_keeps_x30():
+    sizes = ((4, 0), (60, 32), (64, 0))
+    drop, back = 0xD10083FF, 0x910083FF  # sub sp, sp, #32; add sp, sp, #32
+    for flags in (0, ASSEMBLY):
+        assert assembly([drop, NOP, NOP, back, RETURN], sizes, flags=flags) == [
+            (0, (SP, 0), KEPT, None), (4, (SP, 32), KEPT, None), (60, (SP, 0), KEPT, None)
+        ]  # fmt: skip
+        assert assembly([drop, CALL, NOP, back, RETURN], sizes, flags=flags) == WITHOUT
+
+
+def test_a_leaf_in_assembly_may_use_the_word_of_the_return_address():
+    """``internal/chacha8rand.block`` does so."""
+    drop = (0x9100A3FD, 0x9100C3FF, RETURN)  # add x29, sp, #40; add sp, sp, #48
+    assert assembly([*PROLOGUE, 0xB90003E2, *drop]) == [
+        (0, (SP, 0), KEPT, None),
+        (4, (SP, 48), KEPT, None),
+        (8, (SP, 48), saved(56), None),
+        (60, (SP, 0), KEPT, None),
+    ]
+
+
+def test_functions_in_assembly_that_call_others_have_the_usual_rows():
+    assert assembly([*PROLOGUE, CALL, *EPILOGUE]) == [*BODY, RETURNED]
+
+
+def test_the_call_that_grows_the_stack_restores_x30():
+    words = [*PROLOGUE, *[CALL] * 4, *EPILOGUE, KEEP_LINK, CALL, *[NOP] * 4]
+    sizes = ((4, 0), (36, 48), (64, 0))
+    for flags in (0, ASSEMBLY):
+        made = rows(Made(b"main.grows", pack_words(*words), sizes, flags=flags))
+        assert made == [*BODY, (36, (SP, 0), KEPT, None)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [CALL, *PROLOGUE, *EPILOGUE],  # x30 changes before it is saved
+        [*PROLOGUE, CALL, MOVE_SP, *EPILOGUE],  # the stack pointer, unlike the frame size
+        [*PROLOGUE, CALL, 0xF84107FE, NOP, *EPILOGUE],  # ldr x30, [sp], #16
+        [*PROLOGUE, CALL, 0xA9BF07E0, *EPILOGUE],  # stp x0, x1, [sp, #-16]!
+    ],
+)
+def test_functions_whose_code_contradicts_their_frame_sizes_have_no_rule(words):
+    assert assembly(words) == WITHOUT
+
+
+def test_a_function_that_uses_x29_loses_the_callers():
+    assert assembly([0xAA1F03FD, NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), LOST, None)]
+
+
+def test_outermost_functions_end_the_stack_but_the_signal_handler_does_not():
+    words = [*PROLOGUE, CALL, *EPILOGUE]
+    assert assembly(words, flags=ASSEMBLY | TOP) == [(0, (SP, 0), KEPT, LOST)]
+    handler = assembly(words, name=b"runtime.sigtramp", flags=ASSEMBLY | TOP)
+    assert handler == [*BODY, RETURNED]
+
+
+def switching(name, words, sizes=SIZES):
+    return assembly(words, sizes, name, ASSEMBLY | WRITES_SP)
+
+
+def test_systemstack_is_unwound_by_the_frame_pointer_of_the_previous_stack():
+    words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE]
+    assert switching(b"runtime.systemstack", words) == [
+        *BODY,
+        (20, (0x8D, 56), saved(56), saved(48)),  # breg29 56
+        (32, (SP, 48), saved(56), saved(48)),
+        RETURNED,
+    ]
+
+
+def test_a_frame_that_systemstack_drops_for_a_jump_has_no_rule_afterwards():
+    words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE, 0xF84307FE, SET_FP, NOP]
+    *_, returned, again, dropped = switching(
+        b"runtime.systemstack", [*words, *[NOP] * 2], ((4, 0), (40, 48), (44, 0), (64, 48))
+    )
+    assert returned == (40, (SP, 0), KEPT, None)
+    assert again == (44, (SP, 48), saved(56), saved(48))
+    assert (dropped[0], dropped[3]) == (48, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE],  # it does not switch back
+        [*PROLOGUE, *LOAD_SP, 0xAA1F03FD, CALL, *LOAD_SP_BACK, *EPILOGUE],  # mov x29, xzr
+        [NOP, STORE_FP, SET_FP, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE],  # x30 is not saved
+    ],
+)
+def test_systemstack_of_other_versions_has_no_rule(words):
+    assert switching(b"runtime.systemstack", words) == WITHOUT
+
+
+def test_functions_called_by_mcall_do_not_return_to_it():
+    words = [NOP, CALL, NOP, *LOAD_SP, CALL, NOP, NOP]
+    made = switching(b"runtime.mcall", words, ((64, 0),))
+    assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN), (20, LOST)]
+
+
+@pytest.mark.parametrize("name", [b"runtime.morestack", b"gogo"])
+def test_functions_that_jump_to_other_stacks_have_rules_up_to_the_first_change(name):
+    for words in ([NOP, CALL, *LOAD_SP], [*LOAD_SP, NOP, NOP]):
+        made = switching(name, [*words, NOP, NOP, NOP], ((64, 0),))
+        assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN)]
+
+
+def test_other_stack_switches_have_no_rule():
+    assert switching(b"runtime.other", [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE]) == WITHOUT
+    assert switching(b"runtime.asmcgocall", [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE]) == WITHOUT
+
+
+KEEP, MOVE, RESTORE = 0x910003F4, 0x9100003F, 0x9100029F  # mov x20, sp; mov sp, x1; mov sp, x20
+
+
+def test_vdso_calls_are_unwound_by_the_frame_pointer():
+    words = [*PROLOGUE, KEEP, MOVE, CALL, RESTORE, *EPILOGUE]
+    assert switching(b"runtime.nanotime1", words) == [
+        *BODY,
+        (16, (0x8D, 56), saved(56), saved(48)),
+        (28, (SP, 48), saved(56), saved(48)),
+        RETURNED,
+    ]
+    changed = [*PROLOGUE, KEEP, MOVE, CALL, 0xAA1F03FD, RESTORE, *EPILOGUE]
+    assert switching(b"runtime.nanotime1", changed) == WITHOUT
+
+
+def test_a_go_function_called_from_c_continues_where_the_goroutine_called_c():
+    words = [*PROLOGUE, MOVE, CALL, *EPILOGUE]
+    assert switching(b"runtime.cgocallback", words) == [*BODY, RETURNED]
+
+
+def test_functions_that_a_signal_handler_makes_code_call_have_another_frame_above_theirs():
+    assert rows(ARM64_ORDINARY._replace(name=b"runtime.sigpanic")) == [
+        (0, (SP, 16), KEPT, None),
+        (4, (SP, 64), KEPT, saved(64)),
+        (8, (SP, 64), saved(72), saved(64)),
+        (60, (SP, 16), KEPT, None),
+    ]
+
+
+SET_FRAME = [STORE_FP, SET_FP, CALL]
+PREEMPTION = [0xF81103FE, 0xD103C3FF, *SET_FRAME]  # stur x30, [sp, #-240]; sub sp, sp, #240
+LARGE_PREEMPTION = [0xD107C3FB, 0xF900037E, 0xD107C3FF, *SET_FRAME]  # of 496 bytes, by x27
+LEAVE = [LOAD_FP, 0x910403FF, 0xD61F0360]  # add sp, sp, #256; br x27
+
+
+@pytest.mark.parametrize(
+    ("words", "made_at", "frame"), [(PREEMPTION, 8, 240), (LARGE_PREEMPTION, 12, 496)]
+)
+def test_asyncpreempt_makes_its_frame_in_another_way(words, made_at, frame):
+    sizes = ((made_at, 0), (60, frame), (64, -16))
+    cfa = frame + 16
+    assert assembly([*words, *LEAVE], sizes, b"runtime.asyncPreempt") == [
+        (0, (SP, 16), KEPT, None),
+        (made_at, (SP, cfa), KEPT, saved(cfa)),
+        (made_at + 4, (SP, cfa), saved(cfa + 8), saved(cfa)),
+        (60, (SP, 16), saved(cfa + 8), UNKNOWN),
+    ]
+    others = [words[0], NOP, *words[1:], *LEAVE]
+    assert assembly(others, sizes, b"runtime.asyncPreempt") == WITHOUT
+
+
+def test_tables_of_other_machines_are_rejected():
+    file, table, segments = go_file([ARM64_ORDINARY] * 10, quantum=4)
+    for machine in (62, 243):
+        with pytest.raises(ValueError, match="table"):
+            make_tables(file, table, TEXT, segments, ADDRESS, machine=machine)
+    file, table, segments = go_file([ARM64_ORDINARY._replace(code=bytes(64))] * 10, quantum=4)
+    with pytest.raises(ValueError, match="does not match the table"):
+        make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
