@@ -19,7 +19,7 @@ from pathlib import Path
 from otel_kprofiler.elf import FileSource
 from otel_kprofiler.interpreters import InterpreterRefused, find_interpreter
 from tests.interpreters import Python
-from tests.platforms.report import MACHINE, NO, PROVED, Row, here, save
+from tests.platforms.report import NO, PROVED, Row, here, save
 from tests.platforms.sources import NOT_HERE, PYTHON, find_all, freeze
 from tests.truth import dumps, untabled
 from tests.truth.python.__main__ import is_good
@@ -65,7 +65,7 @@ def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
     print(f"{row.program}: {report.describe()}", flush=True)
     good = is_good(report, samples)
     if good:
-        save([row._replace(results=(f"on {MACHINE}: {report.describe()}",))])
+        save([row._replace(results=(report.describe(),))])
     return good
 
 
@@ -92,7 +92,7 @@ def judge_programs(count: int) -> bool:
         good &= result.is_good
         if result.is_good:
             libc = find_musl() if program.libc == "musl" else " ".join(platform.libc_ver())
-            text = f"on {MACHINE}: {result.describe()}"
+            text = result.describe()
             save([Row(*here(libc), f"{program.name}, stripped", PROVED, (text,))])
     return good
 

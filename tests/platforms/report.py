@@ -16,7 +16,6 @@ MACHINES = {"x86_64": "x86-64", "aarch64": "arm64"}
 PROVED = "proved"
 EMULATED = "emulated"
 NO = "no"
-MACHINE = "this machine"
 GUEST_LIBC, GUEST_PYTHON = "glibc 2.36", "CPython 3.11, Debian 12"
 """C library and interpreter in the guests of tests/kernels."""
 HEAD = """# Platforms
@@ -27,6 +26,11 @@ shows whether results are right, but not the cost. *No* means that the platform 
 with the message that `record` prints, or that it could not be tested, with the reason. Platforms
 that are not listed have not been tried. *From source* means that the program was built from
 Debian's source package, because no binary package contains it.
+
+Of the samples of a Python program, *wrong* ones show frames that did not run. *Absent* ones lack
+Python frames although some ran. *Frameless* ones were taken while no Python frame had to run.
+*Not described* ones have a frame without function or line. Samples *in system calls*
+also show which Python function made the call.
 
 """
 

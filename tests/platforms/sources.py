@@ -29,8 +29,8 @@ _MAIN_ONLY = (
     "subinterpreter; threads without such frames are counted as `no_thread`"
 )
 _NO_APK = (
-    "not run: the registries that the tests reach do not have Alpine's packages; all dependencies "
-    "have wheels for musl, and the eBPF programs need Alpine's package `libbpf`"
+    "not run, because the registries that the tests reach have no Alpine packages. All "
+    "dependencies have wheels for musl; the eBPF programs need Alpine's package `libbpf`"
 )
 _ASK = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
