@@ -1,11 +1,14 @@
-"""The whole agent runs on this kernel and delivers to a receiver."""
+"""The whole agent on this kernel: delivery to a receiver and through a Collector, and memory."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -22,7 +25,7 @@ CONFIG = """
 receivers:
   kprofiler: {{samples_per_second: 99, reporter_interval: 1s, reporter_jitter: 0}}
 exporters:
-  otlp_http: {{endpoint: "http://127.0.0.1:{port}", compression: none}}
+  otlp_http: {{endpoint: "http://127.0.0.1:{port}", compression: none, timeout: 60s}}
 service:
   shutdown_timeout: 300s  # emulated CPUs are slow
   telemetry: {{metrics: {{level: none}}}}
@@ -32,6 +35,16 @@ GRPC_CONFIG = """
 receivers: {{kprofiler: {{samples_per_second: 99, stacks: both}}}}
 exporters: {{otlp_grpc: {{endpoint: "{endpoint}", tls: {{insecure: true}}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grpc]}}}}}}
+"""
+COLLECTOR = Path(os.environ.get("MATRIX_PROGRAMS", "/nonexistent"), "otelcol")
+COLLECTOR_PORT = 4318
+COLLECTOR_CONFIG = """
+receivers: {{otlp: {{protocols: {{http: {{endpoint: "127.0.0.1:{port}"}}}}}}}}
+exporters:
+  otlp_http: {{endpoint: "http://127.0.0.1:{receiver}", compression: none, timeout: 60s}}
+service:
+  telemetry: {{metrics: {{level: none}}}}
+  pipelines: {{profiles: {{receivers: [otlp], exporters: [otlp_http]}}}}
 """
 WANTED_REQUESTS = 2
 
@@ -75,8 +88,37 @@ def receiver():
 @pytest.mark.one_boot
 def test_the_agent_delivers_every_sample(receiver, tmp_path):
     """The agent delivers every sample that it took and names the test module's functions."""
-    config = tmp_path / "agent.yaml"
-    config.write_text(CONFIG.format(port=receiver.server_port))
+    deliver_all(receiver, tmp_path, receiver.server_port)
+
+
+@pytest.mark.built_programs
+@pytest.mark.skipif(not COLLECTOR.exists(), reason="needs go on the host")
+def test_every_sample_arrives_through_a_collector(receiver, tmp_path):
+    """Every sample that the agent took arrives through an OpenTelemetry Collector."""
+    with collector(receiver.server_port, tmp_path):
+        deliver_all(receiver, tmp_path, COLLECTOR_PORT)
+
+
+@contextlib.contextmanager
+def collector(receiver_port, directory):
+    """Runs a Collector that forwards profiles to the receiver."""
+    config, log = directory / "collector.yaml", directory / "collector.log"
+    config.write_text(COLLECTOR_CONFIG.format(port=COLLECTOR_PORT, receiver=receiver_port))
+    gate = "--feature-gates=service.profilesSupport"
+    with log.open("wb") as file:
+        process = subprocess.Popen([COLLECTOR, "--config", config, gate], stderr=file)
+    while "Everything is ready" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.5)
+    yield
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 0, log.read_text()
+
+
+def deliver_all(receiver, directory, port):
+    """Runs the agent, and compares its account with the profiles that arrive at the receiver."""
+    config = directory / "agent.yaml"
+    config.write_text(CONFIG.format(port=port))
     with spinning() as file:
         agent = subprocess.Popen(
             [sys.executable, "-m", "otel_kprofiler", "run", "-c", config],

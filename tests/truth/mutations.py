@@ -140,7 +140,10 @@ MUTATIONS = (
         "mappings: another segment's shift", _MAPPINGS, "m->bias - header->text[i].delta", "m->bias"
     ),
     Mutation(
-        "mappings: file offset ignored", _MAPPINGS, "m->start - pages * c->page_bytes", "m->start"
+        "mappings: file offset ignored",
+        _MAPPINGS,
+        "m->bias = vma_word(w, c->vma_start) - pages * c->page_bytes;",
+        "m->bias = vma_word(w, c->vma_start);",
     ),
 )
 

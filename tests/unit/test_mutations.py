@@ -1,8 +1,11 @@
-"""Each mutation of the fault tests still matches the code that it replaces."""
+"""Each mutation still matches the code that it changes."""
 
 import pytest
 
+from otel_kprofiler.bpf import PROGRAMS
 from tests.faults.mutations import MUTATIONS, ROOT
+from tests.truth import mutations as unwinder
+from tests.truth.python import mutations as python
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda case: case.fault)
@@ -10,3 +13,10 @@ def test_the_code_replaced_by_each_mutation_occurs_exactly_once(mutation):
     assert (ROOT / mutation.path).read_text().count(mutation.old) == 1
     for test in mutation.test.split():
         assert (ROOT / test.partition("::")[0]).exists()
+
+
+@pytest.mark.parametrize(
+    "mutation", [*unwinder.MUTATIONS, *python.MUTATIONS], ids=lambda case: case.name
+)
+def test_the_code_changed_by_each_mutation_of_a_bpf_program_exists(mutation):
+    assert mutation.old in (PROGRAMS / mutation.file).read_text()

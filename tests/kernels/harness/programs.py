@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from harness.archive import call
@@ -20,6 +21,8 @@ from tests.truth.python import measure
 
 _C = CHECKOUT / "tests/kernels/programs/chains.c"
 _GO = CHECKOUT / "tests/truth/programs/work.go"
+_COLLECTOR_VERSION = "v0.165.0"
+_COLLECTOR = CHECKOUT / f"tests/collector/builder-{_COLLECTOR_VERSION}.yaml"
 
 
 def build(kernel: KernelFiles) -> Path:
@@ -43,10 +46,23 @@ def build(kernel: KernelFiles) -> Path:
             thread_contexts.build(target, model, compiler=machine.compiler)
     if _is_old(home / "marked.bpf.o", measure.SOURCE):
         measure.build(home)
-    if shutil.which("go") and _is_old(home / "go", _GO):
+    if shutil.which("go"):
         variables = {**os.environ, "GOARCH": machine.architecture, "CGO_ENABLED": "0"}
-        call(["go", "build", "-o", str(home / "go"), str(_GO)], env=variables)
+        if _is_old(home / "go", _GO):
+            call(["go", "build", "-o", str(home / "go"), str(_GO)], env=variables)
+        if _is_old(home / "otelcol", _COLLECTOR):
+            _build_collector(home / "otelcol", variables)
     return home
+
+
+def _build_collector(program: Path, variables: dict[str, str]) -> None:
+    manifest = _COLLECTOR.read_text()
+    with tempfile.TemporaryDirectory(dir=program.parent) as directory:
+        config = Path(directory, "builder.yaml")
+        config.write_text(manifest.replace("dist:\n", f"dist:\n  output_path: {directory}\n"))
+        builder = f"go.opentelemetry.io/collector/cmd/builder@{_COLLECTOR_VERSION}"
+        call(["go", "run", builder, "--skip-compilation", "--config", str(config)])
+        call(["go", "build", "-C", directory, "-o", str(program), "."], env=variables)
 
 
 def _is_old(program: Path, source: Path) -> bool:
