@@ -120,6 +120,7 @@ class Arm64:
             table.number(b"runtime.mcall"): _make_mcall,
             table.number(b"runtime.morestack"): _make_jump,
             table.number(b"gogo"): _make_jump,
+            table.number(b"gosave_systemstack_switch"): _make_jump,
             table.number(b"runtime.asyncPreempt"): _make_preemption,
         }
 
@@ -268,9 +269,15 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Makes the rows of a function that jumps to another stack, and does not return."""
-    left = next((at for at, register in find_changes(code) if register != FP), 0)
-    return [(0, b""), (left, _NO_RULE)] if left else _WITHOUT
+    """Makes the rows of a function without a frame that jumps to another stack or aborts.
+
+    It has rules up to the first instruction that changes x30 or sp. If that is a call, the row of
+    the function while the call lasts is also the row of this instruction.
+    """
+    for at, register in find_changes(code):
+        if register != FP:
+            return [(0, b""), (at - WORD.size if register == LINK else at, _NO_RULE)]
+    return _WITHOUT
 
 
 def _make_mcall(sizes: Sizes, frame: int, code: bytes) -> Rows:

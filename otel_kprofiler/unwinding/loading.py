@@ -35,6 +35,7 @@ from otel_kprofiler.unwinding.indexing import Children, index_code, index_frames
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused, refusing
 from otel_kprofiler.unwinding.request import VDSO
 from otel_kprofiler.unwinding.table import Tables, find_tables
+from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
 
 
 class MakeTables(Protocol):
@@ -158,6 +159,8 @@ def _check_unchanged(opened: OpenedFile) -> None:
 def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index) -> LoadableTables:
     check_texts(elf.texts)
     tables = find_tables(source, elf)
+    if opened is None and tables is None:
+        tables = make_vdso_tables(source, elf)
     made: Tables | None = None
     if opened is not None and (elf.is_go or tables is None):
         made = _find_go(source, elf, opened, tables, index)

@@ -15,6 +15,7 @@ from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.model import UserStack, parse_user_stack
 from otel_kprofiler.unwinding.image import image_pages, write_image
 from otel_kprofiler.unwinding.table import find_tables
+from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
 
 SOURCE = Path(__file__).with_name("native.c")
 # The offsets in native.c: task[], mm[], struct vma, file[], struct inode, super.
@@ -84,7 +85,7 @@ class NativeUnwinder:
         with path.open("rb") as file:
             source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
             elf = read_elf(source, self._machine)
-            tables = find_tables(source, elf)
+            tables = find_tables(source, elf) or (None if inode else make_vdso_tables(source, elf))
             pages = image_pages(tables) if tables else 0
             image = (ctypes.c_char * (pages * PAGE_BYTES))()
             if tables:

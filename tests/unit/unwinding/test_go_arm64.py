@@ -209,12 +209,12 @@ def test_systemstack_of_other_versions_has_no_rule(words):
 def test_functions_called_by_mcall_do_not_return_to_it():
     words = [NOP, CALL, NOP, *LOAD_SP, CALL, NOP, NOP]
     made = switching(b"runtime.mcall", words, ((64, 0),))
-    assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN), (20, LOST)]
+    assert [(at, ra) for at, _, _, ra in made] == [(0, None), (4, UNKNOWN), (20, LOST)]
 
 
-@pytest.mark.parametrize("name", [b"runtime.morestack", b"gogo"])
+@pytest.mark.parametrize("name", [b"runtime.morestack", b"gogo", b"gosave_systemstack_switch"])
 def test_functions_that_jump_to_other_stacks_have_rules_up_to_the_first_change(name):
-    for words in ([NOP, CALL, *LOAD_SP], [*LOAD_SP, NOP, NOP]):
+    for words in ([NOP, NOP, CALL, *LOAD_SP], [*LOAD_SP, NOP, NOP]):
         made = switching(name, [*words, NOP, NOP, NOP], ((64, 0),))
         assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN)]
 

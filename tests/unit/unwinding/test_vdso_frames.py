@@ -1,0 +1,85 @@
+"""Makes the tables of arm64's vDSO from its code."""
+
+import base64
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+
+from otel_kprofiler.elf import ImageSource, read_elf
+from otel_kprofiler.model import FrameSource
+from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
+from tests.truth import native
+from tests.truth.recorded import read_recorded
+from tests.unit.unwinding.test_go_frames import decode
+
+DATA = Path(__file__).parents[2] / "data" / "unwinding"
+CLOCK_GETTIME = 0x2D0
+"""Address of ``__kernel_clock_gettime`` in the recorded vDSO."""
+SP, LINK = 31, 30
+
+
+@pytest.fixture(scope="module")
+def vdso():
+    """Reads the vDSO of Linux 6.1."""
+    recorded = json.loads(lzma.decompress((DATA / "arm64.json.xz").read_bytes()))
+    return base64.b64decode(recorded["arm64"]["vdso"])
+
+
+def make(content, machine="aarch64"):
+    source = ImageSource(content)
+    return make_vdso_tables(source, read_elf(source, machine))
+
+
+def rules(content):
+    """Returns the rule of the return address in each function, by its start."""
+    entries = decode(make(content).made_frames, 0)
+    result = {}
+    for start, entry in entries.items():
+        (row,) = entry.get_decoded().table
+        assert row["cfa"].reg == SP
+        result[start] = (row["cfa"].offset, row[LINK].type if LINK in row else None)
+    return result
+
+
+def test_functions_that_read_clocks_return_to_x30(vdso):
+    assert rules(vdso) == dict.fromkeys((CLOCK_GETTIME, 1392, 1824), (0, None))
+
+
+@pytest.mark.parametrize("word", [0xA9BE7BFD, 0xD10043FF, 0x94000010, 0xAA0303FD])
+def test_a_function_that_changes_its_registers_has_no_rule(vdso, word):
+    """A frame, a local variable, a call, a use of x29."""
+    changed = bytearray(vdso)
+    changed[CLOCK_GETTIME + 8 : CLOCK_GETTIME + 12] = word.to_bytes(4, "little")
+    assert rules(bytes(changed)) == {
+        CLOCK_GETTIME: (16, "VAL_EXPRESSION"), 0x570: (0, None), 0x720: (0, None)
+    }  # fmt: skip
+
+
+def test_other_vdsos_get_no_tables(vdso):
+    assert make(vdso.replace(b"__kernel_", b"__others_")) is None
+    other = bytearray(vdso)
+    other[18:20] = (62).to_bytes(2, "little")
+    assert make(bytes(other), "x86_64") is None
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_a_thread_in_the_vdso_is_unwound_to_its_caller(tmp_path):
+    program, path = tmp_path / "arm64", tmp_path / "vdso"
+    program.write_bytes(lzma.decompress((DATA / "arm64.xz").read_bytes()))
+    recorded = read_recorded(DATA / "arm64.json.xz", "arm64", program, path)
+    unwinder = native.NativeUnwinder(native.build(tmp_path), "aarch64")
+    recorded.add_to(unwinder, program, path)
+    recording = next(
+        stack for stack in recorded.stacks if not stack.signal and len(stack.frames) > 1
+    )
+    (start,) = (m[0] for m in recorded.maps.mappings if m[4] == "[vdso]")
+    registers = bytearray(recording.pt_regs())
+    registers[32 * 8 : 33 * 8] = (start + CLOCK_GETTIME + 40).to_bytes(8, "little")
+    registers[30 * 8 : 31 * 8] = recording.frames[1].to_bytes(8, "little")
+    stack = unwinder.unwind(bytes(registers), *recording.dump.stacks[0])
+    assert stack.addresses[:2] == (start + CLOCK_GETTIME + 40, recording.frames[1])
+    assert stack.sources[1] is FrameSource.DISASSEMBLY
