@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -158,21 +157,6 @@ class _RawLocations(dict[int, Token]):
         return token
 
 
-class _FrameLocations(dict[Frame, Token]):
-    """The location tokens of frames by identity, created on first use."""
-
-    __slots__ = ("_dictionary",)
-
-    def __init__(self, dictionary: Dictionary) -> None:
-        super().__init__()
-        # A strong reference would keep the tables until the next collection of garbage cycles.
-        self._dictionary: Dictionary = weakref.proxy(dictionary)
-
-    def __missing__(self, frame: Frame) -> Token:
-        token = self[frame] = self._dictionary.add_frame(frame)
-        return token
-
-
 class _ModuleMappings:
     """The mapping tokens of a module, with and without its range, created on first use."""
 
@@ -205,7 +189,7 @@ class Dictionary:
         self._strings: dict[str, Token] = {"": b""}
         self._attributes: dict[type, dict[tuple[str, AttributeValue], Token]] = {str: {}, int: {}}
         self._functions: dict[_FunctionKey, Token] = {}
-        self._frames = _FrameLocations(self)
+        self._frames: dict[Frame, Token] = {}  # by identity
         self._raw: dict[tuple[SideKind, Unresolved], _RawLocations] = {}
         self._stacks: dict[Stack, Token] = {}
         self._mappings: dict[int, _ModuleMappings] = {}
@@ -319,11 +303,15 @@ class Dictionary:
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:
         """Returns the joined tokens of frames."""
-        return self._join(map(self._frames.__getitem__, frames))
+        known_tokens = self._frames
+        return self._join([known_tokens.get(frame) or self.frame(frame) for frame in frames])
 
     def frame(self, frame: Frame) -> Token:
         """Returns the token of a frame's location."""
-        return self._frames[frame]
+        token = self._frames.get(frame)
+        if token is None:
+            token = self._frames[frame] = self._add_frame(frame)
+        return token
 
     def raw_locations(self, frames: RawFrames) -> Mapping[int, Token]:
         """Returns the tokens of raw addresses' locations, by address."""
@@ -336,7 +324,7 @@ class Dictionary:
             locations = self._raw[key] = _RawLocations(self.tables, self._writer, lines, attributes)
         return locations
 
-    def add_frame(self, frame: Frame) -> Token:
+    def _add_frame(self, frame: Frame) -> Token:
         """Adds the location of a frame, and returns its token."""
         module, address, lines, offset, side, unresolved, builtin, found_by = frame
         start = address - offset if unresolved is _NO_NAME and address < _MAX_INTEGER else None
