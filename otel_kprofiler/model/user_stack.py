@@ -193,7 +193,7 @@ def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
 
 def pack_user_stack(
     end: StackEnd,
-    frames: Iterable[tuple[int, int | None, FrameSource]],
+    frames: Iterable[tuple[int, int | None, int]],
     mappings: tuple[StackMapping, ...] = (),
 ) -> bytes:
     """Encode a user stack of (address, place, source) frames; inverse of parse_user_stack."""

@@ -35,12 +35,13 @@ from otel_kprofiler.otlp.conventions import (
     WINDOW_PREFIX,
     describe_request,
 )
-from otel_kprofiler.otlp.encode import Encoded, Scope, encode_empty, encode_window
+from otel_kprofiler.otlp.encode import Encoded, encode_empty, encode_window
 from otel_kprofiler.otlp.process_context import (
     ProcessContext,
     decode_process_context,
     encode_process_context,
 )
+from otel_kprofiler.otlp.scope import Scope
 
 if TYPE_CHECKING:
     from otel_kprofiler.otlp.check import RULES, Violation, check_file, check_payload

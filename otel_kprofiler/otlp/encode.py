@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -38,9 +37,9 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.frequent import intern_frequent
 from otel_kprofiler.otlp.json_form import JsonWriter
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
+from otel_kprofiler.otlp.scope import Scope
 from otel_kprofiler.otlp.wait_attributes import total_attributes
 from otel_kprofiler.otlp.writer import Envelope, ProfileTypes, Writer
-from otel_kprofiler.version import __version__
 
 _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSON: JsonWriter()}
 
@@ -50,16 +49,6 @@ _MARGIN_SHARE: Final = 256
 """When a window is split, limit / 256 is reserved for bytes that are known only at the end."""
 _MORE_SHARE: Final = 8
 """Further parts are tried with an eighth more samples, so that few samples are encoded twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The producer of the profiles (an OpenTelemetry InstrumentationScope)."""
-
-    name: str = "otel_kprofiler"
-    version: str = __version__
-    attributes: Attributes = field(default_factory=dict)
-    schema_url: str = SCHEMA_URL
 
 
 class Encoded(NamedTuple):
@@ -74,8 +63,7 @@ class Encoded(NamedTuple):
     too_large: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
+class _Options(NamedTuple):
     window: Window
     writer: Writer
     scope: Scope

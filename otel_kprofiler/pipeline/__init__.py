@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from otel_kprofiler.late import late_names
-from otel_kprofiler.pipeline.windows import (
+from otel_kprofiler.pipeline.schedule import (
     DRAIN_INTERVAL_S,
     FIRST_WINDOW_NS,
     IDLE_S,
     LONGEST_DRAIN_INTERVAL_S,
-    WindowBuilder,
-    WindowCounts,
     WindowSchedule,
 )
 
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
         window_schedule,
     )
     from otel_kprofiler.pipeline.thread_dump import ThreadDumper, compare_dumps
+    from otel_kprofiler.pipeline.windows import WindowBuilder, WindowCounts
 
 __all__ = [
     "DRAIN_INTERVAL_S",
@@ -82,6 +81,8 @@ _LATE: Final = {
     "Pipeline": "pipeline",
     "PipelineOptions": "options",
     "ThreadDumper": "thread_dump",
+    "WindowBuilder": "windows",
+    "WindowCounts": "windows",
     "WindowSink": "pipeline",
     "change_attributes": "composition",
     "compare_dumps": "thread_dump",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from otel_kprofiler.host import CpuShare
 from otel_kprofiler.model import (
@@ -17,8 +17,6 @@ from otel_kprofiler.model import (
     Resource,
     Stack,
 )
-from otel_kprofiler.processes import ProcessResources
-from otel_kprofiler.symbols import StackResolver
 
 SHARE: Final = 0.1
 """A process's long-term share of the thread's time, after a burst of one second."""
@@ -42,6 +40,41 @@ COARSE_LABELS: Final[LabelSet] = ((COARSE, "true"),)
 _MAX_COMM: Final = 15
 
 KeyT = TypeVar("KeyT")
+
+
+class Stacks(Protocol):
+    """Resolves stacks; see :class:`~otel_kprofiler.symbols.StackResolver`."""
+
+    def resolve(self, sample: RawSample) -> Stack:
+        """Resolve a sample's stack as of the time of the sample."""
+
+    def find(self, sample: RawSample) -> Stack | None:
+        """Returns a sample's stack if it is cached; else None."""
+
+    def advance(self, now_boot_ns: int) -> int:
+        """Returns the time up to which the symbols are complete."""
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for pending symbols."""
+
+    def close(self) -> None:
+        """Release all resources."""
+
+
+class Resources(Protocol):
+    """Finds the Resources of processes; see :class:`~otel_kprofiler.processes.ProcessResources`."""
+
+    def get(self, sample: RawSample) -> Resource:
+        """Returns the Resource of the sample's process."""
+
+    def find(self, sample: RawSample) -> Resource | None:
+        """Returns the Resource of the sample's process if it is cached; else None."""
+
+    def find_newest(self, sample: RawSample) -> Resource | None:
+        """Returns the latest Resource of the sample's process, for any program; else None."""
+
+    def get_shared(self, sample: RawSample) -> Resource:
+        """Returns the Resource of processes that are not read."""
 
 
 class ProcessBudgets:
@@ -76,8 +109,8 @@ class ProcessBudgets:
 
     def __init__(
         self,
-        stacks: StackResolver,
-        resources: ProcessResources,
+        stacks: Stacks,
+        resources: Resources,
         *,
         is_limiting: bool = True,
         now_ns: Callable[[], int] = time.monotonic_ns,

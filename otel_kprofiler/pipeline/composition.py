@@ -27,7 +27,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.pipeline import Pipeline, WindowSink
 from otel_kprofiler.pipeline.python_frames import PythonFrames
-from otel_kprofiler.pipeline.windows import WindowSchedule
+from otel_kprofiler.pipeline.schedule import WindowSchedule
 from otel_kprofiler.processes import (
     ProcessContexts,
     ProcessResources,

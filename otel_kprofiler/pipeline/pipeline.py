@@ -37,19 +37,13 @@ from otel_kprofiler.model import (
     Window,
     subtract_lock_totals,
 )
-from otel_kprofiler.pipeline.budget import ProcessBudgets
+from otel_kprofiler.pipeline.budget import ProcessBudgets, Stacks
 from otel_kprofiler.pipeline.gate import EventTimeGate, count_kinds
 from otel_kprofiler.pipeline.idle_wait import SETTLE_S, WaitTimes, wait_for_samples
 from otel_kprofiler.pipeline.options import PipelineOptions
 from otel_kprofiler.pipeline.python_frames import PythonFrames
-from otel_kprofiler.pipeline.windows import (
-    DRAIN_INTERVAL_S,
-    WHOLE_RECORDING,
-    WindowBuilder,
-    WindowCounts,
-    WindowSchedule,
-    find_latest,
-)
+from otel_kprofiler.pipeline.schedule import DRAIN_INTERVAL_S, WHOLE_RECORDING, WindowSchedule
+from otel_kprofiler.pipeline.windows import WindowBuilder, WindowCounts, find_latest
 from otel_kprofiler.processes import (
     ProcessResources,
     is_self_profiled,
@@ -58,7 +52,6 @@ from otel_kprofiler.processes import (
 )
 from otel_kprofiler.sampling import Sampler, SamplerCounts
 from otel_kprofiler.stopping import stop_within
-from otel_kprofiler.symbols import StackResolver
 
 _SETTLE_TRIES: Final = 40
 """Maximum number of polls for pending symbol events after a stop."""
@@ -97,7 +90,7 @@ class Pipeline(Generic[SamplerT]):
         self,
         *,
         sampler: SamplerT,
-        stacks: StackResolver,
+        stacks: Stacks,
         resources: ProcessResources,
         schedule: WindowSchedule,
         sink: WindowSink,

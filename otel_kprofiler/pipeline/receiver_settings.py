@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from otel_kprofiler.host import parse_event
-from otel_kprofiler.pipeline.windows import FIRST_WINDOW_NS, WindowSchedule
+from otel_kprofiler.pipeline.schedule import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.processes import Grain
 from otel_kprofiler.sampling import Groups, OffCpuConfig, SamplerConfig
 from otel_kprofiler.symbols import UserSymbolSettings

@@ -1,14 +1,13 @@
-"""Determines when windows end (schedule, first window), and groups their samples."""
+"""Determines when windows end, and groups their samples."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from otel_kprofiler.clock import Clock, Interval, StreamClock
 from otel_kprofiler.model import (
@@ -41,19 +40,8 @@ from otel_kprofiler.model import (
     find_stack_cause,
 )
 from otel_kprofiler.pipeline.budget import COARSE_LABELS, ProcessBudgets, name_coarse_thread
+from otel_kprofiler.pipeline.schedule import WindowSchedule
 from otel_kprofiler.text import decode_name
-
-DRAIN_INTERVAL_S: Final = 0.25
-"""Interval between drains, in seconds; the kernel wakes the thread earlier if the ring fills up."""
-LONGEST_DRAIN_INTERVAL_S: Final = 1.0
-"""Interval, in seconds, between drains of the agent's ring while no new process is sampled.
-
-Caches are cold after each wait, so samples cost less if a drain has many of them.
-"""
-IDLE_S: Final = 5.0
-"""Maximum interval, in seconds, between drains while no samples arrive."""
-FIRST_WINDOW_NS: Final = 100_000_000
-"""Length of the first window, except in recordings to a file."""
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 """A wait's state, flags (ended, block I/O, throttled), and its waker's process, thread and name."""
@@ -73,35 +61,7 @@ _Group = dict[_Key, list[int]]
 """The alternating times and values of a group of equal samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSchedule:
-    """The lengths of windows.
-
-    Attributes:
-        interval_ns: the length of a window, in nanoseconds.
-        jitter: the fraction (0 to 1) by which each window's length varies at random, so that hosts
-            do not report at the same time.
-        first_ns: the length of the first window, which is short so that data arrives soon. It
-            doubles while windows are empty.
-        max_samples: the number of samples at which a window ends early; None for no limit.
-    """
-
-    interval_ns: int
-    jitter: float = 0.0
-    first_ns: int | None = None
-    max_samples: int | None = None
-
-    def length_ns(self, random_unit: float) -> int:
-        """Returns the length of a window; ``random_unit`` is in [0, 1)."""
-        return max(1, round(self.interval_ns * (1 + self.jitter * (2 * random_unit - 1))))
-
-
-WHOLE_RECORDING: Final = WindowSchedule(2**62)
-"""A single window, closed at the end of the recording."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowCounts:
+class WindowCounts(NamedTuple):
     """Sample counts of one profile kind, determined when a window closes.
 
     Attributes:
@@ -115,11 +75,11 @@ class WindowCounts:
     """
 
     taken: int = 0
-    lost: Losses = field(default_factory=dict)
+    lost: Losses = MappingProxyType({})
     totals: StreamTotals | None = None
     threshold_ns: int = 0
-    waits: Mapping[Resource, WaitTotals] = field(default_factory=dict)
-    locks: LockTotals = field(default_factory=dict)
+    waits: Mapping[Resource, WaitTotals] = MappingProxyType({})
+    locks: LockTotals = MappingProxyType({})
 
 
 class ContextDecoder(Protocol):

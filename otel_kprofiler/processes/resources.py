@@ -6,7 +6,6 @@ import platform
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -98,7 +97,6 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
     return ""
 
 
-@dataclass(slots=True, eq=False)
 class _Process:
     """A process in a cgroup; ``own`` contains its attributes, except for published ones.
 
@@ -106,11 +104,12 @@ class _Process:
     known.
     """
 
-    key: ProcessKey
-    own: Attributes
-    resource: Resource
-    places: int = 0
-    tried: int | None = None
+    __slots__ = ("key", "own", "places", "resource", "tried")
+
+    def __init__(self, key: ProcessKey, own: Attributes, resource: Resource) -> None:
+        self.key, self.own, self.resource = key, own, resource
+        self.places = 0
+        self.tried: int | None = None
 
 
 class ProcessResources:

@@ -34,8 +34,8 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Limit on cached stack words and frames. Each new process adds words of its own. Frames stay
-cached while in use.
+"""Default limit on cached stack words and frames. Each new process adds words of its own. Frames
+stay cached while in use.
 """
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
@@ -293,10 +293,17 @@ class UserResolver(Stateless):
         files: the known files, which the table store adds when they are first sampled.
         names: names functions in the files; closed with the resolver. None leaves frames as
             addresses.
+        max_frames: limit on cached stack words and frames.
     """
 
-    def __init__(self, files: KnownFiles, names: UserNames | None = None) -> None:
+    def __init__(
+        self,
+        files: KnownFiles,
+        names: UserNames | None = None,
+        max_frames: int = MAX_FRAMES_CACHED,
+    ) -> None:
         self._known = files
+        self._max_frames = max_frames
         self._names = names
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
@@ -332,7 +339,7 @@ class UserResolver(Stateless):
 
         Also returns the cached words of its mappings.
         """
-        if self._kept >= MAX_FRAMES_CACHED:
+        if self._kept >= self._max_frames:
             self._forget()
         if not self._has_files and self._known.version:
             self._has_files = True
@@ -400,7 +407,7 @@ class UserResolver(Stateless):
         self._mapped.clear()
         left = {key: file.forget() for key, file in self._files.items()}
         self._kept = sum(left.values())
-        if self._kept > MAX_FRAMES_CACHED // 2:
+        if self._kept > self._max_frames // 2:
             self._kept = 0
             left.clear()
         self._files = {key: self._files[key] for key, count in left.items() if count}

@@ -45,20 +45,21 @@ class Time:
         return self.ns
 
 
-class CostlyStacks(StackResolver):
+class CostlyStacks:
     """A resolver for which each new stack takes some time."""
 
     cost_ns = 10_000_000
 
     def __init__(self, time):
-        super().__init__({})
+        self.stacks = StackResolver({})
+        self.find = self.stacks.find
         self.time, self.resolved = time, []
 
     def resolve(self, sample):
         if self.find(sample) is None:
             self.resolved.append(sample)
             self.time.ns += self.cost_ns
-        return super().resolve(sample)
+        return self.stacks.resolve(sample)
 
 
 class CostlyResources:

@@ -208,9 +208,8 @@ def test_addresses_in_a_file_that_is_not_elf_are_offsets(known, resolve):
     assert (frame.module.name, frame.address, frame.module.ranges) == ("perf.jit", 0x10, ())
 
 
-def test_memory_is_bounded(monkeypatch, known):
-    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
-    resolver = UserResolver(known)
+def test_memory_is_bounded(known):
+    resolver = UserResolver(known, max_frames=50)
     for number in range(1000):
         biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
         stack = raw((0x30000 + number, LIBC, REGISTERS), biases=biases)
@@ -219,10 +218,9 @@ def test_memory_is_bounded(monkeypatch, known):
         assert sum(map(len, resolver._words.values())) + len(resolver._mapped) <= 60
 
 
-def test_the_number_of_frames_of_a_mapping_is_bounded(monkeypatch, known):
+def test_the_number_of_frames_of_a_mapping_is_bounded(known):
     """A process that executes all parts of a large library has many frames in one mapping."""
-    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
-    resolver = UserResolver(known)
+    resolver = UserResolver(known, max_frames=50)
     for number in range(1000):
         (frame,) = resolver.resolve(raw((0x30000 + number, LIBC, REGISTERS)), None).frames
         assert frame.address == 0x30000 + number
@@ -230,10 +228,9 @@ def test_the_number_of_frames_of_a_mapping_is_bounded(monkeypatch, known):
     assert sum(0x30000 <= one.address < 0x30000 + 1000 for one in alive) <= 60
 
 
-def test_frames_in_use_are_kept_while_processes_start_and_exit(monkeypatch, known):
+def test_frames_in_use_are_kept_while_processes_start_and_exit(known):
     """Each start of a program has different addresses, but the same frames."""
-    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
-    resolver = UserResolver(known)
+    resolver = UserResolver(known, max_frames=50)
     first = None
     for number in range(1000):
         biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
@@ -243,12 +240,11 @@ def test_frames_in_use_are_kept_while_processes_start_and_exit(monkeypatch, know
         assert sum(map(len, resolver._words.values())) <= 50
 
 
-def test_abandoned_name_lookups_are_requested_again(monkeypatch, known):
-    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
+def test_abandoned_name_lookups_are_requested_again(known):
     names = Names()
     dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
     names.files[LIBC] = {0x30000: dropped}
-    resolver = UserResolver(known, names)
+    resolver = UserResolver(known, names, max_frames=50)
     stack = raw((0x30000, LIBC, REGISTERS))
     assert resolver.resolve(stack, None).frames[0].unresolved is Unresolved.SYMBOLS_DROPPED
     names.files[LIBC][0x30000] = READ
@@ -281,12 +277,11 @@ def test_functions_get_source_lines_once_their_file_system_responds():
     assert not side.is_provisional
 
 
-def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(monkeypatch, known):
+def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(known):
     """A file may be evicted before its lines are read."""
-    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     names = Names()
     names.files[LIBC] = {0x30000: READ._replace(is_interim=True)}
-    resolver = UserResolver(known, names)
+    resolver = UserResolver(known, names, max_frames=50)
     for number in range(200):
         biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
         resolved = resolver.resolve(raw((0x30000, LIBC, REGISTERS), biases=biases), None)
@@ -322,9 +317,8 @@ def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
     assert not resolved.of(SAMPLE).is_provisional
 
 
-def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(monkeypatch, known):
+def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(known):
     """Symbols that are not requested are evicted first."""
-    monkeypatch.setattr("otel_kprofiler.symbols.user.resolver.MAX_FRAMES_CACHED", 50)
     asked = []
 
     class Asked(Names):
@@ -332,7 +326,7 @@ def test_symbols_of_frames_in_use_are_requested_while_processes_start_and_exit(m
             asked.append((key, address))
             return READ
 
-    resolver = UserResolver(known, Asked())
+    resolver = UserResolver(known, Asked(), max_frames=50)
     for number in range(1000):
         biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
         resolver.resolve(raw((0x30000, LIBC, REGISTERS), biases=biases), None)
