@@ -184,7 +184,8 @@ def index_go(
         raise TableRefused(Refusal.TOO_LARGE, f".gopclntab of {table.size} bytes")
     empty = Segment(table.offset, 0, table.address)
     tables = others or Tables(table.address, table.offset, 0, empty)
-    pairs = Segment(tables.search_offset or 0, tables.search_bytes, 0)
+    in_file = 0 if tables.made else tables.search_bytes
+    pairs = Segment(tables.search_offset or 0, in_file, 0)
     places = elf.machine, tables.frames.address + tables.made_at, tables.origin
     arguments = list(map(str, places))
     arguments += [":".join(map(str, part)) for part in (pairs, table, text, *elf.loads)]

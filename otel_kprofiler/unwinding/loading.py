@@ -162,6 +162,8 @@ def _find(source: Source, elf: ElfFile, opened: OpenedFile | None, index: Index)
     if opened is None and tables is None:
         tables = make_vdso_tables(source, elf)
     made: Tables | None = None
+    if opened is not None and elf.is_go and tables is None:
+        tables = _index_frames_of_c(source, elf, opened, index)
     if opened is not None and (elf.is_go or tables is None):
         made = _find_go(source, elf, opened, tables, index)
     if opened is not None and made is None:
@@ -188,6 +190,17 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
         if error.refusal is Refusal.NO_FRAMES:
             return None
         raise
+
+
+def _index_frames_of_c(
+    source: Source, elf: ElfFile, opened: OpenedFile, index: Index
+) -> Tables | None:
+    """Makes the search table for C code in a Go program; None if it has none that can be used."""
+    try:
+        return _index_frames(source, elf, opened, index)
+    except TableRefused as error:
+        _log.debug("no unwind tables of C in %s: %s", opened.path, error)
+    return None
 
 
 def _find_code(

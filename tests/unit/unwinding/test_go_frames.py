@@ -15,9 +15,10 @@ from elftools.dwarf.callframe import FDE, CallFrameInfo
 from elftools.dwarf.structs import DWARFStructs
 from elftools.elf.elffile import ELFFile
 
+from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.elf import ElfError, ElfFile, FileSource, find_section, read_elf
-from otel_kprofiler.host import limited_children
-from otel_kprofiler.unwinding import TableRefused, go_frames, go_x86
+from otel_kprofiler.host import OpenedFile, limited_children
+from otel_kprofiler.unwinding import TableRefused, go_frames, go_x86, loading
 from otel_kprofiler.unwinding.frame_writing import Segment, pack_tables
 from otel_kprofiler.unwinding.go_frames import find_text, make_tables
 from otel_kprofiler.unwinding.go_table import Code, Table
@@ -26,7 +27,8 @@ from tests.unit.unwinding.go_files import ORDINARY, PUSH, TEXT, Made, go_file
 
 ADDRESS = 0x700000
 X86_64 = 62
-WORK = Path(__file__).parents[2] / "truth" / "programs" / "work.go"
+PROGRAMS = Path(__file__).parents[2] / "truth" / "programs"
+WORK, CGO = PROGRAMS / "work.go", PROGRAMS / "cgo.go"
 RSP, RBP, RIP = 7, 6, 16
 
 
@@ -293,6 +295,32 @@ def _compare(known, made, return_address):
         if rule and rule.arg == -row["cfa"].offset:
             assert other[return_address].arg in {rule.arg, None}, hex(row["pc"])
     return 1
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+def test_c_code_of_a_static_go_program_has_its_own_rules(tmp_path):
+    """Linkers give a static program ``.eh_frame``, but no search table."""
+    path = tmp_path / "program"
+    flags = "-linkmode external -extldflags -static"
+    command = ["go", "build", "-ldflags", flags, "-o", path, CGO]
+    subprocess.run(command, check=True, env={**os.environ, "CGO_ENABLED": "1"})
+    fd = os.open(path, os.O_RDONLY)
+    opened = OpenedFile(fd, os.fstat(fd), str(path), "path", str(path))
+    source = FileSource(fd, path.stat().st_size)
+    code = loading.Code(source, read_elf(source), opened)
+    loadable = loading.find_loadable(code, lambda make: make(children=Children()))
+    image = bytearray(loadable.pages * PAGE_BYTES)
+    loadable.fill(memoryview(image), 1)
+    code.close()
+    origin, _, entries = struct.unpack_from("=QQI", image, 8)
+    starts = {
+        origin + start for start, _ in struct.iter_unpack("=ii", image[256 : 256 + 8 * entries])
+    }
+    with path.open("rb") as file:
+        symbols = ELFFile(file).get_section_by_name(".symtab")
+        for name in ("runtime.main", "malloc"):
+            assert {symbol["st_value"] for symbol in symbols.get_symbol_by_name(name)} <= starts
 
 
 @pytest.mark.system
