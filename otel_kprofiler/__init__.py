@@ -1,6 +1,6 @@
 """Kernel-first continuous profiler for OpenTelemetry.
 
-Names for embedding in a service are loaded on first use; see :mod:`otel_kprofiler.sdk`.
+The API for embedding in a service is imported on first use; see :mod:`otel_kprofiler.sdk`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""HTTP connections whose requests another thread can abort, and that log nothing."""
+"""HTTP connections that log nothing, and whose requests another thread can abort."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """Leaves redirects to the caller; the base class would read the entire body of a redirect."""
+    """Does not follow redirects; the base class would first read the redirect's entire body."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""
@@ -101,7 +101,7 @@ def _shut_down(sock: Any) -> None:
 
 
 class _Silencer(logging.Filter):
-    """Drops urllib3's log records of the exchanges, because they contain URLs with their queries.
+    """Drops urllib3's log records during exchanges, because they contain URLs with their queries.
 
     Failures still raise exceptions.
     """

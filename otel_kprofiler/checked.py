@@ -1,4 +1,4 @@
-"""Checks types of values in untrusted JSON."""
+"""Checks the types of values in untrusted JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TOP: Final = (1 << 64) - 1
 
 
 def checked_number(value: Any, least: int = 0, most: int = TOP) -> int:
-    """Return the value if it is an integer within the bounds.
+    """Return the value if it is an integer from ``least`` to ``most``.
 
     Raises:
         ValueError: the value is not an integer, or is out of bounds.

@@ -1,11 +1,12 @@
 """Converts boottime to Unix time, and tracks their offset.
 
-The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend);
-receivers expect Unix time. The offset is measured by reading the Unix clock between two reads of
-the boot clock, keeping the tightest of several tries (as opentelemetry-ebpf-profiler does).
+The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend),
+but receivers expect Unix time. To measure the offset, the Unix clock is read between two reads of
+the boot clock; of several tries, the one with the shortest interval counts, as in
+opentelemetry-ebpf-profiler.
 
-Boottime includes suspend and is never set, so only setting or slewing the Unix clock changes the
-offset. :class:`Clock` tracks these changes, and :class:`StreamClock` derives a time that never goes
+The boot clock is never set, so only setting or slewing the Unix clock changes the offset.
+:class:`Clock` tracks these changes, and :class:`StreamClock` derives a Unix time that never goes
 back.
 """
 
@@ -18,17 +19,17 @@ from typing import Final, NamedTuple, Protocol
 
 SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
-"""Offset change that exceeds measurement error and a few minutes of slewing."""
+"""Offset change in nanoseconds that exceeds measurement error and minutes of slewing."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
-"""2020-01-01; a clock that shows an earlier time has not been set since boot."""
+"""2020-01-01 in Unix time. A clock that shows an earlier time has not been set since boot."""
 CATCH_UP: Final = 2
-"""A stream ahead of the clock runs slower by this factor until the clock has caught up."""
+"""Factor by which a stream ahead of the Unix clock runs slower, until the clock has caught up."""
 
 _log = logging.getLogger(__name__)
 
 
 class TimeSource(Protocol):
-    """Source of clock readings; tests substitute it."""
+    """Reads clocks; tests substitute an implementation."""
 
     def boot_ns(self) -> int:
         """Returns nanoseconds since boot (``CLOCK_BOOTTIME``)."""
@@ -50,7 +51,7 @@ class SystemTime:
 
 
 def suspended_ns() -> int:
-    """Returns how long the host has been suspended since boot, in nanoseconds.
+    """Returns the total time that the host has been suspended since boot, in nanoseconds.
 
     ``CLOCK_MONOTONIC`` stops during suspend; ``CLOCK_BOOTTIME`` does not.
     """
@@ -65,10 +66,10 @@ def suspended_ns() -> int:
 
 
 class Clock:
-    """Converts boottime to Unix time with an offset remeasured on demand.
+    """Converts boottime to Unix time with an offset that is measured again on demand.
 
-    Until the Unix clock is set, time counts from :data:`EARLIEST_UNIX_NS`, because receivers
-    reject or misplace data from 1970. Thread-safe: the offset is one integer.
+    Until the Unix clock is set, Unix time counts from :data:`EARLIEST_UNIX_NS`, because receivers
+    reject or misplace data from 1970. Thread-safe, because the offset is a single integer.
     """
 
     def __init__(self, source: TimeSource | None = None) -> None:
@@ -85,13 +86,13 @@ class Clock:
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:
-        """Remeasure the offset; returns how far Unix time has moved, in nanoseconds."""
+        """Measure the offset again; returns its change in nanoseconds."""
         old_offset_ns = self._offset_ns
         self._offset_ns = self._measure()
         return self._offset_ns - old_offset_ns
 
     def follow(self) -> int:
-        """Remeasure the offset if the Unix clock was set; returns the change in nanoseconds."""
+        """Measure the offset again if the Unix clock was set; returns its change in nanoseconds."""
         distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
         if abs(distance) < STEP_NS:
             return 0
@@ -117,7 +118,7 @@ class Clock:
 
 
 class Interval(NamedTuple):
-    """A boottime interval and its Unix time interval, both half-open."""
+    """An interval of boottime and the corresponding interval of Unix time, both half-open."""
 
     start_boot_ns: int
     end_boot_ns: int
@@ -125,7 +126,7 @@ class Interval(NamedTuple):
     end_unix_ns: int
 
     def to_unix_ns(self, times_boot_ns: Sequence[int]) -> list[int]:
-        """Convert boottimes in order; results are clamped to the interval."""
+        """Convert boottimes to Unix times, which are clamped to the interval."""
         first, last = self.start_unix_ns, self.end_unix_ns - 1
         length, boot_length = last + 1 - first, self.end_boot_ns - self.start_boot_ns
         if length == boot_length:
@@ -142,8 +143,8 @@ class Interval(NamedTuple):
 class StreamClock:
     """Maps consecutive boottime intervals to Unix time, which never goes back. Not thread-safe.
 
-    If the clock is set forward, the stream follows immediately and leaves a gap. If it is set back,
-    the stream continues at a fraction of the speed until the clock has caught up.
+    If the clock is set forward, the stream follows immediately and leaves a gap. If the clock is
+    set back, the stream runs at a fraction of the clock's speed until the clock has caught up.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -151,7 +152,7 @@ class StreamClock:
         self._end_unix_ns = 0
 
     def interval(self, start_boot_ns: int, end_boot_ns: int) -> Interval:
-        """Returns the Unix time of the next interval, which is at least 1 ns long."""
+        """Returns the next interval, of at least 1 ns, with its Unix times."""
         self._clock.follow()
         length = max(1, end_boot_ns - start_boot_ns)
         start = max(self._clock.to_unix_ns(start_boot_ns), self._end_unix_ns)

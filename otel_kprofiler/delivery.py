@@ -29,43 +29,43 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import Encoded, encode_window
 
 MAX_WAITING_SAMPLES: Final = 250_000
-"""Maximum samples waiting to be encoded, about 25 MB; a single window may exceed it."""
+"""Maximum number of samples waiting to be encoded (about 25 MB); a single window may have more."""
 _ENCODING_SHARE: Final = 0.7
 """Fraction of the shutdown timeout after which no further window is encoded."""
 
 _log = logging.getLogger(__name__)
 
 Encoder = Callable[[Window, Encoding], Encoded]
-"""Encodes a window in the way that an exporter requires."""
+"""Function that encodes a window in the way that an exporter requires."""
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
-    """Encode with the defaults of :func:`otel_kprofiler.otlp.encode_window`."""
+    """Encode a window; :func:`otel_kprofiler.otlp.encode_window` has the other defaults."""
     return encode_window(window, **encoding._asdict())
 
 
 class _Task(NamedTuple):
-    """A window and the queues that existed when it was closed."""
+    """A window and the queues that existed when the window was closed."""
 
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: SampleCounts
-    not_offered: Mapping[str, SampleCounts]  # by exporter, counted when the window was closed
+    not_offered: Mapping[str, SampleCounts]  # by exporter, as of the window's close
 
 
 class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
-    Encoding has its own thread, so that a large window never delays draining the ring buffer.
-    Call the reporter itself from one thread; its methods are thread-safe. An exporter's account is
-    tied to the exporter's name and continues when its queue is replaced.
+    Encoding has its own thread, so that a large window never delays draining the ring buffer. Call
+    the reporter object itself from one thread only; its methods are thread-safe. An exporter's
+    account belongs to the exporter's name, and continues when the exporter's queue is replaced.
 
     Args:
         queues: one queue for each exporter.
         encoder: encodes a window.
         capacity: maximum number of windows waiting to be encoded, with at most
-            :data:`MAX_WAITING_SAMPLES` samples in total; beyond it, the oldest is dropped and
-            counted.
+            :data:`MAX_WAITING_SAMPLES` samples in total; beyond either limit, the oldest window is
+            dropped and counted.
         background: False to encode in the calling thread.
     """
 
@@ -82,8 +82,8 @@ class Reporter:
         self._past: dict[str, list[QueueCounts]] = {}
         self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
         self._handed_over = SampleCounts()
-        self._latest: Window | None = None  # the last window's totals, for the final request
-        # By kind, the totals in the last request that had a profile of this kind.
+        self._latest: Window | None = None  # totals of the last window, for the final request
+        # For each queue and kind, the totals in the last request with a profile of this kind.
         self._reported: dict[ExportQueue, dict[str, StreamTotals]] = {}
         self._encoder = encoder
         self._capacity = capacity
@@ -91,7 +91,8 @@ class Reporter:
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
         # Samples that each queue had accepted before the current task's batches were enqueued.
-        # Enqueuing may wait for a disk; samples accepted since then are no longer pending here.
+        # Enqueuing may wait for a disk; samples that a queue has accepted since are not pending
+        # here.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
@@ -125,13 +126,13 @@ class Reporter:
             self._encode_next()
 
     def _is_full(self, more: int) -> bool:
-        """Returns whether to drop a waiting window; an empty queue accepts any size."""
+        """Returns whether to drop a waiting window; never if no window is waiting."""
         samples = sum(task.samples.total() for task in self._waiting) + more
         full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """Returns a task for a window or a part of it; call with the lock held."""
+        """Returns a task for all or some samples of a window; call with the lock held."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)
@@ -140,9 +141,9 @@ class Reporter:
         return task
 
     def replace(self, queues: Sequence[ExportQueue]) -> None:
-        """Use these queues from the next window on.
+        """Use ``queues`` from the next window on.
 
-        Replaced queues deliver their content in the background, and are then closed.
+        Queues that are no longer used deliver their batches in the background, and are then closed.
         """
         with self._changed:
             leaving = [queue for queue in self._queues if queue not in queues]
@@ -159,7 +160,7 @@ class Reporter:
             ).start()
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the account of each exporter, all as of one instant."""
+        """Returns the accounts of all exporters as of the same instant."""
         with self._changed:
             return tuple(map(self._account, self._not_offered))
 
@@ -231,7 +232,8 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Use the first queue's ``earlier``: in later queues, it includes samples of this process.
+        # Use the first queue's ``earlier``, because a later queue's includes samples from this
+        # process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]
@@ -257,7 +259,7 @@ class Reporter:
         return account._replace(unknown_since_unix_ns=unknown_since)
 
     def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
-        """Returns the samples of windows not yet in a queue."""
+        """Returns the number of samples, by kind, in windows that are not yet in a queue."""
         tasks = [task.samples for task in self._tasks() if queue in task.queues]
         not_queued = sum(tasks, SampleCounts())
         if queue in self._accepted_before:
@@ -266,7 +268,7 @@ class Reporter:
         return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
-        """Count a window as lost for all of its queues; call with the lock held."""
+        """Count a task's samples as lost for all of its queues; call with the lock held."""
         for queue in task.queues:
             queue.record_loss(task.samples, cause)
             if queue in self._accepted_before:
@@ -327,7 +329,7 @@ class Reporter:
         return True
 
     def _encode_all(self, task: _Task) -> list[Encoded | None]:
-        """Encode for each queue, but only once for queues with the same encoding and losses."""
+        """Encode a task's window for each queue, but only once for equal encodings and totals."""
         encoded: dict[object, Encoded | None] = {}
         results = []
         for queue in task.queues:
@@ -352,7 +354,7 @@ class Reporter:
         try:
             return self._encoder(window, encoding)
         except Exception:  # noqa: BLE001 - logged with its traceback and counted
-            # A bug may lose only this window, which is counted, and must not stop the profiler.
+            # A bug may lose this window, which is counted as lost, but must not stop the profiler.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
 
@@ -362,7 +364,7 @@ def _count_accepted(counts: QueueCounts) -> SampleCounts:
 
 
 def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
-    """Returns the account of one kind: samples not yet queued, plus its queues' counts."""
+    """Returns an exporter's account of a kind: samples not yet queued, plus the queues' counts."""
     carried_lost = sum_losses(queue.carried_lost for queue in queues)
     return not_queued._replace(
         exported=sum(queue.exported for queue in queues),
@@ -375,7 +377,7 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
 
 
 def _totals(window: Window) -> dict[str, StreamTotals]:
-    """Returns the totals of each kind, by name."""
+    """Returns the stream totals of each sample kind, by the kind's name."""
     return {profile.kind.name: profile.totals for profile in window.profiles if profile.totals}
 
 
@@ -410,7 +412,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 
 
 def _account_only(window: Window, previous: Window | None) -> Window:
-    """Returns a window with only the account, under the attributes shared by all its resources."""
+    """Returns a window with only the account, under the attributes that all its Resources share."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes

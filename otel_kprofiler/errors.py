@@ -40,12 +40,12 @@ class KProfilerError(Exception):
         self.hint = hint
 
     def with_fix(self) -> str:
-        """Returns the message, with the hint if there is one."""
+        """Returns the message, followed by the hint if there is one."""
         return f"{self} (fix: {self.hint})" if self.hint else str(self)
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error for users; a system error by path and message, without its number."""
+    """Describes an error for users; describes a system error by path and message only."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     has_path = isinstance(error.filename, str | bytes)
@@ -78,7 +78,7 @@ class ConfigProblem:
 
 
 class ConfigError(KProfilerError):
-    """The configuration is unusable; lists all problems."""
+    """The configuration is unusable; the error lists all problems."""
 
     exit_status = 2
 
@@ -108,7 +108,7 @@ class HostError(KProfilerError):
 
 
 class PrivilegeError(HostError):
-    """Capabilities are missing; ``missing`` names them as ``CAP_…``."""
+    """This process lacks capabilities; ``missing`` has their names, such as ``CAP_BPF``."""
 
     def __init__(self, message: str, *, missing: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -120,7 +120,7 @@ class KernelFeatureError(HostError):
 
 
 class DependencyError(HostError):
-    """A library needed at run time is not installed."""
+    """A library that is needed at run time is not installed."""
 
 
 class SamplerError(KProfilerError):

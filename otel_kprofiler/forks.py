@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForkStep(enum.IntEnum):
-    """Order of the hooks in the child; reversed before the fork, so that locks nest."""
+    """Order of the hooks in the child, which is reversed before the fork, so that locks nest."""
 
     RELEASE = 0
     """Close descriptors and mappings shared with the parent."""
@@ -133,7 +133,7 @@ class LockedForForks:
 
 
 class _Fork(NamedTuple):
-    """A fork in progress: the locks it holds, and the objects it concerns."""
+    """A fork in progress: the lock it holds, and the objects whose hooks it runs."""
 
     held: threading.RLock
     concerned: list[ForkAware]
@@ -212,11 +212,11 @@ class _Registry:
 
 
 def _run(hook: Callable[[], None]) -> None:
-    """Call a hook; log its failure, so that the others still run."""
+    """Call a hook; log an exception that it raises, so that later hooks still run."""
     try:
         hook()
     except Exception:  # noqa: BLE001 - logged; the fork is the service's
-        _log.exception("a fork hook failed")
+        _log.exception("a fork hook failed; later hooks still run")
 
 
 _registry: Final = _Registry()

@@ -9,7 +9,7 @@ class Readable(Protocol):
     """A binary file or stream."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns at most ``size`` bytes; fewer, but not none, before the end."""
+        """Returns up to ``size`` bytes; an empty result only at the end."""
         ...
 
 
@@ -17,7 +17,7 @@ def read_up_to(stream: Readable, limit: int) -> bytes:
     """Returns the rest of a stream, but at most ``limit`` bytes.
 
     ``read(limit)`` of CPython's buffered readers allocates ``limit`` bytes before it reads, which
-    fails on a host with less memory, however small the file.
+    fails on a host with less memory, even if the file is small.
 
     Raises:
         OSError: the stream cannot be read.

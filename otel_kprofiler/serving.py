@@ -150,7 +150,7 @@ class HttpServer(ThreadingHTTPServer):
                 _break_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line if the client disconnected, and a traceback for a bug."""
+        """Log one line if the client disconnected, and a traceback for any other error."""
         error = sys.exception()
         client = client_address[0] if client_address else "a client"
         if isinstance(error, OSError):
@@ -204,9 +204,9 @@ class HttpHandler(BaseHTTPRequestHandler):
             rest = rest[_PIECE_BYTES:]
 
     def is_named(self, *names: str) -> bool:
-        """Returns whether ``Host`` is an address, ``localhost``, the endpoint's host, or in names.
+        """Returns whether ``Host`` is an address, ``localhost``, the server's host or in ``names``.
 
-        Other names belong to sites that direct their visitors' browsers here (DNS rebinding).
+        Other names may belong to sites that direct their visitors' browsers here (DNS rebinding).
         """
         try:
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
@@ -215,7 +215,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         return host in {"localhost", self.server.host, *names} or is_address(host)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Do not log requests, which arrive every few seconds."""
+        """Does nothing, because requests arrive every few seconds and are not worth logging."""
 
 
 class _Headers:

@@ -1,9 +1,9 @@
 """Supports uWSGI's workers, which C code forks.
 
 Before forking, uWSGI loads the application in its master. The master holds the GIL from then on, so
-a thread started there never runs again; and if such a thread waits for the GIL at the fork, the
-worker waits forever for that thread to take the GIL. Code that needs threads must therefore start
-in each worker.
+a thread started in the master never runs again; and if such a thread waits for the GIL at the fork,
+the worker waits forever for that thread to take the GIL. Code that needs threads must therefore
+start in each worker.
 """
 
 from __future__ import annotations

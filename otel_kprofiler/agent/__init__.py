@@ -1,4 +1,4 @@
-"""The agent: life cycle, logs, health endpoint, systemd. Names load on first use."""
+"""The agent: life cycle, logs, health endpoint, systemd. Submodules are imported on first use."""
 
 from __future__ import annotations
 

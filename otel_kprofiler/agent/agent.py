@@ -62,7 +62,7 @@ _DELIVERY_SHARE: Final = 0.5
 _CLOSING_SHARE: Final = 0.2
 """Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
-"""Share of the shutdown timeout reserved for printing the account at the end."""
+"""Share of the shutdown timeout reserved for printing the final account."""
 _CALLS_PER_REPORT: Final = 16  # samples processed between two reports of progress within a step
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Agent:
 
     Args:
         config: the initial configuration.
-        symbolizer: from :func:`prepare`; the agent closes it.
+        symbolizer: the kernel symbolizer from :func:`prepare`; the agent closes it.
         load: reads the configuration again on SIGHUP; raises ``KProfilerError``.
         on_config: called with each reloaded configuration once it is in effect.
         access: reads the host's files.
@@ -100,7 +100,7 @@ class Agent:
         notifier: Notifier | None = None,
     ) -> None:
         self._config = config
-        self._prepared: KernelSymbolizer | None = symbolizer  # None after the first start
+        self._prepared: KernelSymbolizer | None = symbolizer  # None once sampling has started
         self._on_config = on_config
         self._access = access or Access()
         self._notifier = notifier or Notifier()
@@ -114,7 +114,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # used by the pipeline, like the next two
+        self._targets: AgentTargets | None = None  # the pipeline also uses this and the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -125,7 +125,7 @@ class Agent:
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
-        self._calls = 0  # calls of _alive_sometimes since it last reported progress
+        self._calls = 0  # calls of _alive_sometimes since the last report of progress
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
@@ -175,7 +175,7 @@ class Agent:
         _log.info("stopping on %s; delivering pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
-        """Returns the time left to stop, less a reserved share of the shutdown timeout."""
+        """Returns the seconds left for the shutdown, less a reserved share of its timeout."""
         timeout_s = self._config.shutdown_timeout_s
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
@@ -267,7 +267,7 @@ class Agent:
             self._reload(self._reader)
 
     def _find_idle_s(self) -> float:
-        """Returns how long the loop may sleep while there are no samples."""
+        """Returns how long the loop may sleep without samples, in seconds."""
         if self._targets and self._targets.follows:
             return 0.0
         measures_s = self._next_measure - time.monotonic() if any(self._config.limits) else IDLE_S
@@ -288,7 +288,7 @@ class Agent:
             self._alive()
 
     def _stay_within_limits(self, now: float) -> None:
-        """Lower the rate when the agent exceeds its limits; raise it again below them."""
+        """Lower the sampling rate while the agent exceeds a limit; raise it again afterwards."""
         config = self._config
         limits, interval_s = config.limits, config.monitor_interval_s
         self._next_measure = now + interval_s
@@ -374,7 +374,7 @@ class Agent:
             self._start(reporter, new)
             return
         pipeline = self._pipeline
-        period_ns = pipeline.sampler.period_ns  # not the configured rate if a limit applies
+        period_ns = pipeline.sampler.period_ns  # longer than configured while limits lower the rate
         targets = AgentTargets(self._access, new)
         changed_ns = pipeline.sampler.reconfigure(targets.sampler)
         self._targets = targets

@@ -1,4 +1,4 @@
-"""The agent's settings from the configuration, and fixed limits such as the size of windows.
+"""The agent's settings from the configuration, and fixed limits such as the maximum window size.
 
 The conversion runs in the process that checks the configuration, so that the agent does not load
 the schema's libraries.
@@ -40,28 +40,28 @@ class AgentConfig:
     Attributes:
         sampler: settings of the sampler.
         groups: containers, pods and units to sample.
-        user_symbols: how much detail user frames have besides their addresses.
-        loader: library that loads the BPF program.
+        user_symbols: which details user frames get besides their addresses, such as source lines.
+        loader: name of the library that loads the BPF program.
         schedule: the length of windows.
-        resource: attributes that every Resource gets.
+        resource: attributes added to every Resource.
         grain: the unit that gets a separate Resource, such as each process or the whole host.
         leaves_out_self_profiled: whether processes that sample themselves are left out.
         service_sources: sources of service names for processes that publish none.
-        exporters: exporters of the pipeline, by id and in order.
+        exporters: settings of the pipeline's exporters, by id, in the pipeline's order.
         must_sample: whether to exit with an error if sampling cannot start.
         sampling_percent: probability, in percent, that the host samples during an interval.
         sampling_interval_s: length of the intervals to which ``sampling_percent`` applies.
-        monitor_interval_s: interval at which the agent checks its limits.
+        monitor_interval_s: interval at which the agent compares its usage with ``limits``.
         clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
             startup.
         limits: limits on the agent's CPU and memory usage.
         drop_all: whether to drop every capability once sampling has started.
-        health_endpoint: address of the health endpoint; empty for none.
+        health_endpoint: address that the health server listens on; empty for no server.
         shutdown_timeout_s: time limit for a shutdown.
         sends_metrics: whether the agent sends its own metrics.
         metrics_interval_s: interval between exports of metrics.
         log_level: minimum level of logged messages.
-        log_encoding: ``auto``, ``console`` or ``json``.
+        log_encoding: encoding of the log: ``auto``, ``console`` or ``json``.
     """
 
     sampler: SamplerConfig
@@ -114,10 +114,10 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
     "no_kernel_version_check": lambda config: config.sampler.check_kernel,
 }
-"""Receiver keys that take effect only when the BPF program is loaded."""
+"""Configuration keys of the receiver that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Memory limit divided by ring size; samples grow about sixfold when they are decoded."""
+"""Ratio of the memory limit to the ring size; samples grow about sixfold when decoded."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
 """Maximum number of samples in a window: about 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8
@@ -126,7 +126,7 @@ _SAMPLE_BYTES: Final = 1024
 
 
 def agent_config(config: Config) -> AgentConfig:
-    """Convert a checked configuration to settings."""
+    """Convert a validated configuration to the agent's settings."""
     receiver, service = config.receiver, config.service
     logs = service.telemetry.logs
     limits = Limits(
@@ -163,7 +163,8 @@ def _sampler_config(receiver: Receiver, limits: Limits, *, drop_all: bool) -> Sa
     rss_bytes = limits.rss_bytes
     return replace(
         sampler_config(receiver),
-        # Without capabilities, no file of another user can be opened, and no unwind table loaded.
+        # Without capabilities, other users' files cannot be opened, and no unwind table can be
+        # loaded.
         user_unwinding="frame_pointers" if drop_all else receiver.user_unwinding,
         max_ring_bytes=rss_bytes // _RING_SHARE if rss_bytes else MAX_RING_BYTES,
         drain_interval_s=DRAIN_INTERVAL_S,
@@ -177,5 +178,5 @@ def _window_schedule(receiver: Receiver, limits: Limits) -> WindowSchedule:
 
 
 def find_fixed(old: AgentConfig, new: AgentConfig) -> list[str]:
-    """Returns the changed keys that take effect only after a restart."""
+    """Returns the changed configuration keys that take effect only after a restart."""
     return [name for name, read in FIXED_AT_START.items() if read(old) != read(new)]

@@ -26,7 +26,7 @@ def describe_agent(
     stalls: int,
     cpu_time: CpuTime,
 ) -> dict[str, object]:
-    """Describes the account, failing receivers and disks, the rate, files, processes and CPU time.
+    """Returns the body of ``/status``: counts, outages, sampling rate, files and CPU time.
 
     Thread-safe.
 
@@ -34,7 +34,7 @@ def describe_agent(
         status: short description of the agent's current activity.
         account: counts of all samples so far.
         queues: the exporters' queues, by exporter name.
-        pipeline: None if nothing is sampled.
+        pipeline: the running pipeline; None if sampling could not start.
         user_names: reads the symbols of user files; None if user symbols are disabled.
         stalls: how often the main loop stalled.
         cpu_time: CPU time that the agent has used so far.
@@ -70,8 +70,8 @@ def open_health(
     """Serve the probes and ``/status``; returns None if no endpoint is given.
 
     Args:
-        endpoint: ``host:port``, or empty.
-        probes: health checks, by path of the URL.
+        endpoint: ``host:port`` to listen on; empty for no server.
+        probes: health checks, by the URL's path.
         describe: returns the body of ``/status``.
         waits: whether to wait for a port that another process uses.
     """

@@ -28,7 +28,7 @@ def describe_start(
     user_symbols: str,
     files: HostFiles,
 ) -> str:
-    """Describes what the agent samples: CPUs, rate, sides of stacks, exporters, missing details."""
+    """Describes what the agent samples: CPUs, rate, stack sides, exporters and missing details."""
     missing = read_capabilities(files).missing(OF_OTHERS)
     left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(

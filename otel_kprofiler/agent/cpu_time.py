@@ -9,7 +9,7 @@ from otel_kprofiler.sampling import EbpfSampler
 
 
 class CpuTime(NamedTuple):
-    """CPU time since the start, in seconds.
+    """The agent's CPU time since its start, in seconds.
 
     Attributes:
         user: CPU time of the agent's process in user mode.

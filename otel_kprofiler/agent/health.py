@@ -17,10 +17,10 @@ CONNECTION_TIMEOUT_S: Final = 5.0
 """Time limit for a client to send its request and read the response."""
 
 RETRY_S: Final = 5.0
-"""Time in seconds between two attempts to listen on a port that another process uses."""
+"""Seconds between two attempts to listen on a port that another process uses."""
 
 Probe = Callable[[], list[str]]
-"""Returns the problems, one sentence each; empty if healthy."""
+"""A health check: returns the problems, one sentence each; empty if there are none."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -28,11 +28,11 @@ class HealthServer:
     """Responds with 200 if a probe finds no problems, otherwise with 503 and the problems.
 
     Args:
-        endpoint: ``host:port`` to listen on; ``[::1]:port`` for IPv6, port 0 for a free one.
+        endpoint: ``host:port`` or ``[IPv6]:port`` to listen on; port 0 selects a free port.
         probes: health checks by path, such as ``/livez``; called in server threads.
         status: returns the body of ``/status`` as values for JSON; called in server threads.
-        waits: whether to wait until a port that another process uses is free. Any user may take a
-            port above 1023 before this process does.
+        waits: whether to wait until a port that another process uses is free. Another user's
+            process may have bound a port above 1023 before this one.
 
     Raises:
         HostError: the endpoint cannot be bound.

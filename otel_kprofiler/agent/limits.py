@@ -9,33 +9,33 @@ from typing import Final, NamedTuple
 from otel_kprofiler.agent.memory import read_resident_bytes
 
 _AIM: Final = 0.8
-"""Share of a limit that the agent should use after its rate has been lowered."""
+"""Share of a limit that the agent should use after its sampling rate has been lowered."""
 _CALM: Final = 0.6
-"""Share of a limit below which the rate may rise."""
+"""Share of each limit below which the sampling rate may rise."""
 _CALM_ROUNDS: Final = 6
-"""Consecutive measurements below ``_CALM`` before the rate rises."""
+"""Consecutive measurements below ``_CALM`` before the sampling rate rises."""
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""Maximum factor by which one step divides the rate."""
+"""Maximum factor by which one step lowers the sampling rate."""
 
 
 class Usage(NamedTuple):
-    """Usage of this process: CPU in cores, resident memory in bytes."""
+    """Resource usage of this process: CPU in cores, resident memory in bytes."""
 
     cpu: float
     rss_bytes: int
 
 
 class Limits(NamedTuple):
-    """Limits on usage; 0 means no limit."""
+    """Limits on resource usage; 0 means no limit."""
 
     cpu: float = 0.0
     rss_bytes: int = 0
 
 
 class Meter:
-    """Measures the usage of this process between calls."""
+    """Measures the resource usage of this process between calls."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Meter:
         self._before = (now(), cpu_s())
 
     def read(self) -> Usage:
-        """Returns CPU usage since the last call, and current resident memory."""
+        """Returns the CPU usage since the last call, and the current resident memory."""
         last, self._before = self._before, (self._now(), self._cpu_s())
         wall, cpu = (after - earlier for after, earlier in zip(self._before, last, strict=True))
         return Usage(cpu / wall if wall > 0 else 0.0, read_resident_bytes())
@@ -59,7 +59,7 @@ def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
 
 
 class Governor:
-    """Adapts the rate: lowers it at once if a limit is exceeded, and raises it slowly otherwise."""
+    """Adapts the sampling rate: lowers it at once above a limit, and raises it slowly otherwise."""
 
     def __init__(self) -> None:
         self._calm = 0
@@ -69,7 +69,7 @@ class Governor:
 
         Args:
             usage: CPU usage and resident memory, measured at ``rate``.
-            limits: limits on usage.
+            limits: the configured limits; 0 means no limit.
             rate: current rate in samples per second.
             wanted: configured rate in samples per second.
         """

@@ -18,7 +18,7 @@ from otel_kprofiler.repeats import RepeatFilter
 from otel_kprofiler.text import escape_controls, escape_surrogates
 
 MAX_WAITING_BYTES: Final = 256 * 1024
-"""Limit on log data waiting to be written."""
+"""Limit on log data waiting to be written, in bytes."""
 FLUSH_TIMEOUT_S: Final = 1.0
 """Time limit for writing the log at exit."""
 
@@ -31,10 +31,10 @@ LEVELS: Final = {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as lines of JSON: time, level, logger, message, any account and traceback."""
+    """Formats a record as a line of JSON; includes the account or traceback, if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the record as JSON."""
+        """Returns the record as a line of JSON."""
         moment = datetime.fromtimestamp(record.created, tz=UTC)
         fields = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -63,8 +63,7 @@ class DescriptorHandler(logging.Handler):
     """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
     Up to :data:`MAX_WAITING_BYTES` wait in memory; beyond that, lines are dropped and counted.
-    Writes to the descriptor, not to a Python stream, whose lock could block the interpreter at
-    exit.
+    The handler bypasses Python's streams, because their locks could block the interpreter at exit.
 
     Args:
         fd: the descriptor to write to; it stays open.
@@ -133,9 +132,8 @@ def write_all(fd: int, data: bytes) -> None:
 def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging` is called.
 
-    Libraries write nothing themselves: Python's warnings become log records, and gRPC is silent
-    unless ``GRPC_VERBOSITY`` is set, since the status of a call contains the information that gRPC
-    would log. Call before gRPC is imported.
+    Python's warnings become log records. gRPC logs nothing unless ``GRPC_VERBOSITY`` is set,
+    because the status of a call contains the same information. Call this before gRPC is imported.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning
@@ -152,7 +150,7 @@ def make_formatter(encoding: str, fd: int) -> logging.Formatter:
 
     Args:
         encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.
-        fd: where the lines are written.
+        fd: the descriptor that the lines are written to.
     """
     if encoding == "json" or (encoding == "auto" and not os.isatty(fd)):
         return JsonFormatter()
@@ -163,9 +161,9 @@ def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) 
     """Send the log to a file descriptor; can be called again to change the settings.
 
     Args:
-        level: a key of :data:`LEVELS`.
+        level: the minimum level to log, a key of :data:`LEVELS`.
         encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.
-        fd: where to write; by default standard error.
+        fd: the descriptor to write to; by default standard error.
     """
     root = logging.root
     there = [

@@ -17,9 +17,9 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Number of new objects between two collections.
+"""Number of new objects between two garbage collections.
 
-Collecting more often would be useless, because most samples live until a window closes.
+Collecting more often would free little, because most samples live until a window closes.
 """
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
@@ -74,8 +74,9 @@ _CALLBACK: Final = ctypes.PYFUNCTYPE(
 def limit_allocator() -> None:
     """Make malloc return freed memory to the kernel; call before threads start.
 
-    By default, every thread gets an arena, although only one thread runs Python at a time. Also,
-    once a large block is freed, later blocks of that size come from the heap and fragment it.
+    By default, malloc gives threads separate arenas, although only one thread runs Python at a
+    time. After a large block is freed, malloc also takes blocks of that size from the heap, which
+    then fragments.
     """
     mallopt = _find("mallopt")
     if mallopt:
@@ -88,7 +89,7 @@ def limit_allocator() -> None:
 
 
 def settle() -> None:
-    """Exempt all current objects, which live as long as the process, from garbage collection."""
+    """Exempt all current objects from garbage collection, since they are permanent."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
@@ -106,8 +107,8 @@ def give_back_memory() -> None:
 def unmap_startup_pages() -> None:
     """Unmap library pages that only startup used, so that they no longer count as resident.
 
-    Code and constants that are used again are mapped again from the page cache, without disk
-    access. Mappings that differ from their files (private pages; see proc_pid_smaps(5)) are kept.
+    Pages that are used again are mapped again from the page cache, without disk access. Mappings
+    that differ from their files (private pages; see proc_pid_smaps(5)) are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
     if not hasattr(libc, "dl_iterate_phdr"):

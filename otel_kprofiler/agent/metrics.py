@@ -1,4 +1,4 @@
-"""Collects the agent's own metrics with opentelemetry-sdk, and sends them like profiles.
+"""Collects the agent's own metrics with opentelemetry-sdk, and sends them to OTLP receivers.
 
 Names follow the semantic conventions: ``process.*``, and ``otel.sdk.*`` for processors and
 exporters, by analogy with spans, log records and metric data points, since the conventions do not
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class SelfMetrics:
-    """Sends metrics every ``interval_s`` to OTLP receivers.
+    """Sends the agent's metrics to OTLP receivers every ``interval_s`` seconds.
 
     Args:
         receivers: settings of the OTLP exporters, by id.
@@ -65,8 +65,8 @@ class SelfMetrics:
         account: returns the account of all samples.
         generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records, by cause.
-        cpu_time: returns the CPU time so far.
-        coarse: returns the number of samples with reduced detail, by the missing detail.
+        cpu_time: returns the agent's CPU time so far.
+        coarse: returns the number of samples that lack a detail, by detail.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SelfMetrics:
             create(name, [observe], unit, text)
 
     def record_export(self, name: str, result: ExportResult, seconds: float) -> None:
-        """Record the duration of one export."""
+        """Record the duration and the outcome of one export."""
         error = {"error.type": result.error_type} if result.error_type else {}
         self._durations.record(seconds, {**_exporter(name), **error})
 
@@ -160,7 +160,7 @@ class SelfMetrics:
             yield from _losses(account.lost, attributes, _BY_EXPORTER)
 
     def _exporters(self) -> Iterator[tuple[ExporterAccount, dict[str, str]]]:
-        """Yields the account of each exporter for each kind, with the attribute for the kind."""
+        """Yields each exporter's account of each sample kind, with the kind's attribute."""
         for account, kind in self._kinds():
             for exporter in account.exporters:
                 yield exporter, kind
@@ -255,15 +255,15 @@ def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
 class _Exporter(MetricExporter):
     """Sends metrics once per interval, without retries, because later values replace lost values.
 
-    Warns once, with the reason, that metrics do not arrive. An unreachable receiver and a missing
-    metrics pipeline are separate warnings.
+    If metrics do not arrive, logs one warning with the reason. An unreachable receiver and a
+    missing metrics pipeline are logged separately.
     """
 
     def __init__(self, name: str, client: OtlpSender) -> None:
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = set()  # already logged; True: missing pipeline
+        self._warned: set[bool] = set()  # warnings already logged; True: missing pipeline
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any
@@ -293,7 +293,7 @@ class _Exporter(MetricExporter):
 
 @contextmanager
 def _no_environment() -> Iterator[None]:
-    """Hide OTEL_* variables from the SDK; only the configuration file applies."""
+    """Hide OTEL_* variables from the SDK, so that only the configuration file applies."""
     hidden = {name: os.environ.pop(name) for name in tuple(os.environ) if name.startswith("OTEL_")}
     try:
         yield

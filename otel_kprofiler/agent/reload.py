@@ -1,4 +1,4 @@
-"""Makes changes at run time: a new configuration on SIGHUP, and probabilistic sampling."""
+"""Changes at run time: rereading the configuration, and probabilistic sampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ConfigReader:
     """Reads the configuration again in the background.
 
-    Only one thread and its signal handlers may use it.
+    Only one thread and its signal handlers may use a reader.
 
     Args:
         load: reads and checks the configuration; called in a background thread.
@@ -38,11 +38,11 @@ class ConfigReader:
         self._outcome: AgentConfig | KProfilerError | None = None
 
     def request(self) -> None:
-        """Request a read; requests made before it starts are merged."""
+        """Request a read of the configuration; requests made before the read starts are merged."""
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Returns the configuration or the error of a finished read; each only once."""
+        """Starts a requested read; returns the result of a finished read once, otherwise None."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome
@@ -70,7 +70,7 @@ class ConfigReader:
 class Lottery:
     """Decides at random, for each interval, whether this host samples.
 
-    As in opentelemetry-ebpf-profiler, ``threshold`` percent of a fleet sample at any time.
+    As in opentelemetry-ebpf-profiler, about ``threshold`` percent of all hosts sample at any time.
 
     Args:
         random_unit: returns random numbers in [0, 1).
@@ -83,13 +83,13 @@ class Lottery:
         self._next = 0.0
 
     def set(self, threshold: int, interval_s: float) -> None:
-        """Set the probability in percent, and the interval; a change triggers a new draw."""
+        """Set the probability in percent, and the interval; a change forces a new draw."""
         if (threshold, interval_s) != (self._threshold, self._interval_s):
             self._threshold, self._interval_s = threshold, interval_s
             self._next = 0.0
 
     def draw(self, now: float) -> bool | None:
-        """Returns whether to sample from now on; None while the last decision holds.
+        """Returns whether to sample in a new interval; None until the next one begins.
 
         Args:
             now: monotonic time in seconds.

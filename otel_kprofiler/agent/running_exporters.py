@@ -16,17 +16,17 @@ from otel_kprofiler.export import (
 from otel_kprofiler.host import coarse_timers
 
 ExportObserver = Callable[[str, ExportResult, float], None]
-"""Called after each export with the exporter's id, the result and the duration in seconds."""
+"""Function called after each export with the exporter's id, result and duration in seconds."""
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter that has no queue yet, and the spool, if any, for its future queue."""
+    """An exporter that has no queue yet, and the spool for that queue, if one is configured."""
 
     exporter: ProfileExporter
     spool: Spool | None
 
     def close(self) -> None:
-        """Release all resources."""
+        """Close the exporter and its spool."""
         self.exporter.shutdown(0)
         if self.spool:
             self.spool.close()
@@ -53,7 +53,7 @@ def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
     """Open the exporters that are new or whose settings have changed.
 
     Raises:
-        ExportError: an exporter cannot be opened; the others are closed again.
+        ExportError: an exporter cannot be opened; the exporters opened so far are closed.
     """
     opened: dict[str, OpenedExporter] = {}
     try:
@@ -85,7 +85,7 @@ def put_in_place(
     opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
-    """Give every exporter a queue: the existing one if the new exporter can send its batches."""
+    """Give every exporter a queue: its predecessor's if it can send the batches in that queue."""
     placed = {}
     for name, settings in wanted.items():
         fresh, old = opened.get(name), running.get(name)

@@ -25,7 +25,7 @@ class Notifier:
 
     Args:
         environment: variables by name, such as ``NOTIFY_SOCKET``.
-        pid: process id to compare with ``WATCHDOG_PID``; by default this process's.
+        pid: process id to compare with ``WATCHDOG_PID``; by default the id of this process.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ, pid: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Notifier:
             self._next_try = now + _RETRY_S
             self._report(self._unsent)
         if self.watchdog_interval_s is not None and now >= self._next_alive:
-            # Half the interval, as sd_watchdog_enabled(3) advises.
+            # sd_watchdog_enabled(3) advises to notify every half interval.
             self._next_alive = now + self.watchdog_interval_s / 2
             self._send("WATCHDOG=1")
 

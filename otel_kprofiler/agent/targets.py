@@ -1,4 +1,4 @@
-"""Targets of the agent: follows the configured containers, pods and units."""
+"""The agent's sampling targets: follows the configured containers, pods and units."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class AgentTargets:
-    """The targets of one configuration.
+    """The sampling targets of one configuration.
 
     Args:
         files: reads the host's files.
         config: the configuration.
 
     Attributes:
-        sampler: settings of the sampler for the targets running now.
+        sampler: settings of the sampler for the targets that currently run.
     """
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
@@ -55,5 +55,5 @@ class AgentTargets:
         _log.debug("sampling %s", self._follower.describe())
 
     def _without_targets(self, config: SamplerConfig) -> SamplerConfig:
-        """Returns a sampler's current configuration without its dynamic targets."""
+        """Returns a sampler configuration without its dynamic targets."""
         return replace(config, target_pids=self._pids, target_cgroups=(), target_descendants=False)

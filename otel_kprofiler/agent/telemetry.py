@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum time by which the last export may delay a reload or shutdown."""
+"""Maximum time by which the last metrics export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class Telemetry:
     """The agent's own metrics, as currently configured.
 
-    All arguments are functions that a thread of the SDK calls.
+    All arguments are functions, which a thread of the OpenTelemetry SDK calls.
 
     Args:
         account: returns the account of all samples.
         generation: returns the number of kernel symbol changes.
         lost_symbols: returns the number of lost symbol records, by cause.
-        cpu_time: returns the CPU time so far.
-        coarse: returns the number of samples with less detail, by the missing detail.
+        cpu_time: returns the agent's CPU time so far.
+        coarse: returns the number of samples that lack a detail, by detail.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Telemetry:
         self._settings: Any = None
 
     def on_export(self, name: str, result: ExportResult, seconds: float) -> None:
-        """Record the duration of an export. Thread-safe."""
+        """Record the duration and the outcome of an export. Thread-safe."""
         if self._metrics:
             self._metrics.record_export(name, result, seconds)
 
@@ -80,7 +80,7 @@ class Telemetry:
             )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send the final values and stop."""
+        """Send the final metrics and stop; gives up after ``timeout_s``."""
         metrics, self._metrics, self._settings = self._metrics, None, None
         if metrics:
             metrics.close(min(timeout_s, CLOSE_TIMEOUT_S))

@@ -25,14 +25,14 @@ class Watchdog:
     virtual machine), nothing is checked, so the loop does not count as stalled.
 
     Reacting to a stall is up to the supervisor (``/livez``, systemd's watchdog). An exception
-    injected into the loop could interrupt a wait that would have ended by itself, and lose the
-    loop's samples.
+    injected into the loop could lose its samples by interrupting a wait that would have ended by
+    itself.
 
     Args:
         after_s: time without progress that counts as a stall, in seconds.
 
     Attributes:
-        stalls: number of stalls so far.
+        stalls: number of stalls detected so far.
     """
 
     def __init__(self, after_s: float = STALLED_AFTER_S) -> None:
@@ -57,7 +57,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the calling thread while the context is open."""
+        """Watch the calling thread's main loop within the context."""
         thread = threading.Thread(
             target=self._watch, args=(threading.get_ident(),), name="kprofiler-watchdog"
         )

@@ -40,7 +40,7 @@ def chance_of_counts(first: int, second: int, share: float) -> float:
     Args:
         first: number of events on the first side.
         second: number of events on the second side.
-        share: expected fraction of all events that are on the first side, 0 to 1.
+        share: expected fraction of all events that fall on the first side, from 0 to 1.
     """
     total = first + second
     if not 0 < share < 1 or not total:
@@ -64,7 +64,7 @@ def chance_of_counts(first: int, second: int, share: float) -> float:
 
 
 def margin_factor(freedom: int) -> float:
-    """Returns half the width of a 95 % confidence interval, in standard errors.
+    """Returns the half-width of a 95 % confidence interval, in standard errors (Student's t).
 
     Source: Abramowitz and Stegun, formula 26.7.5.
     """

@@ -1,10 +1,11 @@
 """Compares two profiles: which groups grew or shrank, and which changes are significant.
 
-Each side is divided into intervals of equal length. The variance of a share across the intervals of
-a side shows how much the share may differ between the sides by chance, even if samples come in
-bursts. With few samples, the variance is underestimated, so a change must also be significant in a
-test of the two counts. If nothing has changed between the sides, at most 5 in 100 comparisons
-report any change (Holm, "A simple sequentially rejective multiple test procedure", 1979).
+Each profile is divided into intervals of equal length. The variance of a group's share across the
+intervals of a profile shows how much the share may differ between the profiles by chance, even if
+samples come in bursts. With few samples, the variance is underestimated, so a change must also be
+significant in a test of the two counts. If nothing has changed between the profiles, at most 5 in
+100 comparisons report any change (Holm, "A simple sequentially rejective multiple test procedure",
+1979).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from otel_kprofiler.analysis.occurrences import Key
 from otel_kprofiler.analysis.samples import Samples
 
 LEVEL: Final = 0.05
-"""Probability that a comparison reports any change although nothing has changed."""
+"""Maximum probability that a comparison reports any change although nothing has changed."""
 _INTERVALS: Final = 24
 _FEWEST_PER_INTERVAL: Final = 10
 _FEWEST_SAMPLES: Final = 10
-"""A group with fewer samples on both sides together is not tested."""
+"""Minimum number of samples, on both sides together, for which a group is tested."""
 
 Grouping = Callable[[Samples], list[Group]]
 
@@ -37,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """The share or rate of a group on both sides.
+    """The share or rate of a group on both sides of a comparison.
 
     Attributes:
         before: share of the weight of all samples, or weight per second, on the first side.
@@ -53,7 +54,7 @@ class Amount(NamedTuple):
 
     @property
     def change(self) -> float:
-        """Returns the increase; negative for a decrease."""
+        """Returns the increase from the first to the second side; negative for a decrease."""
         return self.after - self.before
 
 
@@ -105,7 +106,7 @@ def _importance(change: Change) -> tuple[bool, float, float, Key]:
 
 
 class _Side:
-    """Weights of all groups on one side, by interval."""
+    """Weights of all groups on one side of a comparison, by interval."""
 
     def __init__(self, part: Part, grouping: Grouping, per_second: bool) -> None:
         samples = part.samples
@@ -124,9 +125,9 @@ class _Side:
         self.size = sum(self.sizes)
 
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
-        """Returns a ratio of sums over the intervals, and its variance (Cochran 1977, section 6.3).
+        """Returns a group's share or rate, and its variance (Cochran 1977, section 6.3).
 
-        The variance is computed over whole intervals, so it is also valid if samples come in
+        The variance is computed between whole intervals, so it is also valid if samples come in
         bursts.
         """
         if not self.size:
@@ -148,7 +149,7 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
     )
     weight = max(side.weight_per_sample for side in sides) or 1.0
-    per_sample = [side.weight_per_sample or weight for side in sides]  # a side may be empty
+    per_sample = [side.weight_per_sample or weight for side in sides]  # a side may have no samples
     counts = [round(sum(row) / each) for row, each in zip(rows, per_sample, strict=True)]
     sizes = [side.size / each for side, each in zip(sides, per_sample, strict=True)]
     chance = 1.0
@@ -162,7 +163,7 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Selects the changed groups; ``LEVEL`` limits the probability of one or more false positives.
+    """Returns the indices of changed groups; ``LEVEL`` bounds the chance of any false positive.
 
     Args:
         chances: for each group, the smaller of the p-values of ``own`` and ``total``; 1 if the

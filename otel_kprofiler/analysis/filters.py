@@ -1,4 +1,4 @@
-"""Filters that select the samples of a report."""
+"""Filters that select the samples for a report."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from otel_kprofiler.text import escape_surrogates
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    r"""Conditions on samples: a sample must match one value of each field that is not empty.
+    r"""Conditions on samples: a sample must match at least one value of each nonempty field.
 
-    Names may be patterns with ``*``, ``?`` and ``[…]``. Bytes that are not UTF-8 are escaped as in
-    profiles: ``\xff``.
+    Names may be patterns with ``*``, ``?`` and ``[…]``. Bytes that are not UTF-8 are written as in
+    profiles, with escapes such as ``\xff``.
 
     Attributes:
-        processes: process ids, or names of the executable, of the script that an interpreter runs,
-            or of a thread.
+        processes: process ids, or names of executables, of scripts run by an interpreter, or of
+            threads.
         threads: names (``comm``) or ids of threads.
         containers: names of containers, or the first characters of their ids.
         services: names of services.
@@ -39,8 +39,8 @@ class Filter:
         functions: names of functions that must be in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.
-        kinds: names of kinds of samples.
-        attributes: attributes of the resource, or labels of the sample, as ``NAME=VALUE``.
+        kinds: names of sample kinds.
+        attributes: Resource attributes or sample labels, as ``NAME=VALUE``.
     """
 
     processes: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Filter:
             object.__setattr__(self, field.name, tuple(escaped))
 
     def with_attributes(self, attributes: Sequence[str]) -> Filter:
-        """Returns the filter with more attributes."""
+        """Returns a copy of the filter with additional ``attributes``."""
         return replace(self, attributes=(*self.attributes, *attributes))
 
     def apply(self, samples: Samples) -> Samples:
@@ -87,9 +87,9 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns whether each resource matches, by index.
+        """Returns whether each Resource matches, by index.
 
-        Returns None if the filter has conditions on samples, which a resource alone cannot meet.
+        Returns None if the filter has conditions on samples, which a Resource alone cannot meet.
         """
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()

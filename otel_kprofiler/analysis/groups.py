@@ -32,7 +32,7 @@ class Group(NamedTuple):
         own: weight of the samples that belong to this group alone. The ``own`` of all groups add up
             to the weight of all samples.
         total: weight of all samples in which the key occurs; each sample counts once.
-        kernel: the part of ``own`` spent in the kernel.
+        kernel: the part of ``own`` that comes from samples in the kernel.
         samples: number of samples whose weights add up to ``own``.
     """
 
@@ -53,17 +53,17 @@ class Weighed(NamedTuple):
 
 NO_SPAN: Final = Key("[no span]")
 NONE: Final = "-"
-"""Shown for samples that lack the grouping's attribute."""
+"""Group name for samples that lack the attribute by which they are grouped."""
 LABEL: Final = "label:"
 """Prefix that marks a name as a label, not an attribute."""
 
 
 class Assignment(NamedTuple):
-    """Maps a column of samples to groups.
+    """Assigns samples to groups through one of their columns.
 
     Attributes:
-        column: one index for each row.
-        find: returns the groups to which an index belongs.
+        column: for each row of samples, an index for ``find``.
+        find: returns the groups that rows with a given index belong to.
     """
 
     column: Sequence[int]
@@ -86,7 +86,7 @@ def _by_comm(samples: Samples) -> Assignment:
 
 
 def _by_thread(samples: Samples) -> Assignment:
-    """Groups by thread name and id, with the process."""
+    """Groups by thread: name, id and process."""
     process = _process_key(samples)
     return _threads(
         samples, lambda thread: Key(f"{thread.name} ({thread.tid})", process(thread).name)
@@ -94,7 +94,7 @@ def _by_thread(samples: Samples) -> Assignment:
 
 
 def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
-    """Groups by the first of ``names`` that the resource or, as a label, the sample has."""
+    """Groups by the first of ``names`` that is a Resource attribute or a label of the sample."""
 
     def key(thread: Thread) -> Key:
         labels = dict(thread.labels)
@@ -134,13 +134,13 @@ def _by_span(samples: Samples) -> Assignment:
 
 
 def _by_endpoint(samples: Samples) -> Assignment:
-    """Groups by name of the local root span, such as the method and route of a request."""
+    """Groups by the name of the local root span, such as a request's method and route."""
     names = endpoints(samples.tables.links)
     return Assignment(samples.links, lambda at: only(Key(names[at] or NONE)))
 
 
 def _by_kind(samples: Samples) -> Assignment:
-    """Groups by kind of sample."""
+    """Groups by sample kind."""
     origins = samples.tables.origins
     return Assignment(samples.origins, lambda at: only(Key(origins[at].profile.kind.name)))
 
@@ -204,7 +204,7 @@ def group_samples(samples: Samples, by: str) -> list[Group]:
     """Groups samples; groups are sorted by self weight, groups of lines by total weight.
 
     Args:
-        samples: what to group.
+        samples: the samples to group.
         by: a name in ``GROUPINGS``, or an attribute.
     """
     of_stacks = OF_STACKS.get(by)
@@ -249,12 +249,12 @@ LOCK_GROUPINGS: Final = frozenset({"lock", "holder", LOCK_TYPE})
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
-    """Returns the grouping called ``name`` in ``GROUPINGS``, or one by the attribute ``name``."""
+    """Returns the grouping ``name`` in ``GROUPINGS``, or a grouping by the attribute ``name``."""
     return partial(group_samples, by=name)
 
 
 def select_group(samples: Samples, by: str, key: Key) -> Samples:
-    """Returns only the samples in which a group occurs."""
+    """Returns only the samples that belong to a group, or have it among their frames."""
     column, find = assign(samples, by)
     wanted = {at for at in set(column) if key in find(at).all}
     return samples.select([at in wanted for at in column])
@@ -270,12 +270,12 @@ def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
 
 
 def span_key(link: SpanLink | None) -> Key:
-    """Returns the key of a span: its id, with its trace."""
+    """Returns the key of a span: its id, with its trace id as the place."""
     return Key(link.span_id.hex(), link.trace_id.hex()) if link else NO_SPAN
 
 
 def endpoints(links: Sequence[SpanLink | None]) -> list[str]:
-    """Returns the latest name of each span's local root, empty if it has none."""
+    """Returns the latest local-root name of each link's span; empty if there is none."""
     names = {link[:2]: link.local_root for link in links if link and link.local_root}
     return [names.get(link[:2], "") if link else "" for link in links]
 
@@ -317,8 +317,8 @@ def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> l
     """Groups samples by their stacks; groups are sorted by self weight.
 
     Args:
-        samples: what to group.
-        frames: returns the groups of a stack; None to skip the stack.
+        samples: the samples to group.
+        frames: returns the groups that a stack counts towards; None to skip the stack.
     """
     rows = zip(samples.stacks, samples.weights(), samples.counts(), strict=True)
     return group_stacks(samples.tables.stacks, starmap(Weighed, rows), frames)
@@ -329,7 +329,7 @@ def group_stacks(
     rows: Iterable[Weighed],
     frames: Callable[[Stack], Occurrence | None],
 ) -> list[Group]:
-    """Groups rows that refer to a table of stacks."""
+    """Groups samples that refer to a table of stacks by index."""
     weights, counts = Counter[int](), Counter[int]()
     for number, weight, count in rows:
         weights[number] += weight

@@ -1,4 +1,4 @@
-"""Weights CPU time by latency: the share of a process's elapsed time that it accounts for."""
+"""Weights samples by latency: the part of its process's elapsed time that a sample accounts for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from otel_kprofiler.model import ON_CPU, ProfileKind
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
 """CPU time divided by the number of threads of the process that ran at the same time.
 
-The sum over a process is the time in which any of its threads ran.
+The sum over a process's samples is the time during which any of its threads ran.
 """
 
 
@@ -23,13 +23,14 @@ def weigh_latency(samples: Samples) -> Samples:
 
     A sample stands for its period, divided by the number of threads of its process that ran on a
     CPU at that time, as ``perf report --latency`` does for a whole recording. Another thread counts
-    more the nearer its samples are in time: fully for a sample at the same time, not at all for one
-    a period or more away. A thread that runs without pause thus counts as one, whatever the phase
-    of its CPU's timer. When a thread begins or ends, the number of threads is wrong for up to one
+    more, the nearer its samples are in time: fully at the same time, and not at all at a distance
+    of a period or more. A thread that runs without pause thus counts as one, whatever the phase of
+    its CPU's timer. When a thread begins or ends, the number of threads is wrong for up to one
     period.
 
     Args:
-        samples: all samples of the processes, because a selection might lack some threads.
+        samples: all samples of the processes; a selection would lack threads that ran at the same
+            time.
 
     Raises:
         KProfilerError: there are no on-CPU samples that have a period and individual times.
@@ -63,7 +64,7 @@ def weigh_latency(samples: Samples) -> Samples:
 
 
 def _latencies(samples: Samples) -> array[int]:
-    """Returns the latency of each sample in nanoseconds."""
+    """Returns each sample's latency weight, in nanoseconds."""
     by_process: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     tables = samples.tables
     for (start, end), number, origin in zip(
@@ -81,11 +82,11 @@ def _latencies(samples: Samples) -> array[int]:
 
 
 def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:
-    """Set the latencies of a process's samples.
+    """Set the latency weights of a process's samples.
 
-    ``points`` has a tuple per sample: time, thread id, period, and index into ``latencies``; sorted
-    by time. If a thread runs without pause, the nearness of its samples to a point (period minus
-    distance) adds up to one period.
+    ``points`` has a tuple for each sample: time, thread id, period, and index into ``latencies``.
+    It is sorted by time. If a thread runs without pause, the nearness of its samples to a point
+    (period minus distance) adds up to one period.
     """
     first = 0
     for time, tid, period, place in points:

@@ -1,4 +1,4 @@
-"""Exact counts and times of waits for locks, shown beside the estimates from samples."""
+"""Exact counts and durations of waits for kernel locks, shown beside the estimates from samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from otel_kprofiler.model import UNCOUNTED_LOCK, LockTotals, Profile, ProfileKin
 
 
 class LockSummary(NamedTuple):
-    """Waits for the kernel's locks.
+    """Totals of the waits for kernel locks.
 
     Attributes:
         exact: number and total time of waits by type of lock, without sampling error; sorted by
             time, longest first.
-        uncounted: number of waits whose beginning or end could not be followed.
+        uncounted: number of waits that are not in ``exact``, since their start or end was missed.
     """
 
     exact: LockTotals
@@ -24,28 +24,28 @@ class LockSummary(NamedTuple):
 
     @property
     def waits(self) -> int:
-        """Returns the number of waits."""
+        """Returns the number of exactly counted waits."""
         return sum(total.waits for total in self.exact.values())
 
     @property
     def total_ns(self) -> int:
-        """Returns the total time of the waits, in nanoseconds."""
+        """Returns the total duration of the exactly counted waits, in nanoseconds."""
         return sum(total.total_ns for total in self.exact.values())
 
 
 def summarize_locks(
     samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
 ) -> LockSummary | None:
-    """Summarizes the exactly counted waits in the profiles of one kind.
+    """Sums the exactly counted waits for locks in all profiles of one kind.
 
     Returns None if there are no waits. Also returns None if the samples were filtered, because the
-    exact waits are counted for all processes together.
+    counters cover all processes together.
 
     Args:
         samples: the selected samples.
-        kind: the kind of samples.
-        processes: whether each resource was selected, by index; None if samples were filtered by
-            anything but processes.
+        kind: the sample kind, such as ``lock_contention``.
+        processes: whether each Resource was selected, by index; None if samples were also filtered
+            by something other than their processes.
     """
     if processes is None or not all(processes):
         return None
@@ -54,7 +54,7 @@ def summarize_locks(
 
 
 def sum_locks(profiles: Iterable[Profile]) -> LockSummary | None:
-    """Sums the exactly counted waits in profiles; None if there are none."""
+    """Sums the exactly counted waits for locks in profiles; returns None if there are no waits."""
     totals: LockTotals = reduce(add_lock_totals, (profile.locks for profile in profiles), {})
     if not totals:
         return None

@@ -1,4 +1,4 @@
-"""Groups of a stack: functions, lines, modules, and so on."""
+"""Determines the groups that a stack counts towards: functions, lines, modules, and so on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stac
 
 
 class Key(NamedTuple):
-    """The name of a group.
+    """The key of a group: its name, and a place that distinguishes equal names.
 
     Attributes:
         name: name of a function, line, module or other unit.
@@ -37,7 +37,7 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
 class FrameKeys:
-    """Builds the keys of stack entries, outermost first, once for each frame.
+    """Lists the keys of a stack's entries, outermost first, and builds them once for each frame.
 
     Keys are cached per ``Frame`` object.
 
@@ -92,12 +92,12 @@ def line_occurrence(stack: Stack) -> Occurrence:
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """Groups by entry into the kernel (system call, interrupt and so on), or user mode."""
+    """Groups by kernel entry point (system call, interrupt and so on), or as user mode."""
     return only(Key(find_entry(stack)))
 
 
 def program_occurrence(stack: Stack) -> Occurrence:
-    """Groups by function of a BPF program; a sample belongs to the innermost function.
+    """Groups by function in BPF programs; a sample belongs to the innermost such function.
 
     A program's time includes the time in kernel functions that it calls.
     """
@@ -118,16 +118,16 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings by stack; each returns a function that returns the groups of a stack."""
+"""Groupings by stack, by name; each value returns a function that maps a stack to its groups."""
 
 
 def place_of(entry: Entry) -> str:
-    """Returns an entry's module, else its source file, else its side in brackets."""
+    """Returns an entry's module; without one, its source file, or its stack side in brackets."""
     return entry.module or f"[{entry.side.name}]"
 
 
 def function_key(entry: Entry) -> Key:
-    """Returns the key of a function; unresolved frames of a module share a key per reason."""
+    """Returns an entry's function as key; unresolved entries share keys by module and reason."""
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))
     return Key(entry.name, place_of(entry))
@@ -139,7 +139,7 @@ def line_key(entry: Entry) -> Key:
 
 
 def program_key(frame: Frame) -> Key | None:
-    """Returns the key of the BPF function of a frame, with details of the program."""
+    """Returns the key of a BPF frame: its function and program details; None for other frames."""
     module = frame.module
     if module is None or module.kind is not ModuleKind.BPF:
         return None

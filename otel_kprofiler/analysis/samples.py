@@ -29,14 +29,14 @@ _END: Final = 1 << 64
 
 
 class Origin(NamedTuple):
-    """The origin of rows: a profile of a window.
+    """The profile, within a window, that rows of samples come from.
 
     Attributes:
-        window: number of the window.
-        start_unix_ns: start of the window.
-        end_unix_ns: end of the window, exclusive.
+        window: number of the window among those loaded.
+        start_unix_ns: start of the window, as Unix time in nanoseconds.
+        end_unix_ns: end of the window, exclusive, as Unix time in nanoseconds.
         profile: the profile, without its samples.
-        sample_count: number of samples of the profile.
+        sample_count: number of samples that the profile had when it was loaded.
     """
 
     window: int
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread under one of its names, with one set of labels.
+    """A thread under one of the names that it had, with one set of labels.
 
     ``resource`` is the index of its process in ``Tables.resources``.
     """
@@ -59,7 +59,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables indexed by the columns of samples; selections of the same samples share them."""
+    """Tables that the columns of samples index; all selections from the same samples share them."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -69,7 +69,7 @@ class Tables(NamedTuple):
     cpus: Sequence[int]
     waits: Sequence[WindowWait | None]
     totals: Mapping[tuple[int, int], WaitTotals]
-    """Exact off-CPU time, by indices of origin and resource."""
+    """Exact off-CPU time, by an index into ``origins`` and one into ``resources``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,9 +86,9 @@ class Samples:
         links: indices into ``tables.links``.
         cpus: indices into ``tables.cpus``, the logical CPUs.
         waits: indices into ``tables.waits``.
-        ends: end of each row in ``times``, where the next row starts.
+        ends: index in ``times`` at which each row ends and the next row starts.
         times: Unix times in nanoseconds, row by row.
-        values: the value at each time, in the unit of the kind; empty if all are 1.
+        values: the sample's value at each time, in the unit of its kind; empty if all values are 1.
     """
 
     tables: Tables
@@ -112,18 +112,18 @@ class Samples:
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:
-        """Returns all kinds, including those without samples."""
+        """Returns all sample kinds, including those without samples."""
         return tuple(dict.fromkeys(origin.profile.kind for origin in self.tables.origins))
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Yields the start and end of each row in ``times``."""
+        """Yields the indices in ``times`` at which each row starts and ends."""
         start = 0
         for end in self.ends:
             yield start, end
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the number of samples in each row. If values count samples, it is their sum."""
+        """Returns the number of samples in each row; if values count samples, their sum."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
@@ -176,7 +176,7 @@ class Samples:
     def split(self, edges: Sequence[int]) -> list[Samples]:
         """Splits samples by time: before the first edge, between edges, and from the last edge on.
 
-        Takes one pass. A row is in each part that contains at least one of its times.
+        Reads all rows once. A row is in each part that contains at least one of its times.
 
         Args:
             edges: Unix times in nanoseconds, ascending.
@@ -220,7 +220,7 @@ class Samples:
         return self._with(columns, array("Q", accumulate(lengths)), times, values)
 
     def windows(self) -> list[Window]:
-        """Converts the samples back to windows; after filtering, the accounts have no losses."""
+        """Converts the samples back to windows; filtered profiles lack losses and totals."""
         tables = self.tables
         rows: dict[tuple[int, int], list[WindowSample]] = {}
         rows_and_spans = zip(zip(*self._columns(), strict=True), self.spans(), strict=True)
@@ -248,7 +248,7 @@ class Samples:
 
 
 class _Part(NamedTuple):
-    """Columns of one part of a split; ``rows`` are indices of the original rows."""
+    """Columns of one part of split samples; ``rows`` has the index of each row in the original."""
 
     rows: array[int]
     ends: array[int]
@@ -266,7 +266,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
-    """Loads the samples of windows from any files and hosts; equal resources are merged."""
+    """Loads the samples of windows, which may come from several hosts; merges equal Resources."""
     origins: list[Origin] = []
     resources: dict[tuple[object, ...], int] = {}
     kept: list[Resource] = []

@@ -1,4 +1,4 @@
-"""Selects frames by side of the stack."""
+"""Selects the frames of stacks by side, such as kernel or user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.model import Stack
 def select_sides(samples: Samples, names: Collection[str]) -> Samples:
     """Returns all samples, but only with frames of the given sides or frame types.
 
-    Time in an omitted frame is attributed to the nearest caller that is kept.
+    Time spent in an omitted frame is attributed to the nearest remaining caller.
     """
 
     def kept(stack: Stack) -> Stack:

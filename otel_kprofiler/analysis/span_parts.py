@@ -1,6 +1,6 @@
 """Breakdown of spans' time: user code, kernel, waits, and other work of their threads.
 
-All of these are visible in the samples. When a thread leaves a span for a while, as an event-loop
+Samples show all of these parts. When a thread leaves a span for a while, as an event-loop
 thread does at each ``await``, its samples fall into other spans, into no span, or into a wait for
 events.
 """
@@ -19,17 +19,17 @@ from otel_kprofiler.analysis.samples import Samples
 from otel_kprofiler.model import LOCK_CONTENTION, WaitCause, WindowWait
 
 PART: Final = "part"
-"""Name of the grouping of spans' time by part."""
+"""Name of the grouping that breaks down the time of spans into parts."""
 TRACE: Final = "trace"
-"""Name of the grouping by span, in which the spans of a trace are listed together."""
+"""Name of the grouping by span that lists the spans of a trace together."""
 
 USER: Final = "user code"
 KERNEL: Final = "kernel"
 WAIT: Final = "wait: "
-"""Prefix of the names of parts that are waits; their cause follows."""
+"""Prefix of the names of parts that are waits; the cause of the wait follows."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
-"""Name of the part for work of the thread outside the spans of the trace."""
+"""Name of the part for a thread's work outside the spans of the trace."""
 EVENT_LOOP: Final = "event loop waited"
 
 _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING})
@@ -42,11 +42,11 @@ _NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
-    """The time of a set of spans.
+    """A breakdown of the time spent in a set of spans.
 
     Attributes:
-        traces: number of traces that the spans belong to.
-        parts: groups in which the time was spent, largest first; weights are nanoseconds.
+        traces: number of distinct traces that the spans belong to.
+        parts: a group for each part of the time, largest first; weights are in nanoseconds.
     """
 
     traces: int
@@ -54,20 +54,20 @@ class SpanParts(NamedTuple):
 
 
 class EndpointParts(NamedTuple):
-    """The time of all spans below local roots with a given name; an empty name means all spans."""
+    """A breakdown of the time in spans whose local root is named ``endpoint``; empty: all spans."""
 
     endpoint: str
     parts: SpanParts
 
 
 class SpanTime(NamedTuple):
-    """A span's time in a service; times are in nanoseconds.
+    """The time that a service spent in a span, in nanoseconds.
 
     Attributes:
         trace_id: trace id in hexadecimal digits.
         span_id: span id in hexadecimal digits.
         service: ``service.name`` of the process; ``-`` if it has none.
-        endpoint: name of the local root span; empty if it has none.
+        endpoint: name of the local root span; empty if the name is unknown.
         start_ns: Unix time of the first sample.
         user: time on a CPU in user code.
         kernel: time on a CPU in the kernel.
@@ -86,12 +86,12 @@ class SpanTime(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Returns the duration, within sampling error; summed over threads if there are several."""
+        """Returns the sum of the times: the span's duration, added up over its threads."""
         return self.user + self.kernel + self.waited
 
 
 class _Event(NamedTuple):
-    """A sample of a thread; ``part`` is its part of the span's time."""
+    """A sample of a thread; ``part`` names the part of a span's time that it belongs to."""
 
     time: int
     weight: int
@@ -106,24 +106,24 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
 
     For each trace and thread, the parts are the samples in the spans, and all other samples of the
     thread between the first and the last sample in the spans. The parts add up to the duration of
-    the spans, within sampling error; with several threads, to the sum of their times.
+    the spans, within sampling error; if several threads ran the spans, their times are added up.
 
     Args:
         chosen: samples whose spans are broken down; samples without a span are ignored.
-        every: all samples of the same threads and times.
+        every: all samples from the same threads and times.
     """
     return _add_up(every, dict.fromkeys(_spans_of(chosen), ""))[""]
 
 
 def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
-    """Returns the time of each span by service.
+    """Returns the time that each service spent in each span.
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
     waits. The thread's time in other spans, or in none, does not count.
 
     Args:
         chosen: samples whose spans are shown.
-        every: all samples of the same threads and times.
+        every: all samples from the same threads and times.
 
     Returns:
         Spans in the order of their first samples, trace by trace; traces with the most time come
@@ -180,10 +180,11 @@ def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts
 
     Args:
         samples: all samples of the threads that were in spans.
-        limit: number of endpoints; the endpoints with the most samples come first.
+        limit: maximum number of endpoints; the endpoints with the most samples are selected.
 
     Returns:
-        All spans, then the endpoints; nothing if no sample belongs to a span.
+        The breakdown of all spans, then one for each endpoint; empty if no sample belongs to a
+        span.
     """
     links = samples.tables.links
     counts: Counter[int] = Counter()
@@ -208,14 +209,14 @@ def _spans_of(chosen: Samples) -> set[_Span]:
 
 
 class _Sums:
-    """Adds up the time of spans with the same name."""
+    """Adds up the time of spans whose local roots have the same name."""
 
     def __init__(self) -> None:
         self._traces: set[bytes] = set()
         self._parts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def add(self, trace: bytes, parts: Iterable[tuple[str, int, int]]) -> None:
-        """Add parts of a trace: names, weights and numbers of samples."""
+        """Add the parts of a trace's time: name, weight and number of samples of each."""
         self._traces.add(trace)
         for part, weight, count in parts:
             sums = self._parts[part]
@@ -230,7 +231,7 @@ class _Sums:
 
 
 def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, SpanParts]:
-    """Returns the parts of the spans of each name, and of all spans under the empty name."""
+    """Returns a breakdown for each local root's name, and one of all spans under the empty name."""
     sums: defaultdict[str, _Sums] = defaultdict(_Sums)
     for _, events in _find_threads(samples, names):
         for name, trace, parts in _find_parts(events, names):
@@ -242,10 +243,10 @@ def _add_up(samples: Samples, names: Mapping[_Span, str]) -> defaultdict[str, Sp
 def _find_parts(
     events: Sequence[_Event], names: Mapping[_Span, str]
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
-    """Yields the parts of a thread's samples for each span name and trace.
+    """Yields a breakdown of a thread's time, for each local root's name and each trace.
 
-    The parts cover the time from the trace's first to its last sample with that name. The cost does
-    not depend on the number of names.
+    Each breakdown covers the time from the first to the last sample of the trace with that name.
+    The run time does not depend on the number of names.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
@@ -289,7 +290,7 @@ def _part(name: str, weight: int, count: int) -> Group:
 
 
 def _complete(events: list[_Event]) -> list[_Event]:
-    """Assigns waits without a span to the span of the samples before and after them, if equal."""
+    """Assigns waits without a span to the span that the samples before and after them share."""
     completed, last, pending = list[_Event](), None, list[int]()
     for event in events:
         if event.is_wait and event.span is None and not event.is_loop:
@@ -305,11 +306,11 @@ def _complete(events: list[_Event]) -> list[_Event]:
 
 
 def _find_threads(samples: Samples, spans: Collection[_Span]) -> Iterator[tuple[int, list[_Event]]]:
-    """Yields the resource of each thread that ran one of the spans, and its samples in order."""
+    """Yields the Resource's index and the samples of each thread that ran one of the spans."""
     tables, values = samples.tables, samples.values
     links = [link[:2] if link else None for link in tables.links]
     in_kernel = list(map(is_in_kernel, tables.stacks))
-    # Waits for locks are part of the time on or off a CPU.
+    # Waits for locks are already counted as time on or off a CPU.
     factors = [
         origin.profile.measure(1)
         if origin.profile.kind.is_time and origin.profile.kind != LOCK_CONTENTION

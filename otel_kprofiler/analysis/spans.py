@@ -1,4 +1,4 @@
-"""Spans with the source lines that ran in them."""
+"""Groups samples by span, and by the source lines that ran in each span."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from otel_kprofiler.model import Stack
 
 
 def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
-    """Returns spans, each grouped by line.
+    """Returns a group for each span, with the groups of its source lines.
 
-    Samples without a line count towards their function.
+    Samples without line information are grouped by function.
     """
     stacks: defaultdict[Key, list[Weighed]] = defaultdict(list)
     keys = list(map(span_key, samples.tables.links))
@@ -43,7 +43,7 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
 
 
 def endpoints_of_spans(samples: Samples) -> dict[Key, str]:
-    """Returns the names of spans' local roots, where recorded."""
+    """Returns the local roots' names, by span; omits spans without a recorded name."""
     links = samples.tables.links
     names = zip(links, endpoints(links), strict=True)
     return {span_key(link): name for link, name in names if name}

@@ -1,4 +1,4 @@
-"""Estimates off-CPU time from wait samples, next to the exact totals."""
+"""Estimates off-CPU time from wait samples, for comparison with the exact totals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from otel_kprofiler.model import NO_WAITS, ProfileKind, WaitTotals
 
 
 class WaitSummary(NamedTuple):
-    """Off-CPU time of all threads.
+    """The off-CPU time of all threads, exact and estimated.
 
     Attributes:
         exact: totals counted by the BPF program; None if samples were filtered by a property that
             totals lack, such as the stack.
-        estimate_ns: time represented by the samples.
+        estimate_ns: off-CPU time that the samples represent, in nanoseconds.
         error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
-            since their durations are unknown. Waits at or above the threshold add no error.
-        threshold_ns: duration at and above which all waits were sampled; the largest threshold of
-            all windows.
+            since the durations of lost waits are unknown. Waits at or above the threshold add no
+            error.
+        threshold_ns: duration at and above which every wait was sampled: the largest threshold that
+            any window used.
     """
 
     exact: WaitTotals | None
@@ -39,13 +40,13 @@ def summarize_waits(
     Args:
         samples: the selected samples.
         kind: the sample kind, such as ``off_cpu``.
-        processes: whether each resource was selected, by index; None if samples were filtered by
-            anything but processes.
+        processes: whether each Resource was selected, by index; None if samples were also filtered
+            by something other than their processes.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
-    represents the threshold. The variance of this estimate is at most the threshold squared or, if
-    the wait is split into two parts (asleep, and waiting for a CPU), at most twice the sum of the
-    parts' squares.
+    represents the threshold. The variance of this estimate is at most the square of the threshold.
+    If the wait is split into two parts (asleep, and waiting for a CPU), the variance is at most
+    twice the sum of the parts' squares.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

@@ -167,7 +167,7 @@ from otel_kprofiler.bpf.wait_maps import (
 )
 
 PROGRAMS: Final = Path(__file__).with_name("programs")
-"""Source and object files of the BPF programs."""
+"""Directory of the BPF programs' source and object files."""
 SAMPLER_SOURCE: Final = PROGRAMS / "sampler.bpf.c"
 SAMPLER_OBJECT: Final = PROGRAMS / "sampler.bpf.o"
 DUMP_SOURCE: Final = PROGRAMS / "dump.bpf.c"

@@ -29,7 +29,7 @@ from otel_kprofiler.errors import DependencyError, SamplerError, describe_status
 _PYTHON: Final = "/usr/bin/python3"
 _PACKAGE: Final = "/usr/lib/python3/dist-packages/bcc"
 _STUBS: Final = Path(__file__).with_name("stubs")
-# bcc declares helpers without const and with structs from missing headers.
+# bcc's helper declarations lack const and use structs whose headers are not included.
 _FLAGS: Final = ("-DKPROFILER_BCC", "-Wno-incompatible-pointer-types")
 _COMPILE_TIMEOUT_S: Final = 120
 _TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs need libbpf
@@ -37,7 +37,7 @@ _TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs ne
 _PROG_LOAD: Final = 5
 _NAME_BYTES: Final = 15
 _INSTRUCTION_BYTES: Final = 8
-_LOG_BYTES: Final = (1 << 24) - 1  # the maximum in kernels before 5.11
+_LOG_BYTES: Final = (1 << 24) - 1  # the maximum log size before Linux 5.11
 _LICENSE: Final = b"Dual BSD/GPL"
 
 _log = logging.getLogger(__name__)
@@ -111,11 +111,11 @@ def _missing(why: str) -> DependencyError:
 
 
 def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, bytes]:
-    """Compile a source in a child process; returns the instructions by program."""
+    """Compile a source file in a child process; returns each program's instructions, by name."""
     descriptors = (f"-DKPROFILER_FD_{name}={fd}" for name, fd in maps.items())
     flags = [*_FLAGS, f"-I{spec.source.parent}", *descriptors]
     try:
-        done = subprocess.run(  # -I, -S: import only bcc
+        done = subprocess.run(  # -I and -S: no imports from site directories
             [_PYTHON, "-ISB", bcc_compile.__file__, _PACKAGE, ",".join(spec.programs), *flags],
             input=spec.source.read_bytes(),
             capture_output=True,
@@ -124,7 +124,7 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
             timeout=_COMPILE_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:  # bcc did not run
+    except (OSError, subprocess.TimeoutExpired) as error:  # no exit status
         raise SamplerError(f"compiling {spec.source.name} with bcc failed: {error}") from error
     said = done.stderr.decode(errors="replace").strip()
     if done.returncode == bcc_compile.NO_BCC:
@@ -193,7 +193,7 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
 
 
 def _verify(name: str, code: bytes, log_level: int) -> str:
-    """Returns the verifier's log, truncated to the buffer's size."""
+    """Loads a program for the verifier's log only; the log is cut to the buffer's size."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     with contextlib.suppress(OSError):  # the log, if any, contains the reason
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))

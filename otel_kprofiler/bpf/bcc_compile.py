@@ -1,9 +1,9 @@
 """Compiles programs with bcc and writes their instructions to standard output.
 
 :mod:`otel_kprofiler.bpf.bcc` runs this file with the Python that bcc is installed for, which may be
-older than ours. Arguments: the directory of bcc's package, comma-separated C functions, compiler
-flags. Reads the source from standard input; prints a line of hexadecimal digits per function;
-compiler messages go to standard error.
+older than ours. The arguments are the directory of bcc's package, comma-separated C functions, and
+compiler flags. The source is read from standard input, one line of hexadecimal digits is printed
+for each function, and compiler messages go to standard error.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ NO_BCC = 3
 
 
 def import_bcc(directory: str) -> Any:
-    """Import bcc from its directory without making adjacent packages importable."""
+    """Import bcc from its directory; the other packages there do not become importable."""
     spec = importlib.util.spec_from_file_location(
         "bcc", os.path.join(directory, "__init__.py"), submodule_search_locations=[directory]
     )

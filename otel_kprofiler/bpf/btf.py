@@ -1,6 +1,6 @@
 """Reads BTF, the type information for the kernel and for BPF programs.
 
-Format: Documentation/bpf/btf.rst. Types refer to each other by number, so all types are indexed
+Format: Documentation/bpf/btf.rst. Types refer to each other by type ID, so all types are indexed
 once (about 130,000 kernel types in 20 ms).
 """
 
@@ -25,7 +25,7 @@ _KIND_FUNC: Final = 12
 _KIND_FUNC_PROTO: Final = 13
 # Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
-# Number of bytes after a type's three words, by kind: fixed part, and per member.
+# Number of bytes that follow a type's three words, by kind: fixed part, and part per member.
 _TAILS: Final = {
     1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
     17: (4, 0), 19: (0, 12),
@@ -54,7 +54,7 @@ class KernelTypes:
         return None if at is None else int(_TYPE.unpack_from(self._types, at)[2])
 
     def offset(self, name: str, *path: str) -> int | None:
-        """Returns the byte offset of a member of a struct, or None.
+        """Returns the byte offset of a struct's member; None if there is no such member.
 
         Args:
             name: the struct's tag.
@@ -64,7 +64,7 @@ class KernelTypes:
         return None if bit is None else bit // 8
 
     def bit_offset(self, name: str, *path: str) -> int | None:
-        """Returns the :meth:`offset` of a bit field in bits. Bit 0 of a byte is its lowest bit."""
+        """Returns a bit field's offset in bits; bit 0 is the lowest bit of the first byte."""
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 
@@ -82,7 +82,7 @@ class KernelTypes:
             return None
         count = _TYPE.unpack_from(self._types, at)[1] & 0xFFFF
         first = at + _TYPE.size
-        # The first argument is the context of the attached function.
+        # Argument 0 of the prototype is the context of the attached function.
         kinds = [struct.unpack_from("=I", self._types, first + 8 * i + 4)[0] for i in range(count)]
         return tuple(map(self._argument, kinds[1:]))
 
@@ -145,11 +145,11 @@ class KernelTypes:
         return None
 
     def _place(self, number: int) -> int | None:
-        """Returns the location of the type with the given number."""
+        """Returns the offset, in the type section, of the type with the given type ID."""
         return self._places[number - 1] if 0 < number <= len(self._places) else None
 
     def _resolve(self, number: int) -> int | None:
-        """Returns the location of the struct or union that a type aliases."""
+        """Returns the offset, in the type section, of the struct or union that a type aliases."""
         for _ in range(_MAX_DEPTH):
             at = self._place(number)
             if at is None:
@@ -170,18 +170,18 @@ def list_tracepoints(btf: bytes) -> set[str]:
 
 
 class ProgramBtf(NamedTuple):
-    """A program's BTF: function names by type id, and the string section."""
+    """A program's BTF: function names by type ID, and the string section."""
 
     functions: dict[int, str]
     texts: bytes
 
     def text(self, offset: int) -> str:
-        """Returns the string at an offset; empty if there is none."""
+        """Returns the string at an offset of the string section; empty if the offset is invalid."""
         return self.texts[offset : self.texts.find(b"\0", offset)].decode("utf-8", "replace")
 
 
 def parse_program_btf(btf: bytes) -> ProgramBtf:
-    """Parse a program's BTF; skips damaged parts."""
+    """Parse a program's BTF, skipping damaged parts."""
     try:
         types, texts = _split(btf)
     except ValueError:
@@ -195,7 +195,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
 
 
 def _split(btf: bytes) -> tuple[bytes, bytes]:
-    """Returns types and strings.
+    """Returns the type section and the string section.
 
     Raises:
         ValueError: the data is not BTF.
@@ -208,7 +208,7 @@ def _split(btf: bytes) -> tuple[bytes, bytes]:
 
 
 def _places(types: bytes) -> array[int]:
-    """Returns the location of each type, indexed by its number minus 1."""
+    """Returns the offset of each type in the type section, indexed by type ID minus 1."""
     words = memoryview(types[: len(types) & ~3]).cast("I")
     tails = [_TAILS.get(kind, (0, 0)) for kind in range(32)]
     fixed = [3 + tail[0] // 4 for tail in tails]

@@ -21,7 +21,7 @@ def bpf_call(command: int, attributes: Any) -> int:
         attributes: ``union bpf_attr`` as a ctypes object; the kernel may write to it.
 
     Returns:
-        The command's result: a descriptor or 0.
+        The result of the command: a descriptor, or 0.
 
     Raises:
         OSError: the kernel rejected the call, or bpf(2) is not supported on this architecture.

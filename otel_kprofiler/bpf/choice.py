@@ -1,4 +1,4 @@
-"""Chooses the loader."""
+"""Chooses the library that loads BPF programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows and maps of the program that dumps threads (``dump.bpf.c``)."""
+"""Parses the rows of the program that dumps threads (``dump.bpf.c``), and accesses its maps."""
 
 from __future__ import annotations
 
@@ -26,26 +26,29 @@ _WAITING: Final = 0x1 | _STOPPED | _IDLE | _UNINTERRUPTIBLE
 
 
 class DumpRow(NamedTuple):
-    """A thread, as the program saw it; times in nanoseconds.
+    """The state of a thread when the program visited it; times and durations are in nanoseconds.
 
     Attributes:
-        time_ns: when the row was written, on ``CLOCK_BOOTTIME``.
-        monotonic_ns: the same moment on ``CLOCK_MONOTONIC``.
+        time_ns: the time at which the row was written, on ``CLOCK_BOOTTIME``.
+        monotonic_ns: the same time on ``CLOCK_MONOTONIC``.
         clock_ns: the scheduler's clock, as last read on the CPU that ran the dump.
-        arrived_ns: when the thread last got a CPU, on the scheduler's clock; 0 if unknown.
-        ran_ns: how long it has run since ``arrived_ns``, without interrupts and stolen time.
-        ran_until_ns: when it last ran, on a clock that excludes interrupts and stolen time; 0 if
+        arrived_ns: the time at which the thread last got a CPU, on the scheduler's clock; 0 if
             unknown.
+        ran_ns: how long the thread has run since ``arrived_ns``, excluding interrupts and stolen
+            time.
+        ran_until_ns: the time at which the thread last ran, on a clock that excludes interrupts and
+            stolen time; 0 if unknown.
         lacking_ns: how far the clock of ``ran_until_ns`` is behind the scheduler's clock at
             ``time_ns``.
-        queued_ns: when it was queued for a CPU, on the scheduler's clock; 0 if it is not queued.
+        queued_ns: the time at which the thread was queued for a CPU, on the scheduler's clock; 0 if
+            it is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
         tgid: process id, in the pid namespace of the process that dumps.
         tid: thread id, in the pid namespace of the process that dumps.
-        flags: :data:`HAS_STACKS` and the following constants.
-        cpu: the CPU on which it runs or ran last; -1 if unknown.
-        comm: the thread's name.
+        flags: a combination of ``enum row_flags``, such as :data:`HAS_STACKS`.
+        cpu: number of the CPU on which the thread runs or last ran; -1 if unknown.
+        comm: the thread's name (``comm``).
     """
 
     time_ns: int
@@ -86,12 +89,12 @@ class DumpRow(NamedTuple):
 
     @property
     def since_ns(self) -> int:
-        """Returns when the thread left its CPU or was queued for one; 0 if unknown.
+        """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the
+        The time is on the scheduler's clock, like :attr:`clock_ns`. The result is too early by the
         interrupt and stolen time during the thread's last run. If the kernel does not record when
-        the thread last got a CPU, it is too late by the interrupt and stolen time during the whole
-        wait.
+        the thread last got a CPU, the result is too late by the interrupt and stolen time during
+        the whole wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -100,7 +103,7 @@ class DumpRow(NamedTuple):
 
 
 def parse_dump_rows(data: bytes) -> list[DumpRow]:
-    """Parses the output of the iterator. Raises ``ValueError`` if it is truncated."""
+    """Parses the output of the thread iterator. Raises ``ValueError`` if it is truncated."""
     if len(data) % DUMP_ROW_BYTES:
         raise ValueError("a row of the dump is truncated")
     rows = (DumpRow(*fields) for fields in _ROW.iter_unpack(data))
@@ -112,8 +115,8 @@ def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
 
     Args:
         physical_mask: bits of a page table entry that hold the physical address.
-        proof_at: address of a resident word of this process.
-        proof: the value of that word.
+        proof_at: address, in this process, of a word in resident memory.
+        proof: the value of the word at ``proof_at``.
     """
     return _LAYOUT.pack(0, physical_mask, 0, proof_at, proof)
 

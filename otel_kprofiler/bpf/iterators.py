@@ -11,7 +11,7 @@ from typing import Final
 
 from otel_kprofiler.bpf.call import bpf_call
 
-# enum bpf_cmd, enum bpf_attach_type of include/uapi/linux/bpf.h
+# enum bpf_cmd, enum bpf_attach_type in include/uapi/linux/bpf.h
 _LINK_CREATE: Final = 28
 _ITER_CREATE: Final = 33
 _TRACE_ITER: Final = 28
@@ -40,9 +40,9 @@ def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
     """Link an iterator's program; returns a descriptor, which the caller closes.
 
     Args:
-        program_fd: the program.
-        pid: visit only this process, in our pid namespace; 0 visits all. Needs kernel 6.1.
-        tid: visit only this thread, in our pid namespace; 0 visits all. Needs kernel 6.1.
+        program_fd: descriptor of the iterator's program.
+        pid: visit only this process, in our pid namespace; 0 visits all. Needs Linux 6.1.
+        tid: visit only this thread, in our pid namespace; 0 visits all. Needs Linux 6.1.
 
     Raises:
         OSError: the kernel rejected the call.

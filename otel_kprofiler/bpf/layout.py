@@ -65,7 +65,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""Number of the first event's kind in records. The numbers of other events follow."""
+"""Number of the first event's sample kind in records. The numbers of the other events follow."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -78,7 +78,7 @@ _HOLDER: Final = struct.Struct("=I")  # the last field
 RECORD_HEADER_BYTES: Final = _RECORD.size
 STACK_BYTES: Final = MAX_FRAMES * 8
 _USER_STACK_BYTES: Final = 1536
-"""Upper bound of the size of a user stack: head, 15 mappings, MAX_FRAMES words."""
+"""Maximum size of a user stack in bytes: head, 15 mappings, MAX_FRAMES words."""
 _PYTHON_STACK_BYTES: Final = 2048
 _CONTEXT_BYTES: Final = 1152
 _RECORD_BYTES: Final = (
@@ -96,11 +96,11 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Size of the head of the scratch memory: last run, and whether the memory is in use."""
+"""Size in bytes of the scratch memory's head: last run, and whether the memory is in use."""
 
 
 class ProgramConfig(NamedTuple):
-    """Settings of the program: ``struct config``, whose comments describe the fields."""
+    """Settings of the sampler; mirrors ``struct config``, whose comments describe the fields."""
 
     flags: int
     min_age_ns: int
@@ -147,7 +147,7 @@ MAPS: Final = {
     "scratch": MapShape(6, 4, _RECORD_BYTES + _SCRATCH_STATE_BYTES),
     "ring": MapShape(27, 0, 0),
 }
-"""Names of all maps of the program."""
+"""Properties of the sampler's maps, by name."""
 
 
 class ProgramCounts(NamedTuple):
@@ -171,7 +171,7 @@ class CpuLines(MappedWords):
 
     Args:
         map_fd: descriptor of the map.
-        cpus: number of CPUs, each of which has a line per event.
+        cpus: number of CPUs, each of which has a line of counters for each event.
         events: number of events besides cpu-clock.
     """
 
@@ -192,7 +192,7 @@ class CpuLines(MappedWords):
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
-        """Returns the time of the record in progress on each CPU; 0 if none, 1 if not yet timed."""
+        """Returns the time of each CPU's unfinished record; 0 if none, 1 if it has no time yet."""
         return self._words[_IN_FLIGHT_WORD::_CPU_LINE_WORDS].tolist()
 
 
@@ -223,12 +223,12 @@ class ReaderFlag(MappedWords):
         self._words[0] = start_time_ns
 
     def newest_start_ns(self) -> int:
-        """Returns the latest boottime at which a process with a record started."""
+        """Returns the latest start time, on the boottime clock, of any process in a record."""
         return self._words[1]
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """Sums the counters of lines. Also returns whether no CPU had a record in progress."""
+    """Returns the sums of the counters of lines, and whether no CPU had an unfinished record."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)
@@ -236,7 +236,7 @@ def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
 
 
 def number_kinds(events: Sequence[ProfileKind]) -> Mapping[int, ProfileKind]:
-    """Returns all kinds by their number in records, including the kinds of the program's events."""
+    """Returns all sample kinds, including those of ``events``, by their number in records."""
     return {**_OWN_KINDS, **dict(enumerate(events, FIRST_EVENT))}
 
 
@@ -252,17 +252,17 @@ def parse_records(
     frames.
 
     Args:
-        chunk: the records.
-        stack_limit: size in bytes from which a stack counts as truncated.
-        waits: receives records of waits.
-        kinds: kinds by their number in records; see :func:`number_kinds`.
+        chunk: records as read from the ring.
+        stack_limit: size in bytes at and above which a kernel stack counts as truncated.
+        waits: list to which the records of waits are appended.
+        kinds: sample kinds by their number in records; see :func:`number_kinds`.
 
     Raises:
         ValueError: the chunk is damaged, or has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     of_waits = waits or WaitRecords([], [])
-    # Most stacks in a chunk repeat; copies would multiply the memory for a backlog.
+    # Most stacks in a chunk repeat. Separate copies would multiply the memory used by a backlog.
     sides: dict[bytes, bytes] = {}
     shared = sides.setdefault
     for start, end in record_spans(chunk):
@@ -347,7 +347,7 @@ def parse_records(
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
-    """Parses the wait for a lock; its fields follow the stacks, which end at ``end``."""
+    """Parses a record's wait for a lock; the holder's name follows the stacks, at ``end``."""
     (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
     comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
     return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)
@@ -360,7 +360,7 @@ def _refuse_kind(number: int) -> NoReturn:
 def _find_span(
     trace_high: int, trace_low: int, span_id: int, context: bytes
 ) -> tuple[SpanLink | None, bytes]:
-    """Returns the span and its attributes; only a thread context has attributes."""
+    """Returns a record's span and its attributes; only thread contexts have attributes."""
     if context:
         return parse_thread_context(context)
     if not (trace_high or trace_low):
@@ -372,14 +372,14 @@ def _find_span(
 def _keep(
     statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
 ) -> tuple[Collected, tuple[bytes, ...]]:
-    """Returns the statuses and words of only the sides that were collected."""
+    """Returns the statuses and words of only the stack sides that were collected."""
     kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
     return _collected(*statuses), tuple(kept)
 
 
 @lru_cache(256)
 def _collected(*statuses: StackStatus | None) -> Collected:
-    """Returns the kernel and user sides with their status, without sides whose status is None."""
+    """Returns the kernel and user sides with their statuses; omits sides without a status."""
     sides = zip(_KINDS, statuses, strict=True)
     return tuple([(kind, status) for kind, status in sides if status is not None])
 

@@ -22,19 +22,19 @@ _LIBRARY: Final = "libbpf.so.1"
 _PRINT_TYPE: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _LOG_BYTES: Final = 1 << 20
 _LOADING: Final = "loading"
-_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the maximum in kernels before 5.11
+_VERIFIER_LOG_BYTES: Final = (1 << 24) - 1  # the maximum log size before Linux 5.11
 
 _log = logging.getLogger(__name__)
 
 
 class LibbpfLoader:
-    """Loads objects with libbpf. Thread-safe, with one load at a time."""
+    """Loads objects with libbpf, one at a time. Thread-safe."""
 
     name = "libbpf"
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns whether the library is installed."""
+        """Returns whether libbpf.so.1 is installed."""
         try:
             ctypes.CDLL(_LIBRARY)
         except OSError:
@@ -57,7 +57,7 @@ class LibbpfLoader:
         library = _open_library()
         with _Messages(library) as messages:
             if spec.log_level:
-                with contextlib.suppress(OSError, SamplerError):  # the log may not fit
+                with contextlib.suppress(OSError, SamplerError):  # the log may exceed the buffer
                     _load(library, spec, messages).close()
             return _load(library, spec._replace(log_level=0), messages)
 
@@ -73,7 +73,7 @@ def _load(library: Any, spec: ObjectSpec, messages: _Messages) -> _LibbpfObject:
 
 
 class _LibbpfObject:
-    """One ``struct bpf_object``."""
+    """Owns one ``struct bpf_object`` of libbpf."""
 
     def __init__(self, library: Any, spec: ObjectSpec, messages: _Messages) -> None:
         self._library = library
@@ -163,7 +163,7 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """Convert a failure to an exception; only the log shows whether the verifier caused it."""
+        """Convert a failure to an exception; a verifier log means that a program was rejected."""
         log = self._messages.text()
         if code == errno.EBADF:  # libbpf continues after a failed open
             code = errno.EMFILE
@@ -179,7 +179,7 @@ class _LibbpfObject:
 
 
 class _Messages:
-    """Collects libbpf's messages during a load; the lock is needed since the callback is global."""
+    """Collects libbpf's messages during a load; locks the process-wide print callback."""
 
     _lock = ProcessLock()
 

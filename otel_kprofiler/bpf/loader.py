@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-"""Signals that, if blocked, kill the process without running handlers such as faulthandler's."""
+"""Signals that, if blocked, kill the process without running their handlers (faulthandler)."""
 
 
 @contextlib.contextmanager
@@ -20,8 +20,8 @@ def without_signals() -> Iterator[None]:
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     A verification may take half a second, longer than the timer interval of some services.
 
-    Our threads keep signals blocked: the kernel may deliver a signal to any thread, but a service
-    whose handlers are in C, such as uWSGI, relies on its own threads being interrupted.
+    Our threads keep signals blocked. The kernel may deliver a signal to any thread, but a service
+    with handlers in C, such as uWSGI, relies on its own threads being interrupted.
     """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
@@ -31,19 +31,20 @@ def without_signals() -> Iterator[None]:
 
 
 class ObjectSpec(NamedTuple):
-    """An object, and the programs in it to load.
+    """A BPF object file, and the programs in it that are to be loaded.
 
     Attributes:
         source: the C file, for loaders that compile it.
-        object: the compiled file, for loaders that do not compile.
+        object: the object file, for loaders that do not compile.
         programs: the C functions to load. Other programs in the object are not loaded, so this
             kernel need not support them.
-        map_entries: ``max_entries`` by map, chosen at run time (bytes for a ring).
-        log_level: level of the verifier's log. 0 logs only rejections, 1 also each instruction's
-            state, 2 also all branches. Loaders log it at level INFO.
-        constants: contents of sections of constants, by name; only libbpf sets them.
-        maps_of: an object loaded from the same file, whose maps are used; ``map_entries`` is
-            ignored. Only libbpf supports this.
+        map_entries: ``max_entries`` (bytes for a ring) of the maps whose size is chosen at run
+            time, by name.
+        log_level: level of the verifier's log: 0 for rejections only, 1 for the state at each
+            instruction, 2 for all branches too. Loaders log the verifier's log at level INFO.
+        constants: contents of read-only data sections, by name. Only the libbpf loader sets them.
+        maps_of: a loaded object from the same file, whose maps are shared; ``map_entries`` is then
+            ignored. Only the libbpf loader supports this.
     """
 
     source: Path
@@ -56,7 +57,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Loaded programs. A program is unloaded after it and all events that run it are closed."""
+    """Loaded programs. A program stays loaded until it and all events that run it are closed."""
 
     def program_fd(self, name: str) -> int:
         """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""
@@ -78,6 +79,6 @@ class Loader(Protocol):
 
         Raises:
             DependencyError: the loader's library is missing.
-            OSError: the kernel refused (``EPERM``, ``EACCES``) or lacks a feature.
+            OSError: the kernel denied permission (``EPERM``, ``EACCES``) or lacks a feature.
             SamplerError: the verifier rejected a program; the error carries the verifier's log.
         """

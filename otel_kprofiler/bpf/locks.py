@@ -25,7 +25,7 @@ LOCK_LAYOUT: Final = ".rodata.locks"
 LOCK_PHASE: Final = 128
 """Phase of lock-wait records; the flags of the lock are added to it."""
 LOCK_BUCKETS: Final = 2048
-"""Number of buckets for waits in progress, each with eight places; a power of two."""
+"""Number of buckets for ongoing waits, a power of two; a bucket has room for eight waits."""
 _CONSTANTS: Final = struct.Struct("=10Q")
 _CONFIG_WORDS: Final = 2
 _FLAGS: Final = 64
@@ -35,7 +35,7 @@ _LINE_WORDS: Final = _FIRST_SUM + 2 * _FLAGS
 
 
 class LockOffsets(NamedTuple):
-    """Byte offsets of lock owners, None if unknown; see ``struct lock_layout``."""
+    """Byte offsets used to find lock owners; None if unknown. See ``struct lock_layout``."""
 
     mutex_owner: int | None
     rwsem_owner: int | None
@@ -43,22 +43,22 @@ class LockOffsets(NamedTuple):
 
 
 def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
-    """Returns a kernel's offsets; None if it lacks the tracepoints."""
+    """Returns the offsets in a kernel's structs; None if the kernel lacks lock tracepoints."""
     if types.arguments("contention_begin") is None or types.arguments("contention_end") is None:
         return None
     pid = types.offset("task_struct", "pid")
     if pid is None:
         return LockOffsets(None, None, None)
-    # With PREEMPT_RT, neither struct has an owner.
+    # With PREEMPT_RT, these structs have no owner field.
     return LockOffsets(types.offset("mutex", "owner"), types.offset("rw_semaphore", "owner"), pid)
 
 
 def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool) -> bytes:
-    """Packs the constants of the programs that this process loads.
+    """Packs the constants of the lock programs, for loading by this process.
 
     Args:
-        offsets: offsets of the running kernel.
-        number: number of the event, from 1.
+        offsets: offsets in the running kernel's structs.
+        number: number of the lock event among the configured events, from 1.
         by: how to collect user stacks (``enum user_frames``).
         python: whether to collect Python frames.
     """
@@ -81,7 +81,7 @@ class LockSettings(MappedWords):
         super().__init__(map_fd, _CONFIG_WORDS, writable=True)
 
     def change(self, threshold_ns: int, sample_ns: int) -> None:
-        """Set the threshold, a multiple of ``WAIT_UNIT_NS``, and the interval between samples."""
+        """Set the threshold, a multiple of ``WAIT_UNIT_NS``, and the sampling interval."""
         if threshold_ns % WAIT_UNIT_NS:
             raise ValueError(f"the threshold {threshold_ns} is not a multiple of {WAIT_UNIT_NS}")
         self._words[1] = sample_ns

@@ -17,11 +17,11 @@ _MAP_DELETE_ELEM: Final = 3
 _MAP_TYPE_ARRAY: Final = 2
 MMAPABLE: Final = 1 << 10
 _INNER_MAP: Final = 1 << 12
-"""Allows inner maps of different lengths (since 5.10)."""
+"""Flag that allows inner maps of different lengths (since Linux 5.10)."""
 
 
 class MapShape(NamedTuple):
-    """The properties of a map, except its size."""
+    """The type, element sizes and flags of a map."""
 
     kind: int  # enum bpf_map_type
     key_bytes: int
@@ -48,15 +48,16 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
     """Create a map.
 
     Args:
-        name: shown by bpftool; at most 15 letters, digits, dots and underscores.
-        shape: type, key size, value size and flags.
+        name: name of the map, as bpftool shows it; at most 15 letters, digits, dots and
+            underscores.
+        shape: type, key size, value size and flags of the map.
         entries: ``max_entries``; bytes for a ring.
 
     Returns:
         A descriptor, which the caller closes.
 
     Raises:
-        OSError: a capability (``EPERM``) or memory (``ENOMEM``) is lacking.
+        OSError: this process lacks a capability (``EPERM``), or memory is short (``ENOMEM``).
     """
     kind, key_bytes, value_bytes, flags = shape
     attributes = _CreateAttributes(
@@ -68,7 +69,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 def create_inner_map(pages: int, name: str) -> int:
     """Create an array of ``pages`` elements, to be put into an array of maps; mmap(2) can map it.
 
-    In all other respects, this is the same as ``create_map``.
+    Errors and ownership of the descriptor are the same as for :func:`create_map`.
     """
     return create_map(name, MapShape(_MAP_TYPE_ARRAY, 4, PAGE_BYTES, MMAPABLE | _INNER_MAP), pages)
 
@@ -79,7 +80,7 @@ def update_map(fd: int, key: bytes, value: bytes) -> None:
 
 
 def delete_from_map(fd: int, key: bytes) -> None:
-    """Delete an element of a hash. Raises ``OSError`` (``ENOENT`` if it does not exist)."""
+    """Delete an element of a hash. Raises ``OSError`` (``ENOENT`` if the key does not exist)."""
     _bpf_on_element(_MAP_DELETE_ELEM, fd, key, None)
 
 

@@ -1,4 +1,4 @@
-"""Maps array maps of the program into memory, so that accesses need no system call."""
+"""Maps BPF array maps into memory, so that accesses need no system call."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import mmap
 
 
 class MappedWords:
-    """An array map with ``BPF_F_MMAPABLE``, accessed as 64-bit words.
+    """A BPF array map with ``BPF_F_MMAPABLE``, accessed as 64-bit words.
 
     Args:
         map_fd: descriptor of the map.
         count: number of words.
-        writable: whether the mapping is writable.
+        writable: whether to map the array writable.
     """
 
     def __init__(self, map_fd: int, count: int, *, writable: bool = False) -> None:
@@ -22,7 +22,7 @@ class MappedWords:
         self._words = memoryview(self._mapped)[:size].cast("Q")
 
     def copy(self) -> bytes:
-        """Copies all words."""
+        """Returns a copy of all words."""
         return bytes(self._words)
 
     def close(self) -> None:

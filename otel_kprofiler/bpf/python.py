@@ -1,4 +1,4 @@
-"""CPython's layouts for the BPF program that reads frames (structs in python_types.bpf.h)."""
+"""CPython object layouts for the BPF program that reads frames (structs in python_types.bpf.h)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import struct
 from typing import NamedTuple
 
 PYTHON_CFRAME = 1
-"""The current frame is in a struct on the C stack, ``_PyCFrame`` (3.11, 3.12)."""
+"""A struct on the C stack, ``_PyCFrame``, points to the current frame (CPython 3.11 and 3.12)."""
 PYTHON_IS_ENTRY = 2
-"""Frames have a flag for entry from C (3.11). Later versions insert entry frames instead."""
+"""Frames entered from C are flagged (CPython 3.11). Later versions insert entry frames instead."""
 
 
 class PythonLayout(NamedTuple):
-    """Layout of the objects in a build of CPython (``struct python_layout``), in bytes.
+    """Layout of the objects in a build of CPython (``struct python_layout``); offsets are in bytes.
 
     Attributes:
-        flags: ``PYTHON_CFRAME``, ``PYTHON_IS_ENTRY``.
+        flags: any of ``PYTHON_CFRAME`` and ``PYTHON_IS_ENTRY``, combined.
         interpreters_head: offset in ``_PyRuntime`` of the pointer to the first interpreter.
         interpreter_next: offset in an interpreter of the pointer to the next interpreter.
         interpreter_threads: offset in an interpreter of the pointer to its first thread state.
-        thread_bytes: number of bytes that are read from a thread state.
+        thread_bytes: number of bytes to read from a thread state.
         thread_previous: offset in a thread state of the pointer to the previous thread state.
         thread_next: offset in a thread state of the pointer to the next thread state.
         thread_interpreter: offset in a thread state of the pointer to its interpreter.
-        thread_native: offset in a thread state of the thread's id, as from gettid(2).
+        thread_native: offset in a thread state of the thread id, as returned by gettid(2).
         thread_status: offset in a thread state of the status bits; 0 if there are none. From 3.13
             on, bit 3 is set in the state that the thread used last.
         thread_frame: offset in a thread state of the pointer to the current frame, or to
@@ -32,41 +32,43 @@ class PythonLayout(NamedTuple):
             frames. The next two words are the end of the chunk's used part and the end of the
             chunk.
         cframe_frame: offset in ``_PyCFrame`` of the pointer to the current frame.
-        frame_bytes: number of bytes that are read from a frame, up to its variables.
+        frame_bytes: number of bytes to read from a frame, up to its variables.
         frame_code: offset in a frame of the pointer to its code object; the pointer's lowest two
             bits may be set.
         frame_previous: offset in a frame of the pointer to the caller's frame.
-        frame_instruction: offset in a frame of the pointer to the current or last instruction.
-        frame_owner: offset in a frame of the byte that identifies the owner of its memory; 1 for
-            generators.
+        frame_instruction: offset in a frame of the pointer to the current or last executed
+            instruction.
+        frame_owner: offset in a frame of the byte that says what owns the frame's memory; the byte
+            is 1 for a generator.
         frame_entry: offset in a frame of the byte that is set if the frame was entered from C; used
             with ``PYTHON_IS_ENTRY``.
-        frame_header: number of bytes of a frame before its variables; 0 if ``code_frame_words``
-            includes them.
+        frame_header: size in bytes of the part of a frame before its variables; 0 if
+            ``code_frame_words`` includes that part.
         entry_owner: lowest owner value in entry frames, which belong to no function.
-        generator_state_back: number of bytes from a generator's state (one byte) to its frame.
-        generator_executing: value of the state of a running generator.
-        code_bytes: number of bytes of a code object up to its instructions.
+        generator_state_back: distance in bytes from the byte with a generator's state to the
+            generator's frame.
+        generator_executing: value of a generator's state while the generator runs.
+        code_bytes: size in bytes of the part of a code object before its instructions.
         code_traceable: offset in a code object of the index of the first instruction that belongs
             to the function itself, 32 bits.
         code_frame_words: offset in a code object of the size of its frames in words, 32 bits; 0 if
-            the code object has only the next two sizes.
+            the code object only has the two sizes below.
         code_stack_words: offset in a code object of the size of its frames' stack in words, 32
             bits.
         code_variables: offset in a code object of the size of its frames' variables in words, 32
             bits.
-        code_version: offset in a code object of its version, which distinguishes code objects, 32
-            bits; 0 if they have no version.
+        code_version: offset in a code object of its version (32 bits), which distinguishes code
+            objects; 0 if code objects have no version.
         code_first_line: offset in a code object of the first line of the function
             (``co_firstlineno``), 32 bits.
         code_file: offset in a code object of the pointer to the file name, a string.
         code_name: offset in a code object of the pointer to the qualified name, a string.
         code_table: offset in a code object of the pointer to the line table, a bytes object.
-        string_ascii: offset of the characters in an ASCII string.
-        string_other: offset of the characters in any other string.
-        string_kind_shift: lowest bit of the three-bit field in a string's state for the bytes per
-            character.
-        string_ascii_shift: number of the bit in a string's state that marks ASCII strings.
+        string_ascii: offset of the characters in an ASCII string object.
+        string_other: offset of the characters in any other string object.
+        string_kind_shift: lowest bit of the three-bit field, in a string's state, that has the
+            number of bytes per character.
+        string_ascii_shift: number of the bit, in a string's state, that marks ASCII strings.
     """
 
     flags: int
@@ -108,7 +110,7 @@ class PythonLayout(NamedTuple):
     string_ascii_shift: int
 
     def pack(self) -> bytes:
-        """Packs the struct: 64-bit words."""
+        """Packs the struct as 64-bit words."""
         return struct.pack(f"={len(self)}Q", *self)
 
 
@@ -121,8 +123,8 @@ class PythonProcess(NamedTuple):
         eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
         eval_bytes: length of the loop's prologue, which runs before its frame is the current frame;
             0 if there is none.
-        image_tag: a number that distinguishes stacks of the process's current program from those of
-            earlier programs.
+        image_tag: a number that distinguishes the process's stacks in its current program from its
+            stacks in earlier programs.
     """
 
     runtime_at: int

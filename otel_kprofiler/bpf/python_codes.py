@@ -1,4 +1,4 @@
-"""Parses the records of the description ring: code objects and newly seen processes.
+"""Parses the records in the description ring: code objects, and newly seen processes.
 
 See python_types.bpf.h for the structs.
 """
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
 
-_HEAD: Final = struct.Struct("=QII")  # id or image, kind, bytes of a piece or process
+_HEAD: Final = struct.Struct("=QII")  # code id or image, kind, piece's size or process id
 _PROGRAM: Final = struct.Struct("=3Q")
 _DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
 _PIECE, _WHOLE, _SEEN = 0, 1, 2
@@ -21,12 +21,12 @@ _ENCODINGS: Final = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Program(NamedTuple):
-    """Identifies a program by its file and the size of its loaded code.
+    """Identifies a program by its executable's inode and the size of its loaded code.
 
     Attributes:
-        device: device of the file's inode, in the kernel's encoding (``MKDEV``).
-        inode: inode of the file; 0 if unknown.
-        code_pages: executable memory of the process, in pages.
+        device: number of the device with the executable, in the kernel's encoding (``MKDEV``).
+        inode: inode number of the executable; 0 if unknown.
+        code_pages: size of the process's executable mappings, in pages.
     """
 
     device: int
@@ -35,12 +35,12 @@ class Program(NamedTuple):
 
 
 class ProcessSeen(NamedTuple):
-    """A sampled process that is not registered with its current program.
+    """A sampled process whose current program is not registered.
 
     Attributes:
         tgid: process id, as in samples.
-        image: a number that distinguishes programs that ran in the same process, and processes that
-            had the same pid.
+        image: a number that distinguishes the programs that a process executes, and processes with
+            the same pid.
     """
 
     tgid: int
@@ -52,13 +52,14 @@ class CodeParser:
     """Assembles code objects from their descriptions. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
-        # A CPU describes code objects one by one: the line table in pieces, then the rest.
+        # Each CPU describes one code object at a time: its line table in pieces, then its other
+        # fields.
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
-        """Yields code objects whose description ends in a chunk of the ring, and new processes.
+        """Yields the code objects whose descriptions end in a chunk, and newly seen processes.
 
-        Strings come from the process's memory, unchecked and truncated at 508 bytes.
+        Strings are copied from the process's memory, unchecked, and truncated to 508 bytes.
 
         Raises:
             ValueError: the chunk is damaged.

@@ -25,7 +25,7 @@ _THREADS: Final = 8192
 _TOLD: Final = 16384  # processes
 _OTHER_PROGRAMS: Final = 4096
 _OTHER_PROGRAM_NS: Final = 60 * 10**9
-_OWN_THREADS: Final = 1024  # needed for spans even without Python frames
+_OWN_THREADS: Final = 1024  # entries needed for spans, even without Python frames
 _CODES: Final = 16384
 _CONFIG: Final = struct.Struct("=13Q")
 _PROCESS: Final = struct.Struct("=7Q")
@@ -41,7 +41,7 @@ PYTHON_OUTCOMES: Final = (
     "entering", "unrooted", "unreadable", "not_code", "outside", "not_running", "unused",
     "not_adjacent", "described", "ring_full", "code_unreadable", "too_many", "no_table",
 )  # fmt: skip
-"""``enum python_outcomes``: outcomes of stacks; from ``described`` on, of code objects."""
+"""``enum python_outcomes``: outcomes of reading stacks and, from ``described`` on, code objects."""
 
 
 class PythonOffsets(NamedTuple):
@@ -77,7 +77,7 @@ _MEMBERS: Final = (
 
 
 def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
-    """Returns the struct offsets that the program needs; None if a member is missing."""
+    """Returns the struct offsets for reading Python frames; None if a member is missing."""
     offsets = [types.offset(*member) for member in _MEMBERS]
     number_bytes = types.size("upid")
     if types.offset("upid", "nr") != 0 or number_bytes is None or None in offsets:
@@ -86,7 +86,7 @@ def find_python_offsets(types: KernelTypes) -> PythonOffsets | None:
 
 
 def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
-    """Returns the sizes of the maps; ``ring_bytes`` is 0 if Python frames are disabled."""
+    """Returns the maps' ``max_entries``; ``ring_bytes`` is 0 if Python frames are disabled."""
     if not ring_bytes:
         names = ("python_processes", "processes_told", "other_programs", "codes", "python_lines")
         others = {"python_threads": _OWN_THREADS, "python_codes": mmap.PAGESIZE}
@@ -103,18 +103,18 @@ def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
 
 
 class PythonMaps(LockedForForks):
-    """Registers processes, and receives the descriptions of their code objects. Thread-safe.
+    """Registers Python processes, and receives descriptions of their code objects. Thread-safe.
 
     Args:
-        map_fd: returns the descriptor of a map by name; the loaded object owns it.
+        map_fd: returns the descriptor of a map, by name; the loaded object owns the descriptor.
         offsets: struct offsets of the running kernel, in bytes.
         cpus: number of possible CPUs.
-        ring_bytes: size of the ring of descriptions.
-        codes: receives the descriptions. Dropped code objects are described again on the next
-            sample.
+        ring_bytes: size of the description ring.
+        codes: collection to which described code objects are added. A dropped code object is
+            described again on its next sample.
 
     Raises:
-        OSError: a map cannot be mapped.
+        OSError: a BPF map cannot be mapped into memory.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class PythonMaps(LockedForForks):
             self._close = undo.pop_all().close
 
     def limit(self, max_frames: int) -> None:
-        """Set the limit on frames read per stack, 0 to 127.
+        """Set the limit on Python frames read per stack, 0 to 127.
 
         Raises:
             OSError: the kernel rejected the call.
@@ -152,14 +152,14 @@ class PythonMaps(LockedForForks):
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
     def fileno(self) -> int:
-        """Returns a descriptor for poll(2) that becomes readable when processes are seen."""
+        """Returns a descriptor for poll(2) that becomes readable when new processes are seen."""
         return self._map_fd("python_codes")
 
     def take_seen(self) -> list[ProcessSeen]:
         """Returns unregistered processes sampled since the last call.
 
-        A process is returned once, and again when it executes another program or maps more code. A
-        process that keeps mapping code is returned at growing intervals, up to 40 seconds.
+        A process is returned once, and again after it executes another program or maps more code. A
+        process that keeps mapping code is returned at growing intervals of up to 40 seconds.
         """
         self.receive()
         with self._lock:
@@ -170,16 +170,16 @@ class PythonMaps(LockedForForks):
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Start reading frames of a process; False if the map is full.
+        """Start reading a process's Python frames; returns False if the map is full.
 
         After execve(2), the process has no Python frames until it is registered again.
 
         Args:
             tgid: process id, as in samples.
-            layout: offsets of the structs of its interpreter.
-            process: runtime addresses in the process.
-            image: the program that it must run, from :meth:`take_seen`; 0 to accept the program
-                of its next sample.
+            layout: object layout of the process's interpreter.
+            process: addresses of the CPython runtime in the process.
+            image: ``image`` of the program that the process must be executing, from
+                :meth:`take_seen`; 0 accepts the program of the process's next sample.
 
         Raises:
             OSError: the kernel rejected the call.
@@ -231,7 +231,7 @@ class PythonMaps(LockedForForks):
     def receive(self) -> None:
         """Receive the descriptions in the ring.
 
-        Afterwards, every code object in a sample completed before the call has a description.
+        Afterwards, every code object in samples that were complete before the call is described.
         """
         with self._lock:
             if not self._is_open:
@@ -243,7 +243,7 @@ class PythonMaps(LockedForForks):
                     self._codes.add(record)
 
     def counts(self) -> Mapping[str, int]:
-        """Returns the nonzero counts of stacks and descriptions by :data:`PYTHON_OUTCOMES`.
+        """Returns the nonzero counters, by outcome (:data:`PYTHON_OUTCOMES`).
 
         Also works after :meth:`close`.
         """
@@ -255,14 +255,14 @@ class PythonMaps(LockedForForks):
         return {name: count for name, count in zip(PYTHON_OUTCOMES, totals, strict=True) if count}
 
     def _forget(self, code: PythonCode) -> None:
-        """Make the program describe a code object again."""
+        """Make the BPF program describe a code object again."""
         with self._lock, contextlib.suppress(OSError):  # the map may have evicted it
             if self._is_open:
                 key = _CODE_KEY.pack(code.image, code.address)
                 delete_from_map(self._map_fd("codes"), key)
 
     def close(self) -> None:
-        """Unmap the maps and reject further processes; the maps' owner closes them. Idempotent."""
+        """Unmap the maps and reject further processes; leaves descriptors open. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._last_counts = self.counts()

@@ -18,8 +18,8 @@ class SpanClass(NamedTuple):
 
     Attributes:
         type: address of the class object.
-        place: index of the span context in the shared keys of instances.
-        keys: address of the shared keys (``ht_cached_keys``).
+        place: index, in the shared keys of instances, of the attribute with the span context.
+        keys: address of the class's shared keys (``ht_cached_keys``).
     """
 
     type: int
@@ -28,32 +28,32 @@ class SpanClass(NamedTuple):
 
 
 class SpanPath(NamedTuple):
-    """The path from a thread to its current span (``struct span_path``).
+    """The path from a thread state to the thread's current span (``struct span_path``).
 
     Types and keys are identified by address. Offsets are in bytes.
 
     Attributes:
         tgid: id of this process, in the pid namespace that samples use.
-        oldest_thread: address of the thread state at the end of the interpreter's list.
+        oldest_thread: address of the last thread state in the interpreter's list.
         tid_at: offset of the thread id in a thread state.
         context_at: offset of the current context in a thread state.
-        context_type: ``contextvars.Context``.
+        context_type: type of the current context, ``contextvars.Context``.
         hamt_type: type of a context's mapping, which is a HAMT.
-        bitmap_type: type of the HAMT's nodes with up to 16 entries.
-        array_type: type of the HAMT's nodes with more entries.
-        collision_type: type of the HAMT's nodes for keys with equal hashes.
-        variable: OpenTelemetry's context variable.
-        variable_hash: hash of the variable in a HAMT, 32 bits.
-        otel_context_type: OpenTelemetry's ``Context``, a dictionary.
+        bitmap_type: type of HAMT nodes with up to 16 entries.
+        array_type: type of HAMT nodes with more than 16 entries.
+        collision_type: type of HAMT nodes for keys with equal hashes.
+        variable: the context variable that holds OpenTelemetry's ``Context``.
+        variable_hash: 32-bit hash of ``variable``, as used in a HAMT.
+        otel_context_type: OpenTelemetry's ``Context`` class, a subclass of ``dict``.
         span_key: key of the current span in OpenTelemetry's ``Context``.
-        span_key_hash: hash of ``span_key``, 64 bits.
+        span_key_hash: 64-bit hash of ``span_key``.
         labels_key: key of the label set's number in OpenTelemetry's ``Context``.
-        labels_key_hash: hash of ``labels_key``.
-        dict_type: ``dict``.
-        attribute: name of the attribute in which spans keep their span context.
+        labels_key_hash: 64-bit hash of ``labels_key``.
+        dict_type: the type ``dict``.
+        attribute: name of the attribute in which a span keeps its span context.
         attribute_hash: hash of ``attribute``.
         values_style: where instance attributes are stored, one of ``VALUES_…``.
-        classes: known classes of spans, up to :data:`MAX_SPAN_CLASSES`.
+        classes: classes of spans seen so far, up to :data:`MAX_SPAN_CLASSES`.
     """
 
     tgid: int
@@ -98,7 +98,7 @@ def pack_span_path(path: SpanPath) -> bytes:
 
 
 def set_span_path(map_fd: int, path: SpanPath) -> None:
-    """Make the program follow a path instead of thread slots.
+    """Make the program find spans through ``path`` instead of thread slots.
 
     Raises:
         OSError: the kernel rejected the call.

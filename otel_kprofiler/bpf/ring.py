@@ -1,9 +1,9 @@
 """Reads a BPF ring buffer through mmap(2), without further system calls.
 
-See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The kernel maps a page with the
-consumer's position, a page with the producer's, and the data twice in succession, so that a record
-that wraps around is contiguous. A record is an eight-byte header (length with two flag bits, page
-offset) followed by the data, padded to eight bytes.
+See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The mapping has a page with the
+consumer's position, a page with the producer's position, and then the data area twice, so that a
+record that wraps around is contiguous. A record is an eight-byte header (length with two flag bits,
+page offset) followed by its data, padded to a multiple of eight bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _U32: Final = struct.Struct("=I")
 
 
 class Fence:
-    """Keeps earlier loads ordered before later loads and stores (arm64).
+    """Memory barrier that orders earlier loads before later loads and stores (for arm64).
 
-    Python's only memory barrier is a lock, which is taken with acquire order and released with
-    release order.
+    Python's only memory barrier is a lock: taking it is an acquire operation, and releasing it a
+    release operation.
     """
 
     __slots__ = ("_lock",)
@@ -46,8 +46,8 @@ class RingChunk(NamedTuple):
     """Records read from the ring.
 
     Attributes:
-        data: committed records as in the ring, including headers.
-        complete: whether the chunk has every record reserved up to the requested position.
+        data: committed records with their headers, as in the ring.
+        complete: whether the chunk contains all records reserved up to the requested position.
     """
 
     data: bytes
@@ -55,7 +55,7 @@ class RingChunk(NamedTuple):
 
 
 class RingMemory:
-    """The mapped pages of a ring; tests replace it by an object with the same attributes."""
+    """The mapped pages of a ring; tests substitute an object with the same attributes."""
 
     def __init__(self, map_fd: int, size: int) -> None:
         page = mmap.PAGESIZE
@@ -67,7 +67,7 @@ class RingMemory:
         except BaseException:
             self._control.close()
             raise
-        # Items of a cast memoryview are read and written as one machine word.
+        # Each item of a cast memoryview is read and written as one machine word.
         self.consumer = memoryview(self._control)[:8].cast("Q")
         self.producer = memoryview(self._pages)[:8].cast("Q")
         self.data = memoryview(self._pages)[page:]
@@ -95,9 +95,9 @@ class RingReader:
         self._order = Fence()
 
     def reserved(self) -> int:
-        """Returns the position up to which records are reserved.
+        """Returns the producer's position, up to which records are reserved.
 
-        Reading this property is also a barrier for other mapped memory.
+        Reading this property is also a memory barrier for other mapped memory.
         """
         self._order()
         position = self._memory.producer[0]
@@ -105,14 +105,14 @@ class RingReader:
         return position
 
     def is_empty(self) -> bool:
-        """Returns whether all reserved records were read."""
+        """Returns whether all reserved records have been read."""
         return self.reserved() == self._memory.consumer[0]
 
     def take(self, until: int | None = None) -> RingChunk:
         """Read all committed records up to the first that is still being written.
 
         Args:
-            until: a position from :meth:`reserved` to stop at; by default the current one.
+            until: the position to stop at, from :attr:`reserved`; by default its current value.
         """
         memory, headers, mask = self._memory, self._headers, self._mask
         start = at = memory.consumer[0]
@@ -143,7 +143,7 @@ class RingReader:
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each record in a chunk, unless discarded. Raises ``ValueError``."""
+    """Yields start and end of all records that were not discarded. Raises ``ValueError``."""
     at, end = 0, len(data)
     while at < end:
         if end - at < RECORD_OVERHEAD:
@@ -158,5 +158,5 @@ def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def ring_bytes(wanted: int) -> int:
-    """Returns the smallest ring size of at least ``wanted`` bytes: a power of 2 times a page."""
+    """Returns the smallest valid ring size, a power of 2 in pages, of ``wanted`` bytes or more."""
     return max(mmap.PAGESIZE, 1 << (wanted - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The layout of span contexts, which the sampler reads in its interrupt."""
+"""The memory layout of span contexts, which the sampler reads in its interrupt."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ class SpanLayout(NamedTuple):
     """Memory layout of span contexts in this interpreter (``struct span_layout``).
 
     Types are identified by address; objects of other types are not followed. Offsets are in bytes
-    from the start of an object, which has its reference count and then its type. An integer has a
-    word with the number of digits, followed by digits of 30 bits.
+    from the start of an object, which begins with its reference count and its type. An integer then
+    has a word with the number of digits, followed by digits of 30 bits.
 
     Attributes:
         span_context_type: type of span contexts, tuples that begin with trace id, span id,
             whether the span is remote, and flags, whose lowest bit means sampled.
-        int_type: type of the ids.
-        flags_type: type of the flags, with the layout of ``int``.
+        int_type: type of trace ids and span ids.
+        flags_type: type of the trace flags; its instances have the layout of ``int``.
         false_at: address of ``False``.
         items_at: offset of the first item of a span context.
-        size_shift: lowest bit of the number of digits in its word; lower bits are flags.
+        size_shift: lowest bit of the number of digits within its word; the bits below are flags.
         negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
             digits marks them.
-        unsampled: 1 to include spans that are not sampled.
+        unsampled: 1 to read spans that are not sampled too; 0 to skip them.
     """
 
     span_context_type: int

@@ -21,13 +21,13 @@ class TaskOffsets(NamedTuple):
     """Offsets in ``task_struct``, in bytes.
 
     Attributes:
-        leader: offset of the main thread.
-        start: offset of the start time.
-        parent: offset of the parent.
+        leader: offset of the pointer to the task of the main thread.
+        start: offset of the task's start time.
+        parent: offset of the pointer to the parent process's task.
         tgid: offset of the process id.
         comm: offset of the thread's name.
-        program: offsets of the fields that identify program and user; None if the kernel's structs
-            differ.
+        program: offsets of the fields that identify the program and the user; None if the kernel's
+            structs differ.
     """
 
     leader: int

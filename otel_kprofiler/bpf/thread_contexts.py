@@ -21,13 +21,13 @@ PLACE_BYTES: Final = _PLACE.size
 # struct context_head, as specified: trace id, span id, valid, flags, size
 _HEAD: Final = struct.Struct("=16s8sBBH")
 IS_GO: Final = 2
-"""Value of ``valid`` if attributes are labels with names instead of numbers."""
+"""Value of ``valid`` if the attributes are labels, which have names instead of key indices."""
 _NO_TRACE: Final = bytes(16)
 _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
 TRACE_LABEL: Final = b"trace_id"
 SPAN_LABEL: Final = b"span_id"
-"""Labels with the ids of a goroutine's span, in lower-case hexadecimal, named as in OpenTelemetry's
+"""Label names for the ids of a goroutine's span, in lower-case hexadecimal, as in OpenTelemetry's
 "Trace Context in non-OTLP Log Formats"."""
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX: Final = frozenset(b"0123456789abcdef")
@@ -41,11 +41,11 @@ class ContextKind(enum.IntEnum):
     IN_V8 = 1
     """``otel_thread_ctx_nodejs_v1``: a struct; the record is in an object's internal field."""
     WRAPPED_IN_V8 = 2
-    """The same struct; the internal field leads to an object with a pointer to the record."""
+    """The same struct; the internal field has an object, which has a pointer to the record."""
     GO_LABELS = 3
-    """Go's ``g``, with labels as a slice (since Go 1.24)."""
+    """Go's variable ``g``, with labels as a slice (since Go 1.24)."""
     GO_LABEL_MAP = 4
-    """Go's ``g``, with labels as a map."""
+    """Go's variable ``g``, with labels as a map (before Go 1.24)."""
 
 
 class GoOffsets(NamedTuple):
@@ -63,13 +63,14 @@ class ContextPlace(NamedTuple):
         offset: offset in bytes from the thread pointer, or in the TLS block of the module.
         module: module id in the dynamic thread vector (DTV); 0 if ``offset`` is from the thread
             pointer.
-        generation: lowest generation of a vector that contains the module; 0 disables the check.
-        stride: size of an entry of the vector, in bytes.
-        length_at: offset of the vector's length from the vector's address.
-        vector_at: offset of the vector's address from the thread pointer.
-        kind: type of the variable.
-        wrap_at: offset in bytes of the pointer to the record, for ``WRAPPED_IN_V8``.
-        go: layout of Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
+        generation: lowest generation of a DTV that contains the module; 0 disables the check.
+        stride: size of a DTV entry, in bytes.
+        length_at: offset of the DTV's length from the DTV's address, in bytes.
+        vector_at: offset of the pointer to the DTV from the thread pointer, in bytes.
+        kind: type of the variable with the context.
+        wrap_at: offset, in bytes, of the wrapping object's pointer to the record, for
+            ``WRAPPED_IN_V8``.
+        go: struct offsets in Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
     """
 
     offset: int
@@ -84,7 +85,7 @@ class ContextPlace(NamedTuple):
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
-    """Finds the offset of the user thread pointer in a task; None if tasks do not have it."""
+    """Returns the offset of the user thread pointer in ``task_struct``; None if it is not there."""
     if platform.machine() == "aarch64":
         return types.offset("task_struct", "thread", "uw", "tp_value")
     return types.offset("task_struct", "thread", "fsbase")
@@ -94,11 +95,11 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     """Parses the span (None if there is none), the flags and the attributes of a thread context.
 
     Args:
-        record: the published record, with the bytes of attributes that were read.
+        record: the published record, with as many bytes of its attributes as were read.
 
     Returns:
-        The span; and two bytes, ``valid`` and the trace flags, followed by the attributes. If
-        ``valid`` is :data:`IS_GO`, attributes have names (:func:`split_named`).
+        The span, and the bytes ``valid`` and trace flags followed by the attributes. If ``valid``
+        is :data:`IS_GO`, the attributes have names (:func:`split_named`).
 
     Raises:
         ValueError: the record is too short.
@@ -116,9 +117,9 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
 
 
 def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields names and values of labels; a label is two one-byte lengths, then both strings.
+    """Yields names and values of labels; a label has two one-byte lengths, then both strings.
 
-    Ends at a truncated label.
+    Stops at the first truncated label.
     """
     at = 0
     while at + 2 <= len(attributes):
@@ -131,7 +132,7 @@ def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _parse_ids(labels: dict[bytes, bytes]) -> tuple[bytes, bytes]:
-    """Returns trace id and span id from labels; zeros unless both are complete and hexadecimal."""
+    """Returns trace id and span id from labels; both are zeros unless both labels are valid."""
     trace, span = labels.get(TRACE_LABEL, b""), labels.get(SPAN_LABEL, b"")
     if (
         len(trace) != _TRACE_DIGITS
@@ -148,8 +149,8 @@ class ThreadContexts(LockedForForks):
     Args:
         map_fd: descriptor of the map, which the caller closes; None means that no process can be
             registered.
-        slots_fd: descriptor, which the caller closes, of the map that has a bit for each value of a
-            process id's low bits.
+        slots_fd: descriptor, which the caller closes, of the map that has a bit for each value of
+            the low bits of process ids.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -163,14 +164,16 @@ class ThreadContexts(LockedForForks):
     ) -> None:
         """Start reading thread contexts of a process.
 
-        Contexts of a later process with the same id, or of another program that the process
-        executes, are not read. At the limit of processes, the oldest registration is released.
+        The registration does not apply to a later process with the same id, nor after the process
+        executes another program. If too many processes are registered, the oldest registration is
+        released.
 
         Args:
             tgid: process id, as in samples.
             start_time_ns: ``CLOCK_BOOTTIME`` of the process's start, as in samples.
-            stack_start: start of the main thread's stack, as in samples; 0 if samples lack it.
-            place: location of the variable.
+            stack_start: start address of the main thread's stack, as in samples; 0 if samples lack
+                it.
+            place: location of the variable that leads to the contexts.
 
         Raises:
             OSError: the kernel rejected the call.
@@ -214,7 +217,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def _mark(self, tgid: int) -> None:
-        """Update the word of the map that contains the bits of a process and of others."""
+        """Update the word of the slot map that contains the bit for a process."""
         word = tgid % _SLOTS // 64
         bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))

@@ -20,12 +20,13 @@ _CONSTANTS: Final = struct.Struct("=10Q")
 
 
 class TracepointValue(NamedTuple):
-    """Location and unit of an event's value.
+    """The location and the unit of the value in a tracepoint's events.
 
     Attributes:
-        argument: number of the tracepoint's argument; :data:`NO_ARGUMENT` if each event counts 1.
-        member: byte offset of the 32-bit value in the struct to which the argument points; None if
-            the argument is the value.
+        argument: index of the tracepoint argument with the value; :data:`NO_ARGUMENT` if each event
+            counts 1.
+        member: byte offset of the 32-bit value in the struct that the argument points to; None if
+            the argument itself is the value.
         is_order: whether the value is ``1 << argument``.
         unit: unit of the value, in bytes.
     """
@@ -39,7 +40,7 @@ class TracepointValue(NamedTuple):
 class TracepointConstants(NamedTuple):
     """Mirrors ``struct tracepoint``, whose comments describe the fields.
 
-    ``call`` is the number of the system call to count; None counts all system calls.
+    ``call`` is the number of the only system call to count; None counts all system calls.
     """
 
     number: int
@@ -70,7 +71,7 @@ class TracedCpus(MappedWords):
         super().__init__(map_fd, cpus, writable=True)
 
     def change(self, cpus: Container[int]) -> None:
-        """From now on, sample events only on the given CPUs."""
+        """Restrict the sampling of tracepoint events to the given CPUs."""
         for cpu in range(len(self._words)):
             self._words[cpu] = cpu in cpus
 
@@ -92,8 +93,8 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
 def count_recursions(program_fd: int) -> int:
     """Returns how often the kernel skipped a program because it was already running on the CPU.
 
-    Kernels report this count since 5.12 (``bpf_prog_show_fdinfo`` of kernel/bpf/syscall.c); returns
-    0 if it cannot be read.
+    The kernel reports this count since Linux 5.12 (``bpf_prog_show_fdinfo`` in
+    kernel/bpf/syscall.c). Returns 0 if the count cannot be read.
     """
     try:
         with open(f"/proc/self/fdinfo/{program_fd}", encoding="ascii") as file:

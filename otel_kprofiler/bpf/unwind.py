@@ -1,6 +1,6 @@
-"""The settings of the user unwinder: kernel struct offsets, and properties of the processor.
+"""Settings of the user-stack unwinder: kernel struct offsets, and processor properties.
 
-The structs mirror ``programs/unwind_types.bpf.h``; change both together.
+The structs mirror ``programs/unwind_types.bpf.h``; change both files together.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _CONFIG: Final = struct.Struct("=5Q38I")
 _BLOCK: Final = struct.Struct(f"={4 + MAX_COLUMNS}H")
 CONFIG_BYTES: Final = _CONFIG.size + 2 * _BLOCK.size + MAX_COLUMNS
 DEFAULT_MAX_WORK: Final = 5000
-"""Default limit on the steps of unwinding a stack: 125 µs with cold caches (docs/unwinding.md)."""
+"""Default limit on the steps to unwind a stack: 125 µs with cold caches (docs/unwinding.md)."""
 
 
 class RegisterBlock(NamedTuple):
-    """Locations of registers in a block filled by the kernel.
+    """Locations of the registers in a block of memory that the kernel fills.
 
     Attributes:
-        size: size in bytes.
+        size: size of the block, in bytes.
         sp_at: offset of the stack pointer.
         fp_at: offset of the frame pointer.
         pc_at: offset of the program counter.
-        at: offsets of the registers, by DWARF number; None for a register that the block lacks.
+        at: offset of each register, by DWARF register number; None if the block lacks the register.
     """
 
     size: int
@@ -57,27 +57,28 @@ class RegisterBlock(NamedTuple):
 
 
 class Processor(NamedTuple):
-    """Properties of a processor for unwinding; see ``struct unwind_config``.
+    """Properties of a processor that unwinding depends on; see ``struct unwind_config``.
 
     Attributes:
-        flags: A64_CALLS, LINK_REGISTER.
-        address_mask: bits of a return address; pointer authentication uses the others.
+        flags: any of ``A64_CALLS`` and ``LINK_REGISTER``, combined.
+        address_mask: mask of the address bits in a return address; pointer authentication uses the
+            other bits.
         sigreturn: the first eight bytes of a signal trampoline.
-        syscall: the system call instruction.
+        syscall: encoding of the system call instruction.
         goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty
             if unknown.
-        goexit_mask: the bits of that code that are compared.
-        goexit_back: number of bytes of ``goexit`` before that address.
-        sigreturn_bytes: length of a signal trampoline up to the end of its system call.
-        signal_at: offset of ``signal`` from the stack pointer in a trampoline.
-        sp_column: DWARF number of the stack pointer; ``fp_column`` and ``ra_column`` are the
-            numbers of the frame pointer and the return address.
+        goexit_mask: mask of the bits of ``goexit`` that are compared.
+        goexit_back: number of bytes in ``goexit`` before the return address.
+        sigreturn_bytes: number of bytes in a signal trampoline up to the end of its system call.
+        signal_at: offset of the block ``signal`` from the stack pointer while a trampoline runs.
+        sp_column: DWARF register number of the stack pointer; ``fp_column`` and ``ra_column`` are
+            those of the frame pointer and the return address.
         mode_at: offset in ``pt_regs`` of the processor mode.
-        user_mask: bits of the mode that equal ``user_value`` in user mode; ``narrow_mask`` and
+        user_mask: mask of the mode bits that equal ``user_value`` in user mode; ``narrow_mask`` and
             ``narrow_value`` identify 32-bit code in the same way.
-        interrupt: registers in ``pt_regs``, which an interrupt saves.
-        signal: registers in the frame that a signal pushes.
-        preserved: DWARF numbers of the registers that calls preserve, other than sp and fp; up to
+        interrupt: locations of the registers in ``pt_regs``, which an interrupt saves.
+        signal: locations of the registers in the frame that the kernel pushes for a signal.
+        preserved: DWARF numbers of the callee-saved registers other than sp and fp; up to
             MAX_PRESERVED.
     """
 
@@ -143,7 +144,7 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 48) - 1,  # without a hint to mmap(2), no address in a process is higher
+    address_mask=(1 << 48) - 1,  # unless mmap(2) gets a higher hint, user addresses fit
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=bytes.fromhex("e00300aa00000094"),  # mov x0, x0; bl: the return address is between
@@ -169,7 +170,7 @@ PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH
 
 _LEAST_THREAD_BYTES: Final = 16384
 """Minimum THREAD_SIZE on both processors: arch/x86/include/asm/page_64_types.h,
-arch/arm64/include/asm/memory.h. On arm64, it is larger if pages are larger.
+arch/arm64/include/asm/memory.h. On arm64, THREAD_SIZE grows with the page size.
 """
 
 
@@ -206,23 +207,24 @@ _MEMBERS: Final = (
     ("super_block", "s_dev"),
 )
 _FORMER: Final = {
-    # Before 6.1, the mappings of a process were in a red-black tree.
+    # Before Linux 6.1, the mappings of a process were in a red-black tree.
     ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
-    # Before 6.11, the times of an inode were in a struct timespec64; before 6.7, under other names.
+    # Before Linux 6.11, an inode's times were of type struct timespec64; before 6.7, they had other
+    # names.
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
-"""The names of members in older kernels."""
+"""The names that struct members have in older kernels."""
 _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 
 
 def find_kernel_offsets(
     types: KernelTypes, page_bytes: int = mmap.PAGESIZE
 ) -> KernelOffsets | None:
-    """Returns the struct offsets that the unwinder needs; None if a member is missing.
+    """Returns the struct offsets for the unwinder; None if a member is missing.
 
     Args:
-        types: the kernel's types.
+        types: the structs in the kernel's BTF.
         page_bytes: size of the kernel's pages.
     """
     flags, offsets = 0, []
@@ -256,12 +258,13 @@ def pack_unwind_config(
 
     Args:
         processor: the processor's properties.
-        kernel: the kernel's offsets.
+        kernel: offsets in the kernel's structs.
         page_bytes: size of the kernel's pages.
-        max_work: limit on unwinding a stack, in steps of the program.
-        address_bits: number of bits of user addresses. Pointer authentication uses the next bits
+        max_work: limit on the steps that the program takes to unwind a stack.
+        address_bits: number of bits of user addresses. If the kernel is so configured, pointer
+            authentication uses the bits above
             (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 on with pages of 16
-            KiB, from bit 42 on with pages of 64 KiB, if the kernel is configured to use it.
+            KiB, from bit 42 on with pages of 64 KiB.
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS

@@ -1,4 +1,4 @@
-"""The structs and maps of the programs for off-CPU time (``wait_types.bpf.h``)."""
+"""The structs and maps of the off-CPU programs (``wait_types.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ THREAD_BYTES: Final = _THREAD.size
 WAIT_LAYOUT: Final = ".rodata.waits"
 """Section that contains the constant ``wait_layout``."""
 WAIT_UNIT_NS: Final = 256
-"""The unit of thresholds (``UNIT_SHIFT``), in which they fit into 32 bits."""
+"""Unit in which thresholds are stored, so that they fit into 32 bits (``UNIT_SHIFT``)."""
 PLACES: Final = 16
-"""Number of threads per bucket."""
+"""Maximum number of threads in a bucket."""
 _PLACES_AT_ONCE: Final = 4096  # the threads of a bucket fill whole pages
 
 
@@ -65,12 +65,12 @@ class WaitOffsets(NamedTuple):
         return self.run_delay != 0
 
     def pack(self, buckets: int) -> bytes:
-        """Packs the struct; ``buckets``, the number of buckets, is a power of two."""
+        """Packs the struct; the number of buckets is a power of two."""
         return _LAYOUT.pack(*self, buckets - 1)
 
 
 def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
-    """Returns the struct offsets that the programs need; None if a member is missing."""
+    """Returns the struct offsets for the off-CPU programs; None if a member is missing."""
 
     def task(*path: str) -> int | None:
         return types.offset("task_struct", *path)
@@ -102,7 +102,7 @@ def find_wait_offsets(types: KernelTypes) -> WaitOffsets | None:
 
 
 class WaitConfig(NamedTuple):
-    """The configuration of the programs (``struct wait_config``)."""
+    """The configuration of the off-CPU programs (``struct wait_config``)."""
 
     epoch: int = 0
     threshold_ns: int = 0
@@ -136,7 +136,7 @@ class WaitSettings(MappedWords):
         self._words[0] = epoch
 
     def allow_late_begins(self, count: int) -> None:
-        """Set the number of starts of ongoing waits that the next iteration may write."""
+        """Set how many ongoing waits the next iteration may report as started."""
         self._words[_LATE_BEGINS] = count
 
 
@@ -144,7 +144,7 @@ class WaitThread(NamedTuple):
     """A thread's totals and its current wait; see ``struct thread``.
 
     Attributes:
-        ended_ns: ``CLOCK_BOOTTIME`` at which the thread exited; 0 if it has not.
+        ended_ns: the time on ``CLOCK_BOOTTIME`` at which the thread exited; 0 if it has not exited.
     """
 
     id: int
@@ -163,10 +163,10 @@ class WaitThread(NamedTuple):
     ended_ns: int = 0
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """Returns the time in the wait's state, and the time since the wake-up.
+        """Returns the time in the wait's state, and the time since the wake-up, in nanoseconds.
 
         Args:
-            now_ns: current time of the threads' clock. Both results are 0 if the wait starts later.
+            now_ns: a time on the threads' clock. Both results are 0 if the wait starts after it.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -178,7 +178,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses consecutive ``struct thread``; the threads exited at ``ended_ns`` unless that is 0.
+    """Parses an array of ``struct thread``, for threads that exited at ``ended_ns`` (0: not yet).
 
     Raises ``ValueError`` if a struct is truncated.
     """
@@ -195,7 +195,7 @@ def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
 
 
 class WaitEnd(NamedTuple):
-    """Duration of a wait; see ``struct wait_end``."""
+    """A wait that has ended; see ``struct wait_end``."""
 
     since_ns: int
     asleep_ns: int
@@ -207,7 +207,7 @@ class WaitEnd(NamedTuple):
 
 
 def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
-    """Parses the struct at an offset. Raises ``ValueError`` if it does not end before ``until``."""
+    """Parses a wait's end at offset ``at``. Raises ``ValueError`` beyond offset ``until``."""
     if until - at < WAIT_END_BYTES:
         raise ValueError("the record of a wait's end is truncated")
     *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
@@ -218,21 +218,21 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait's start or end; for a start, the sample's value is ``since_ns``."""
+    """A record of a wait's start or end; for a start, the sample's value is the start time."""
 
     sample: RawSample
     end: WaitEnd | None
 
 
 class WaitRecords(NamedTuple):
-    """The wait records of a chunk, in order."""
+    """The wait records in a chunk of the ring, in order."""
 
     waits: list[WaitRecord]
     ended: list[WaitThread]
 
 
 class WaitCounts(NamedTuple):
-    """Counters of the programs over all CPUs (``struct wait_line``)."""
+    """Counters of the off-CPU programs, summed over all CPUs (``struct wait_line``)."""
 
     taken: int
     ring_full: int
@@ -249,12 +249,12 @@ class WaitLines(MappedWords):
         super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def copy_counters(self) -> bytes:
-        """Copies the counters of all CPUs."""
+        """Returns a copy of the counters of all CPUs."""
         lines = range(0, len(self._words), _LINE_WORDS)
         return b"".join([bytes(self._words[at : at + _COUNTERS]) for at in lines])
 
     def counts(self) -> WaitCounts:
-        """Returns the sums over all CPUs."""
+        """Returns the counters, summed over all CPUs."""
         return parse_wait_counts(self.copy_counters())
 
     def offset_ns(self) -> int:
@@ -285,7 +285,7 @@ class ThreadTable:
         self._places = buckets * PLACES
 
     def read(self) -> bytes:
-        """Reads all threads that exist throughout the read, for :func:`parse_threads`.
+        """Reads all threads that exist throughout the read, as input for :func:`parse_threads`.
 
         Raises ``OSError``.
         """
@@ -301,6 +301,6 @@ class ThreadTable:
 
 
 def _map_part(fd: int, offset: int, size: int) -> mmap.mmap:
-    """Map a part of an array for reading, starting at a page."""
+    """Map part of an array map for reading; ``offset`` is a multiple of the page size."""
     whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     return mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset)

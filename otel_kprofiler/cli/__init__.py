@@ -1,4 +1,4 @@
-"""The command line, with one module per command, imported on use."""
+"""The command line, with one module per command, which is imported on first use."""
 
 import signal
 import threading

@@ -26,11 +26,11 @@ class _End(NamedTuple):
 
 @dataclass(slots=True)
 class Completeness:
-    """Counts of samples with a user stack.
+    """Counts samples by the completeness of their user stacks.
 
     Attributes:
         complete: number of samples whose user stack is complete.
-        ends: number of samples whose user stack is incomplete, by its end.
+        ends: number of samples whose user stack is incomplete, by where and why the stack ends.
     """
 
     complete: int = 0
@@ -73,7 +73,7 @@ class Completeness:
 
     @property
     def share(self) -> float | None:
-        """Returns the share of complete user stacks; None if there are no user stacks."""
+        """Returns the share of user stacks that are complete; None if there are no user stacks."""
         total = self.complete + self.ends.total()
         return self.complete / total if total else None
 
@@ -108,7 +108,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 def _user_sides(stack: Stack) -> Iterator[Side]:
     """Yields the parts into which Python frames split a user stack.
 
-    Only the last part has the status of the whole stack.
+    Only the last part has the status of the entire stack.
     """
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):

@@ -34,14 +34,14 @@ _Range = tuple[Moment, Moment]
 
 
 class _RangeType(click.ParamType[_Range]):
-    """The type of a time range: two times with ``..`` between them."""
+    """The option type of a time range: two times with ``..`` between them."""
 
     name = "range"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> _Range:
-        """Convert to moments; fails with a usage error."""
+        """Convert text to two moments; fails with a usage error if it is not a range."""
         start, between, end = str(value).partition("..")
         if not between:
             self.fail(f"{value!r} is not a range such as 0s..30s", param, ctx)
@@ -171,7 +171,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares two sides. A side without samples has no shares."""
+    """Compares the groups of two sides; returns none for shares if a side has no samples."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
@@ -180,7 +180,7 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
 def _load(
     source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
 ) -> tuple[Samples, _Range | None]:
-    """Loads the samples of a source. Also returns the time range that is still to be applied."""
+    """Loads a source's samples; also returns the time range that remains to be applied, if any."""
     if is_table(source):
         samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
     else:
@@ -189,7 +189,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns a group's gain as a share of all samples or, with ``--per time``, of one CPU."""
+    """Returns a group's gain: as a share, or with ``--per time``, in CPUs or per second."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
 
@@ -213,7 +213,7 @@ def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | N
 def _cut(
     samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
 ) -> Part:
-    """Returns the selected samples and their time range."""
+    """Returns the selected samples, and the time range that they cover."""
     windows = [origin for origin in samples.tables.origins if origin.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)

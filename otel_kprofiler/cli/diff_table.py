@@ -17,7 +17,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""Factor between the loads of the two sides above which the summary reports that they differ."""
+"""Ratio between the loads of the two sides above which the summary says that the load changed."""
 _CHANCE: Final = "~"
 """The mark for differences that may be chance."""
 
@@ -32,7 +32,7 @@ class Way(StrEnum):
 def summary(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change], way: Way
 ) -> Iterator[str]:
-    """Yields lines about the compared profiles and the number of changes."""
+    """Yields the summary's lines: the compared profiles, and the number of changed groups."""
     rates = _rate(before), _rate(after)
     sides = " -> ".join(
         _describe_side(kind, part, rate) for part, rate in zip((before, after), rates, strict=True)
@@ -55,7 +55,7 @@ def summary(
 
 
 def _rate(part: Part) -> float:
-    """Returns the weight of all samples per second."""
+    """Returns the total weight of a side's samples per second."""
     return sum(part.samples.weights()) * 1e9 / (part.end_ns - part.start_ns)
 
 
@@ -72,10 +72,10 @@ def table(
     """Returns the lines of a table of changes, header first.
 
     Args:
-        by: grouping of the samples.
-        changes: rows of the table, in order.
+        by: name of the grouping, such as ``function``.
+        changes: the changes to list, in order.
         kind: the kind of samples.
-        way: the compared quantity.
+        way: the quantity that was compared.
         width: width of the terminal; None for no limit.
     """
 
@@ -119,7 +119,7 @@ def table(
 def as_dict(
     kind: ProfileKind, before: Part, after: Part, changes: Sequence[Change]
 ) -> dict[str, Any]:
-    """Returns the comparison as plain values, with all groups."""
+    """Returns the comparison of all groups as plain values for JSON."""
     return {
         "kind": kind.name,
         "unit": kind.measure[1],

@@ -29,8 +29,8 @@ _EXIT_HOST = 3
 def command(*, as_json: bool) -> None:
     """Check whether this host can be profiled, and suggest fixes if it cannot.
 
-    Loads the real sampler briefly. Ends with a verdict and a fix for each cause. Exit status 0 if
-    profiling works, even with limits; 3 if not.
+    Runs the real sampler briefly. Ends with a verdict and a fix for each problem. The exit status
+    is 0 if profiling works, even with limits, and 3 if not.
     """
     access = Access()
     loaders = {
@@ -40,7 +40,7 @@ def command(*, as_json: bool) -> None:
     trial = _Trial()
     findings = doctor(access, loaders=loaders, try_sampler=trial.run)
     findings += trial.findings
-    if not is_in_user_namespace(access):  # in a user namespace, these findings would be redundant
+    if not is_in_user_namespace(access):  # in a user namespace, other findings would be redundant
         findings.append(find_ksymbol_method(access))
         hidden = find_hidden_symbols(access)
         if hidden and hidden.level is Level.OK:
@@ -57,7 +57,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Format each finding as one line, and up to two more for its requirement and its fix.
+    """Format each finding as a line, plus up to two lines for its requirement and its fix.
 
     :func:`conclude` prints the fixes for the verdict, each once.
     """
@@ -79,10 +79,10 @@ def _describe(finding: Finding, *, shows_fix: bool) -> str:
 
 
 def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
-    """Returns the verdict, and the findings that cause it."""
+    """Returns the verdict, and the findings that it is based on."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        # A sampler that fails to start is a cause only if there is no other.
+        # The sampler's failure to start is named only if no other check failed.
         return "does not work", [
             finding for finding in failed if finding.check != "sampler"
         ] or failed
@@ -91,7 +91,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the verdict, then a line for each fix, with the checks that suggest it."""
+    """Yields the verdict, then a line for each fix, with the checks whose problems it solves."""
     verdict, causes = judge(findings)
     limits = [
         finding for finding in findings if finding.level is Level.WARN and finding not in causes
@@ -109,23 +109,23 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Lowers the warning about hidden addresses to an info: the BPF iterator reports them."""
+    """Lowers the warning about hidden kernel addresses to an info: a BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 
 
 class _Trial:
-    """Runs the sampler briefly.
+    """Runs the sampler for a fraction of a second.
 
     Attributes:
-        findings: further findings, if the sampler ran.
+        findings: findings from the run, in addition to its description.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
     def run(self) -> str:
-        """Runs the sampler; returns a description of the result."""
+        """Runs the sampler; returns a description of the samples that it took."""
         sampler = EbpfSampler(
             SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
         )

@@ -134,10 +134,10 @@ def _write(
 def _find_processes(
     access: Access, pids: Iterable[int], names: frozenset[bytes], containers: Iterable[str]
 ) -> dict[int, frozenset[bytes]]:
-    """Returns the processes, each with the names of the threads to show; empty for all.
+    """Returns the processes to dump, each with the thread names to show (empty for all).
 
     Raises:
-        KProfilerError: a process, name or container does not exist.
+        KProfilerError: a given process, thread name or container does not exist.
     """
     chosen: dict[int, frozenset[bytes]] = {}
     for pid in pids:
@@ -164,7 +164,7 @@ def _find_processes(
 def _find_named(
     access: Access, names: frozenset[bytes]
 ) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
-    """Yields processes with threads of the given names, and whether the main thread has one."""
+    """Yields processes with matching threads, whether the main thread matches, and names."""
     for entry in access.list_dir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
@@ -181,7 +181,7 @@ def _find_named(
 
 
 def _select(process: ProcessState, names: frozenset[bytes]) -> ProcessState:
-    """Returns only the threads with the given names, or all threads if there are none."""
+    """Returns the process with only the threads that ``names`` lists; if it is empty, with all."""
     if not names:
         return process
     shown = frozenset(map(os.fsdecode, names))

@@ -16,12 +16,12 @@ class EndSignals:
     """Context manager that catches the signals that end a recording.
 
     Use it in the main thread only. The first signal after :meth:`listen` is stored in ``received``.
-    An earlier signal raises ``SystemExit``, because nothing has been recorded yet. A second signal
-    also raises it, because the user does not want to wait for names and files. An ignored SIGHUP
-    (nohup) stays ignored.
+    A signal before that raises ``SystemExit``, because nothing has been recorded yet. A second
+    signal also raises ``SystemExit``, because the user does not want to wait until symbols are
+    resolved and files are written. An ignored SIGHUP (nohup) stays ignored.
 
     Attributes:
-        received: the signal that ended the recording; None if it ended by itself.
+        received: the signal that ended the recording; None if no signal did.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """Store the next signal, and call ``announce`` in the signal handler."""
+        """From now on, store the first signal, and call ``announce`` in its handler."""
         self._announce = announce
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class EndSignals:
 
 
 class _Left(SystemExit):
-    """Ends the process with the status that shells report for a signal."""
+    """Ends the process with the exit status that shells report for a signal."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(128 + number)

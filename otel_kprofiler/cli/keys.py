@@ -1,4 +1,4 @@
-"""Parses keys from the bytes that terminals send."""
+"""Parses key presses from the bytes that a terminal sends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTER: Final = "enter"
 ESCAPE: Final = "escape"
 BACKSPACE: Final = "backspace"
 REDRAW: Final = "redraw"
-"""The key Ctrl-L, which redraws the screen."""
+"""Name of the key Ctrl-L, which redraws the screen."""
 
 _CONTROLS: Final = {
     "\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\b": BACKSPACE, "\x0c": REDRAW
@@ -39,7 +39,7 @@ class KeyParser:
 
     @property
     def is_waiting(self) -> bool:
-        """Returns whether the pending input may be the Escape key, or start a longer sequence."""
+        """Returns whether the pending input is either the Escape key or an unfinished sequence."""
         return bool(self._text)
 
     def feed(self, data: bytes) -> list[str]:

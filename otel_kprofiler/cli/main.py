@@ -1,4 +1,4 @@
-"""``otel-kprofiler``: dispatches commands; prints errors as cause and fix, with an exit status."""
+"""``otel-kprofiler``: dispatches commands, and reports errors as cause, fix and exit status."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _NO_THREAD: Final = "can't start new thread"  # CPython's RuntimeError has no er
 
 
 class LazyCommands(click.Group):
-    """A command group that imports a command's module on use."""
+    """A command group that imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns command names in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, and return it; None if it does not exist."""
+        """Import a command's module; returns the command, or None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")
@@ -60,7 +60,7 @@ class LazyCommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Look up a command.
 
-        On failure, suggests a similar name, as click does for its own commands.
+        If there is no such command, the error suggests a similar name, as click does for options.
         """
         similar = difflib.get_close_matches(args[0], COMMANDS, 1)
         if similar and args[0] not in COMMANDS:
@@ -102,11 +102,11 @@ def cli(ctx: click.Context, *, debug: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Exit status: 0 ok, 1 failure, 2 usage or configuration, 3 unsuitable host."""
+    """Run a command. Exit status: 0 ok, 1 failure, 2 usage or configuration, 3 unsuitable host."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words[:1]
     _open_standard_streams()
-    if arguments is None:  # an inherited SIG_IGN would lose the children's status
+    if arguments is None:  # an inherited SIG_IGN would discard the exit status of children
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         try:
@@ -138,9 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Reserve the descriptors of closed standard streams, so that no file gets them.
+    """Reserve the descriptors of closed standard streams, so that no opened file gets them.
 
-    Writes to them fail.
+    Writes to the reserved descriptors fail.
     """
     for number in range(3):
         try:
@@ -152,7 +152,7 @@ def _open_standard_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Discard buffered output, so that it does not fail again at exit."""
+    """Discard buffered output, so that flushing it at exit does not fail again."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

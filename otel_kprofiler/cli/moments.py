@@ -15,7 +15,7 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time in a profile: seconds after its first sample, a time of that day, or a date and time.
+    """A time in a profile: seconds after its first sample, a time of day, or a date and time.
 
     Negative seconds count back from the end. Times without a zone are UTC.
     """
@@ -24,11 +24,11 @@ class Moment:
 
     @property
     def is_from_start(self) -> bool:
-        """Returns whether the moment depends on the start of the profile."""
+        """Returns whether the moment counts from the profile's first sample."""
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
-        """Returns the Unix time in nanoseconds, for a profile with the given first sample and end.
+        """Returns the moment as Unix time, for a profile with the given first sample and end.
 
         A time of day refers to the day of the first sample.
         """
@@ -45,7 +45,7 @@ class Moment:
 
 
 class MomentType(click.ParamType[Moment]):
-    """The type of a time: an ISO 8601 date and time, or a duration in Go's syntax or in seconds.
+    """The option type of a time: an ISO 8601 time, or a duration in Go's syntax or in seconds.
 
     Durations may be negative.
     """
@@ -55,7 +55,7 @@ class MomentType(click.ParamType[Moment]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Moment:
-        """Convert to a moment; fails with a usage error."""
+        """Convert text to a moment; fails with a usage error if it is not a time."""
         if isinstance(value, Moment):
             return value
         text = str(value)

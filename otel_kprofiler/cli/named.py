@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 
 def named_parameters() -> Iterator[click.Parameter]:
-    """Returns the parameters of the current command whose values are not defaults."""
+    """Yields the current command's parameters that were given on the command line."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

@@ -20,7 +20,7 @@ _Values = Iterator[tuple[str, int]]
 
 
 def check_matches(chosen: Filter, *sources: Samples) -> None:
-    """Check that a filter matches samples of at least one source, if there are any samples.
+    """Check that a filter matches samples from at least one source, unless all sources are empty.
 
     Raises:
         KProfilerError: no sample matches; if a single option matches nothing, the hint lists the
@@ -62,7 +62,7 @@ def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples
 
 
 def _of_threads(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
-    """Yields the values that ``find`` returns for each thread index, with the thread's samples."""
+    """Yields the values that ``find`` returns for thread indices, with their sample counts."""
     rows = Counter[int]()
     for thread, count in zip(samples.threads, samples.counts(), strict=True):
         rows[thread] += count
@@ -142,7 +142,7 @@ _VALUES: Final[dict[str, Callable[[Samples, tuple[str, ...]], _Values]]] = {
         samples.origins, [origin.profile.kind.name for origin in samples.tables.origins], samples
     ),
 }
-"""Functions that count samples by value, for the fields of :class:`Filter`."""
+"""Functions that count samples by value, one for each field of :class:`Filter`."""
 
 OPTIONS: Final = {
     "processes": "--process",
@@ -157,4 +157,4 @@ OPTIONS: Final = {
     "endpoints": "--endpoint",
     "kinds": "--kind",
 }
-"""Names of the options for the fields."""
+"""Names of the options that set the fields of :class:`Filter`."""

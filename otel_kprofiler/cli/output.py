@@ -1,4 +1,4 @@
-"""Chooses format and name of ``record``'s output file, and checks the path before recording."""
+"""Chooses the format and name of an output file, and checks its path before the recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_NAMES: Final = 1000
 
 
 def _choose_format(path: str, name: str | None) -> OutputFormat:
-    """Returns the format ``name``, or if that is None, the format for the path's suffix."""
+    """Returns the format called ``name``; if that is None, the format for the path's suffix."""
     if name is not None:
         return next(row for row in FORMATS if row.name == name)
     lower = path.lower().removesuffix(_GZIP)
@@ -49,12 +49,13 @@ class Output:
     """The destination of a recording: a file that appears when it is complete, or a device or pipe.
 
     The constructor fails if the file exists and ``force`` is not set, or if its directory is not
-    writable. Leaving the context without writing keeps only a ``.part`` file, if there are samples.
-    Devices and pipes are written to, never replaced; ``-`` is standard output.
+    writable. If the context is left before :meth:`write`, only the ``.part`` file remains, if it
+    has samples. Devices and pipes are written to, but never replaced. The path ``-`` is standard
+    output.
 
     Args:
         path: output path; None for ``profile`` with the format's suffix in the working directory,
-            or the first unused name of ``profile-2`` and so on.
+            or if that exists, for the first unused name among ``profile-2`` and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
         force: whether to replace an existing file.
         keep_part: whether to write a ``.part`` file during the recording.
@@ -63,8 +64,8 @@ class Output:
         ExportError: no format matches, or the file cannot be created.
 
     Attributes:
-        path: final path.
-        part: the file that keeps samples during the recording; None if there is none.
+        path: path of the complete output.
+        part: the ``.part`` file, which keeps samples during the recording; None if none is written.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Output:
 
     @property
     def next_step(self) -> str:
-        """Returns the next step for the user; empty if the output is not a file."""
+        """Returns a command that opens the output; empty if the output is not a regular file."""
         if self._special is not None:
             return ""
         if self._is_packed and not self._format.is_compressed:
@@ -146,14 +147,14 @@ class Output:
         during the recording, a numbered name is used.
 
         Args:
-            windows: the recording.
+            windows: the windows of the recording.
             title: heading, in formats that have one.
             idle: whether to show waits of idle threads; profile files always contain them.
             has_whole_threads: whether the recording has all samples of its threads, so that the
                 parts of spans add up.
         """
         write_page = self._format.write_page
-        # Idle waits are parts of spans.
+        # Idle waits count as parts of spans.
         spans = _span_times(windows) if write_page and has_whole_threads else []
         if not idle and not self._format.is_profile:
             windows, left = leave_out_idle(windows)
@@ -223,7 +224,7 @@ class Output:
 
 
 def _span_times(windows: Sequence[Window]) -> list[SpanTime]:
-    """Returns a breakdown of the time of a recording's spans."""
+    """Returns a breakdown of the time that was spent in a recording's spans."""
     profiles = (profile for window in windows for profile in window.profiles)
     if not any(sample.link for profile in profiles for _, sample in profile.samples):
         return []
@@ -275,7 +276,7 @@ def refusal(path: str, option: str, error: OSError) -> ExportError:
 
 
 def reveals_addresses(windows: Sequence[Window]) -> bool:
-    """Returns whether a kernel frame reveals the kernel's layout by its runtime address."""
+    """Returns whether any kernel frame has a runtime address, which reveals the kernel's layout."""
     return any(
         frame.module is None
         for window in windows

@@ -2,8 +2,8 @@
 
 The file has one length-prefixed message per second, as in the Collector's files, and is deleted
 when the output file is complete. If the recording is killed, the file is readable up to the last
-second. The file is locked (flock(2)) while the recording runs, so that no other recording writes
-the same output, and leftover files can be recognized.
+second. While the recording runs, the file is locked (flock(2)). This keeps other recordings from
+writing the same output, and distinguishes leftover files.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _TIMEOUT_MILLIS: Final = 5_000
 
 
 class PartFile:
-    """Context manager that keeps samples until the output file is complete.
+    """Context manager that keeps samples in a file until the output file is complete.
 
     Args:
-        path: the output file.
+        path: path of the output file.
 
     Raises:
         BlockingIOError: another recording is being written to ``path``.
         OSError: the file cannot be created.
 
     Attributes:
-        path: path of the file that was created.
+        path: path of the ``.part`` file.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,7 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file, or keep it if it has samples and ``keep`` is set.
+        """Delete the file, unless it has samples and ``keep`` is set.
 
         Returns whether the file is kept.
         """
@@ -81,7 +81,7 @@ class PartFile:
 
 
 def find_dead(directory: str) -> list[str]:
-    """Returns the part files with samples left by this user's killed recordings."""
+    """Returns a directory's part files with samples, left by the user's killed recordings."""
     try:
         names = os.listdir(directory or ".")
     except OSError:
@@ -98,7 +98,7 @@ def _create(path: str) -> tuple[str, int]:
             fd = os.open(name, flags, 0o600)
         except FileExistsError:
             continue
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return name, fd
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))

@@ -1,4 +1,4 @@
-"""Reads profile files, whose format is detected by content."""
+"""Reads profile files; detects their format from their content."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Notify = Callable[[str], None]
 
 
 def load_profiles(paths: Sequence[str]) -> Samples:
-    """Reads the samples of all files, and reports unreadable data.
+    """Loads the samples of all files, and reports unreadable data on standard error.
 
-    Turns garbage collection off, for commands that end soon, because scanning millions of live
-    objects would take as long as reading.
+    Turns garbage collection off permanently, because scanning millions of live objects would take
+    as long as reading them. Commands that load profiles exit soon anyway.
 
     Raises:
         KProfilerError: a file cannot be read, or has no readable part.
@@ -87,7 +87,7 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
     """Reads and decompresses OTLP profiles in any form; ``-`` stands for standard input.
 
     Raises:
-        KProfilerError: the file cannot be read, or is not OTLP. The hint contains the fix.
+        KProfilerError: the file cannot be read, or is not OTLP; the hint is the fix.
     """
     data = _read(path)
     with _named(path):
@@ -113,7 +113,7 @@ def _read(path: str) -> bytes:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Add the path to errors raised in the context."""
+    """Prefix the path to the messages of errors raised in the context."""
     try:
         yield
     except PayloadError as error:
@@ -132,7 +132,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
 
 
 def _find_write_time(path: str) -> int:
-    """Returns the Unix time at which a file was written, in nanoseconds; now for standard input."""
+    """Returns the Unix time in nanoseconds at which a file was written; for standard input, now."""
     return time.time_ns() if path == _STDIN else os.stat(path).st_mtime_ns
 
 
@@ -158,7 +158,7 @@ def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
 
 
 def _unpack(data: bytes, notify: Notify) -> bytes:
-    """Decompresses a gzip file, which may have several members, up to the first damage."""
+    """Decompresses a gzip file, which may have several members, up to the first damaged byte."""
     unpacked = bytearray()
     while data:
         unpacker = zlib.decompressobj(_GZIP_WINDOW)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Resolution of the bar in steps per second, finer than the rate of updates."""
+"""Steps per second of the bar: more than there are updates."""
 
 
 class Progress(Protocol):
@@ -28,7 +28,7 @@ class Progress(Protocol):
 
 
 class _Lines:
-    """Prints a plain line every few seconds."""
+    """Prints the progress as a plain line every few seconds."""
 
     def __init__(self) -> None:
         self._next_s = _LINE_EVERY_S
@@ -40,7 +40,7 @@ class _Lines:
 
 
 class _Bar:
-    """Shows a bar with counters next to it."""
+    """Shows a progress bar, with the counters of samples and losses next to it."""
 
     def __init__(self, bar: ProgressBar[int]) -> None:
         self._bar = bar
@@ -57,7 +57,7 @@ def describe(account: Account) -> str:
 
 @contextmanager
 def open_progress(duration_s: float) -> Iterator[Progress]:
-    """Show progress on standard error; ``duration_s`` is infinite if unknown."""
+    """Show a recording's progress on standard error; ``duration_s`` is infinite if unknown."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -66,7 +66,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """Opens a bar for the recording's duration, or only a label if the duration is unknown."""
+    """Opens a progress bar; without a known duration, only its label is shown."""
     has_end = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,

@@ -36,12 +36,12 @@ an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 
 
 class RawOutput:
-    """Writes a recording. Leaving the context without calling :meth:`finish` leaves no file behind.
+    """Writes a raw recording. Leaving the context before :meth:`finish` deletes the file.
 
-    The constructor copies the host's symbol files, before the first sample.
+    The constructor copies the host's kernel symbol files, so call it before sampling starts.
 
     Args:
-        path: path of the file.
+        path: path of the raw recording.
         access: reads the host's files.
         force: whether to replace an existing file.
 
@@ -67,7 +67,7 @@ class RawOutput:
             self._writer.capture(IteratedKallsyms(access))
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the raw records of a drain."""
+        """Append the raw records that a drain has read."""
         with self._convert_errors():
             self._writer.add_records(data, complete_until_ns)
 
@@ -98,7 +98,7 @@ class RawOutput:
         self._names.add_frame(frame)
 
     def add_code(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Record the name of code without a file."""
+        """Record the name of JIT-compiled code, which is in no file."""
         self._code.add(process, address, at_ns, named)
 
     def finish(self, clock: Clock, sampler: EbpfSampler) -> None:
@@ -132,7 +132,7 @@ class RawOutput:
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """Convert disk errors to errors with a fix."""
+        """Convert errors from writing the file to errors with a fix."""
         try:
             yield
         except OSError as error:

@@ -37,7 +37,7 @@ _FIXES: Final = {
     **dict.fromkeys(("429", "502", "503", "504", "RESOURCE_EXHAUSTED"), _LATER),
     "SSLError": _CERTIFICATE,
 }
-"""Fixes by the status of a response, except for statuses that deny access."""
+"""Fixes by the status of a response, except for statuses that mean denied access."""
 _START: Final = (
     "start the receiver, or correct the address; OTLP usually uses port 4317 for grpc:// and "
     "4318 for http://"
@@ -45,7 +45,7 @@ _START: Final = (
 
 
 def open_receiver(address: str) -> OtlpSender:
-    """Opens an exporter to a receiver that accepts profiles.
+    """Opens an exporter to a receiver, after checking that the receiver accepts profiles.
 
     Args:
         address: address of the receiver; see
@@ -105,7 +105,7 @@ def _find_fix(address: str, answer: Answer) -> str:
 def _grpc_silenced() -> Iterator[None]:
     """Silences gRPC, which reads ``GRPC_VERBOSITY`` once, on import.
 
-    The status of a call contains the information that gRPC would print.
+    No information is lost, because the status of a call contains what gRPC would print.
     """
     if "GRPC_VERBOSITY" in os.environ:
         yield

@@ -1,4 +1,4 @@
-"""``otel-kprofiler record``: record to a file or a receiver."""
+"""``otel-kprofiler record``: record a profile to a file or to an OTLP receiver."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from otel_kprofiler.sampling import CommandError, HeldCommand, SamplerConfig
 
 _DEFAULT_DURATION_S: Final = 10.0
 _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_path", "force"})
-"""Parameters that apply to samples that were already taken."""
+"""Parameters that ``--replay`` allows, because they apply to samples already taken."""
 
 
 @click.command(name="record")
@@ -212,9 +212,10 @@ class Sinks:
     """Sends windows to the receiver and the ``.part`` file, and the whole recording to the output.
 
     Args:
-        sending: the receiver, if there is one.
-        output: the output, if there is one.
-        windows: receives the window that spans the whole recording, for the output.
+        sending: sends windows to the receiver; None if there is no receiver.
+        output: the output file; None if there is no output file.
+        windows: list to which the window that spans the whole recording is appended, for the
+            output.
     """
 
     def __init__(
@@ -227,15 +228,15 @@ class Sinks:
 
     @property
     def whole(self) -> WindowSink | None:
-        """Returns the sink for the whole recording, which makes each output a single profile."""
+        """Returns the sink for the whole recording as one window; None if there is no output."""
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink that receives all samples together, as late as possible."""
+        """Add a sink for a window with the whole recording; without an output, for all windows."""
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:
-        """Receive a window."""
+        """Pass a window to the receiver and the ``.part`` file."""
         for sink in self._each:
             sink(window)
 
@@ -245,7 +246,7 @@ class Sinks:
 
 
 def _refuse_settings_of_sampling() -> None:
-    """Reject options that have no effect on samples already taken."""
+    """Reject options that would have no effect on replayed samples."""
     for parameter in named_parameters():
         if parameter.name not in _WITH_REPLAY:
             what = "a COMMAND" if parameter.name == "words" else parameter.opts[-1]

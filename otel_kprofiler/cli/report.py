@@ -49,14 +49,14 @@ _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
 
 class GroupingType(click.ParamType[str]):
-    """A grouping, or the name of an attribute, which has a dot."""
+    """The option type of a grouping: its name, ``label:NAME``, or an attribute name with a dot."""
 
     name = "grouping"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Returns the value, or fails with a usage error."""
+        """Returns the grouping's name; fails with a usage error if there is no such grouping."""
         name = str(value)
         if name not in (*GROUPINGS, *_OF_SPANS) and "." not in name and ":" not in name:
             self.fail(
@@ -216,7 +216,7 @@ def command(
             is_whole = of_threads == Filter() and not sides
             output.write(samples.windows(), idle=idle, has_whole_threads=is_whole)
         return
-    # Totals cover whole windows.
+    # Exact totals exist only for whole windows.
     processes = None if start or end else chosen.find_processes(loaded)
     report = Report(processes, by, callers_of, callees_of, idle=idle, order=order)
     parts = [
@@ -224,7 +224,7 @@ def command(
         for kind in samples.kinds
         if (part := Filter(kinds=(kind.name,)).apply(samples))
     ]
-    if by in WAIT_GROUPINGS:  # other kinds lack these attributes
+    if by in WAIT_GROUPINGS:  # other sample kinds lack these attributes
         parts = [(kind, part) for kind, part in parts if part.has_waits] or parts
     if by in LOCK_GROUPINGS:
         parts = [(kind, part) for kind, part in parts if kind == LOCK_CONTENTION] or parts
@@ -240,7 +240,7 @@ def command(
 def _choose_weight(
     weight: str, paths: Sequence[str], by: str
 ) -> Callable[[Samples], Samples] | None:
-    """Returns the function that changes the weights of samples; None if the weight is time."""
+    """Returns the function that reweights samples; None if they keep their weights."""
     if weight != _LATENCY:
         return None
     if by in _OF_SPANS:
@@ -256,7 +256,7 @@ def _choose_weight(
 def _report_spans(
     paths: Sequence[str], by: str, choice: Choice, limit: int, *, as_json: bool
 ) -> None:
-    """Print the breakdown of spans' time, which requires all samples of their threads."""
+    """Print a breakdown of the time in spans, which requires all samples of the spans' threads."""
     chosen = choice.chosen
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
     loaded, every = load_choice(paths, choice._replace(chosen=around), need_of(chosen, by))
@@ -290,7 +290,7 @@ def drop_idle(samples: Samples, *, idle: bool) -> Samples:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Prints lines, through a pager if they do not fit the terminal."""
+    """Prints lines, through a pager if the terminal has too few lines."""
     text = "".join(f"{line}\n" for line in lines)
     if sys.stdout.isatty() and len(lines) >= shutil.get_terminal_size().lines:
         click.echo_via_pager(text)
@@ -299,5 +299,5 @@ def show(lines: Sequence[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Returns the width of the terminal; None if standard output is not a terminal."""
+    """Returns the terminal's width in columns; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

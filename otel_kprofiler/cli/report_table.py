@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Groupings whose tables have a column for each key's place, with the title of that column."""
+"""Title of the column that shows each key's place, by grouping. Other tables lack the column."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )
@@ -43,12 +43,12 @@ def table(
     """Returns the lines of a table of groups, header first.
 
     Args:
-        by: grouping of the samples.
-        groups: rows of the table, in order.
-        whole: weight of all samples, the 100 % of shares.
-        unit: unit of weights; nanoseconds are shown as milliseconds.
+        by: name of the grouping, such as ``function``.
+        groups: the groups to list, in order.
+        whole: total weight of all samples, which shares are relative to.
+        unit: unit of the weights; nanoseconds are shown as milliseconds.
         width: width of the terminal; None for no limit.
-        endpoints: names of the local roots of spans.
+        endpoints: names of local root spans, by span.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]
     if by in FRAMES:
@@ -96,10 +96,10 @@ def table(
 
 
 def amount(weight: int, unit: str) -> str:
-    """Formats a weight, without its unit."""
+    """Formats a weight without its unit; nanoseconds become milliseconds."""
     return f"{weight / 1e6:,.1f}" if unit == "nanoseconds" else f"{weight:,}"
 
 
 def unit_name(unit: str) -> str:
-    """Returns the name of the unit of :func:`amount`."""
+    """Returns the unit in which :func:`amount` formats weights."""
     return {"nanoseconds": "ms"}.get(unit, unit)

@@ -40,11 +40,11 @@ _NS: Final = "nanoseconds"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report on samples of one kind, in groups.
+    """The settings of a report, which shows samples of one kind in groups.
 
     Attributes:
-        processes: whether each resource was selected, by index; None if samples were filtered by
-            anything but processes, so that the exact wait totals do not apply.
+        processes: whether each Resource was selected, by index; None if samples were also filtered
+            by something other than their processes, so that the exact wait totals do not apply.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
         callers_of: function whose callers are the groups; None for other groups.
         callees_of: function whose callees are the groups; None for other groups.
@@ -65,8 +65,8 @@ class Report:
         """Yields the report as text.
 
         Args:
-            kind: the kind that all samples have.
-            samples: at least one sample.
+            kind: the kind of all samples.
+            samples: the samples to report, at least one.
             limit: maximum number of rows; 0 for all.
             width: width of the terminal; None for no limit.
         """
@@ -99,7 +99,7 @@ class Report:
             yield f"{len(groups) - len(shown):,} more; --limit 0 shows all"
 
     def as_dict(self, kind: ProfileKind, samples: Samples) -> dict[str, Any]:
-        """Returns the report as plain values, with all groups."""
+        """Returns the report, with all groups, as plain values for JSON."""
         every, samples = samples, self._shown(samples)
         groups, lines_of_spans = self._sorted(samples)
         endpoints = self._endpoints(samples)
@@ -131,7 +131,7 @@ class Report:
         return samples if self.idle else samples.without_idle()
 
     def _beside(self, kind: ProfileKind, every: Samples, shown: Samples) -> Iterator[str]:
-        """Yields remarks on samples that are not shown."""
+        """Yields lines on exact wait totals, incomplete stacks and hidden samples."""
         unit = kind.unit
         if summary := summarize_waits(every, kind, self.processes):
             by_samples = f"by samples {amount(summary.estimate_ns, unit)}"
@@ -165,7 +165,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """Returns the groups, and for spans also their lines."""
+        """Returns the groups, and for groups that are spans, the groups of their lines."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:
@@ -176,13 +176,13 @@ class Report:
         return find_grouping(self.by)(samples), {}
 
     def _endpoints(self, samples: Samples) -> Mapping[Key, str]:
-        """Returns the names of the local roots of spans."""
+        """Returns the names of local root spans, by span; empty if the groups are not spans."""
         is_span = self.by == "span" and not self.callers_of and not self.callees_of
         return endpoints_of_spans(samples) if is_span else {}
 
 
 def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
-    """Yields the breakdown of spans' time, as lines that fit the terminal's width."""
+    """Yields a breakdown of the time in spans, as lines that fit the terminal's width."""
     if not span_parts.parts:
         yield "no samples of spans match"
         return
@@ -193,7 +193,7 @@ def span_part_lines(span_parts: SpanParts, width: int | None) -> Iterator[str]:
 
 
 def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
-    """Returns the breakdown of spans' time, as plain values for JSON."""
+    """Returns a breakdown of the time in spans, as plain values for JSON."""
     return {
         "by": PART,
         "unit": _NS,
@@ -248,7 +248,7 @@ def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[in
 
 
 def _lost(kind: ProfileKind, samples: Samples) -> int:
-    """Returns the number of samples lost before they reached the profile."""
+    """Returns the number of samples of a kind that were lost before they reached the profile."""
     profiles = [origin.profile for origin in samples.tables.origins]
     return sum(sum(profile.lost.values()) for profile in profiles if profile.kind == kind)
 
@@ -269,7 +269,7 @@ def _waits_as_dict(summary: WaitSummary, every: Samples, shown: Samples) -> dict
 
 
 def describe_locks(locks: LockSummary) -> str:
-    """Describes the exact number and duration of waits for locks."""
+    """Describes the exact number and total duration of waits for locks, by type of lock."""
     types = ", ".join(
         f"{escape_controls(name)} {amount(total.total_ns, _NS)} ms in {total.waits:,}"
         for name, total in locks.exact.items()

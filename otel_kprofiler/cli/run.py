@@ -1,4 +1,4 @@
-"""``otel-kprofiler run``: the agent."""
+"""``otel-kprofiler run``: run the agent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FOREIGN: Final = (
     signal.SIGIO,
     *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""Signals that are ignored, since their default action would end the agent."""
+"""Signals that the agent ignores, because their default action would end it."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def command(debug: bool, path: str) -> None:
         load=lambda: PendingConfig(path, agent_config).get(),
         on_config=configure_logs,
     )
-    del symbolizer  # the agent owns it and may discard it
+    del symbolizer  # the agent owns the symbolizer, and may discard it
     account = agent.run()
     formatter = make_formatter(encoding, sys.stdout.fileno())
     as_json = isinstance(formatter, JsonFormatter)
@@ -101,7 +101,7 @@ def _convert(config: Config) -> AgentConfig:
 
 
 def _print(text: str) -> None:
-    """Write to standard output, and give up if nobody reads it."""
+    """Write to standard output; give up after a while if no process reads it."""
     from otel_kprofiler.agent import write_all  # noqa: PLC0415 - imported with the agent
 
     def write() -> None:

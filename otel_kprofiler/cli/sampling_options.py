@@ -27,9 +27,9 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
-"""Default samples per second.
+"""Default number of samples per second of an event given with ``-e``, on each CPU.
 
-At a lower rate, a sample taken in one program would represent thousands of events in all programs.
+At a lower rate, each sample would represent thousands of events, some of them in other programs.
 """
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
@@ -174,7 +174,7 @@ def sampling_options(command: CommandT) -> CommandT:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The options that determine what is sampled, and how."""
+    """The values of the options that determine what is sampled, and how."""
 
     pids: tuple[int, ...]
     comms: tuple[str, ...]
@@ -217,7 +217,7 @@ class Sampling:
 
     @property
     def clock_rate(self) -> int:
-        """Returns the rate of on-CPU samples on each CPU, unless ``-e cpu-clock`` sets a rate."""
+        """Returns the on-CPU samples per second on each CPU, unless ``-e cpu-clock`` sets it."""
         return self.rate or CLOCK_RATE
 
     @property
@@ -267,17 +267,18 @@ class Sampling:
             events=tuple(spec for spec in self.specs if spec.name != CPU_CLOCK),
         )
         if child_pid is not None and (config.off_cpu or config.events):
-            # Per-task perf events miss some context switches, so filter by pid on all CPUs.
+            # Per-task perf events would miss context switches, so sample all CPUs and filter by
+            # pid.
             return replace(config, target_pids=(child_pid,), target_descendants=True)
         config = replace(config, child_pid=child_pid)
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
-        """Opens the resolver of user frames.
+        """Opens the resolver of user frames that the options select; None if it is disabled.
 
         The caller, or the pipeline that gets the resolver, closes it.
 
-        ``code_sink`` receives each name that is resolved for code without a file.
+        ``code_sink`` receives each name that is resolved for JIT-compiled code.
         """
         return open_names(self.user_symbols, code_sink)
 
@@ -285,7 +286,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens the resolver of user frames for a command that may wait for files."""
+    """Opens the resolver of user frames for a command; unlike the agent, it may wait for files."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

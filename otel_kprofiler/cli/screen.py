@@ -23,7 +23,7 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Sequences that leave the screen. On terminals without an alternate screen, later output continues
+"""Sequences that leave the alternate screen. On terminals without one, later output continues
 below the drawing.
 """
 _CLEAR: Final = "\x1b[0m\x1b[2J"
@@ -55,14 +55,14 @@ class Screen:
     """Context manager that takes over the terminal that standard output is connected to.
 
     Use it from the main thread only. Drawing never waits for the terminal. While the terminal
-    accepts no output (Ctrl-S, a slow line), frames are skipped.
+    accepts no output (Ctrl-S, a slow line), updates are skipped.
 
     Args:
-        wake: called from another thread or a signal handler when there is a key to read or
+        wake: function that another thread or a signal handler calls when there is a key to read or
             something to draw.
 
     Attributes:
-        is_closed: whether the terminal is gone and no more keys can arrive.
+        is_closed: whether the terminal was closed, so that no more keys can arrive.
 
     Raises:
         KProfilerError: there is no terminal to read keys from. The error is raised on entering the
@@ -107,9 +107,9 @@ class Screen:
             self._open.close()
 
     def size(self) -> os.terminal_size:
-        """Returns the number of columns and lines.
+        """Returns the terminal's number of columns and lines.
 
-        Returns defaults if the terminal does not report them.
+        Returns default numbers if the terminal does not report its size.
         """
         try:
             size = os.get_terminal_size(self._output)
@@ -134,7 +134,7 @@ class Screen:
         return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
-        """Show lines. Returns False if the previous screen is not fully written yet."""
+        """Draw lines. Returns False if the previous screen is not fully written yet."""
         if self._pending or not self._is_active:
             self.flush()
             return False
@@ -165,12 +165,12 @@ class Screen:
         return bool(poll.poll(0))
 
     def stop_if_asked(self, *, has_ended: Callable[[], bool]) -> None:
-        """After Ctrl-Z, restore the terminal and stop.
+        """If Ctrl-Z was pressed, restore the terminal, and stop the process.
 
-        When continued, take over the terminal again.
+        When the process is continued, take over the terminal again.
 
         Args:
-            has_ended: whether the command is ending, and no longer needs the terminal.
+            has_ended: returns whether the command is ending, and no longer needs the terminal.
         """
         if not self._is_asked_to_stop:
             return
@@ -178,7 +178,7 @@ class Screen:
         self._leave()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
-        # SIGCONT has continued the process.
+        # Here, SIGCONT has continued the process.
         signal.signal(signal.SIGTSTP, self._handle)
         if not has_ended():
             self._take()
@@ -204,7 +204,7 @@ class Screen:
         self.flush()
 
     def _leave(self) -> None:
-        """Restore the terminal. Waits briefly if it accepts no output."""
+        """Restore the terminal; waits briefly if the terminal accepts no output."""
         if not self._is_active:
             return
         with contextlib.suppress(termios.error):
@@ -242,7 +242,7 @@ class Screen:
     def _read_some(self) -> bytes:
         try:
             return os.read(self._input, 1024)
-        except OSError:  # closed, or a background process without a shell
+        except OSError:  # the terminal was closed, or this is an orphaned background process
             return b""
 
     def _stop_reading(self) -> None:
@@ -251,7 +251,7 @@ class Screen:
 
 
 def _open_input() -> int:
-    """Opens the source of keys: standard input if it is a terminal, otherwise ``/dev/tty``."""
+    """Opens the terminal to read keys from: standard input if it is one, otherwise ``/dev/tty``."""
     if sys.stdin is not None and sys.stdin.isatty():
         return os.dup(sys.stdin.fileno())
     try:

@@ -43,7 +43,7 @@ def command(paths: tuple[str, ...], address: str) -> None:
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:
-            read_otlp_file(path, lambda _: None)  # before anything is sent
+            read_otlp_file(path, lambda _: None)  # reject unreadable files before sending any
     with closing(_Delivery(open_receiver(address), address, paths)) as delivery:
         for path in paths:
             delivery.send(path)
@@ -54,9 +54,9 @@ class _Delivery:
     """Sends files, one request at a time, and counts accepted samples.
 
     Args:
-        exporter: sends to the receiver.
+        exporter: the exporter that sends to the receiver.
         address: address of the receiver, for messages and commands.
-        paths: paths of all files.
+        paths: paths of all files to send.
     """
 
     def __init__(self, exporter: OtlpSender, address: str, paths: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class _Delivery:
         self._again: list[str] = []
 
     def send(self, path: str) -> None:
-        """Send a file, and record which part of it must be sent again."""
+        """Send a file, and keep the parts that must be sent again."""
         data = read_otlp_file(path, self._report_damage)
         sent_before, lost_before = self._sent, self._lost
         taken = 0
@@ -126,7 +126,7 @@ class _Delivery:
         return f"{change}, then {command}" if change else f"to send the rest: {command}"
 
     def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
-        """Encodes the readable part of a file as requests."""
+        """Encodes the readable parts of a file as requests."""
 
         def report(error: PayloadError) -> None:
             self._report_damage(f"{path}: skipped damaged data: {error.message}")

@@ -17,7 +17,7 @@ from otel_kprofiler.pipeline import FIRST_WINDOW_NS, WindowSchedule
 from otel_kprofiler.redact import redact_address
 
 SCHEDULE: Final = WindowSchedule(5_000_000_000, first_ns=FIRST_WINDOW_NS)
-"""Length of windows, the same as the agent's."""
+"""Schedule of windows, the same as the agent's."""
 _TIMEOUT_MILLIS: Final = 10_000
 
 
@@ -30,7 +30,7 @@ _CHANGES: Final = {
 
 
 def find_change(causes: Iterable[LossCause]) -> str:
-    """Returns the fixes, if any, without which samples lost for these causes cannot be sent."""
+    """Returns the changes needed before resending samples lost for these causes; may be empty."""
     return "; ".join(_CHANGES[cause] for cause in _CHANGES if cause in set(causes))
 
 
@@ -42,13 +42,13 @@ def describe_failure(result: ExportResult) -> str:
 class Sending:
     """Sends windows to a receiver; call it with each window.
 
-    Keeps the windows that the receiver does not accept.
+    Windows that the receiver does not accept are kept in a file.
 
     Leaving the context waits up to ten seconds for pending exports.
 
     Args:
         address: address of the receiver, for messages and commands.
-        exporter: sends to the receiver.
+        exporter: the exporter that sends to the receiver.
         beside: path of the output, from which the file of unsent samples gets its name.
     """
 
@@ -68,12 +68,12 @@ class Sending:
             self._said = describe_failure(result)
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns the account of the exporter, in which kept samples count as lost."""
+        """Returns the exporter's account of each kind; kept samples count as lost."""
         return self._reporter.accounts()
 
     @property
     def kept(self) -> Counter[LossCause]:
-        """Returns the unsent samples kept in a file, by cause."""
+        """Returns the number of unsent samples that were kept in a file, by cause."""
         return self._unsent.kept
 
     def check(self) -> None:

@@ -24,11 +24,11 @@ class Session:
     """A recording, and how it ended.
 
     Attributes:
-        pipeline: receives the samples; closed at the end.
-        signals: catches the signals that end the recording early.
-        held: the recorded command.
-        targets: the recorded processes.
-        seconds: duration of the recording.
+        pipeline: the pipeline that takes and delivers the samples; closed at the end.
+        signals: the signals that end the recording early.
+        held: the recorded command; None if there is none.
+        targets: the recorded processes; None if they were not selected by options.
+        seconds: duration of the recording so far.
     """
 
     pipeline: Pipeline[EbpfSampler] | Pipeline[ReplaySampler]
@@ -59,7 +59,7 @@ class Session:
             self.pipeline.close()
 
     def wait_for_command(self) -> None:
-        """Wait for the command to end after the recording, and kill the command if it does not."""
+        """After the recording, wait for a terminated command to exit; kill it if it does not."""
         if self.held and self.held.is_ended and self.held.kill_after(_GRACE_S):
             say(f"the command did not end within {_GRACE_S:.0f} s and was killed", err=True)
 
@@ -85,7 +85,7 @@ class Session:
 
 
 def _is_in_foreground() -> bool:
-    """Returns whether Ctrl-C at the terminal signals this process and its commands."""
+    """Returns whether Ctrl-C at the terminal sends SIGINT to this process and its command."""
     try:
         with open("/dev/tty", "rb", buffering=0) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

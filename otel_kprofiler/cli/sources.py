@@ -21,13 +21,13 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """A selection of samples from a source.
+    """The selection of samples from a source.
 
     Attributes:
-        chosen: filter on the samples.
-        start: first moment of the time range; None for no limit.
-        end: moment after the time range; None for no limit.
-        sides: sides of stacks to which the samples are reduced.
+        chosen: the filter that samples must match.
+        start: start of the time range; None for no limit.
+        end: end of the time range, exclusive; None for no limit.
+        sides: stack sides whose frames are kept; empty for all.
     """
 
     chosen: Filter
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
         return cls(Filter(**fields), start, end, sides)
 
     def apply(self, samples: Samples) -> Samples:
-        """Returns the selected part of samples in memory."""
+        """Returns the selected part of loaded samples."""
         if self.start or self.end:
             first, last = min(samples.times, default=0), max(samples.times, default=0)
             samples = samples.between(
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
         return self.apply_sides(self.chosen.apply(samples))
 
     def apply_sides(self, samples: Samples) -> Samples:
-        """Returns the samples with the selected sides."""
+        """Returns the samples with only the selected stack sides."""
         return select_sides(samples, self.sides) if self.sides else samples
 
 
@@ -71,7 +71,7 @@ class Loaded(NamedTuple):
     """Samples loaded from sources.
 
     Attributes:
-        all: all samples read.
+        all: all samples that were read.
         chosen: the selected samples.
     """
 
@@ -85,12 +85,12 @@ def load_choice(
     need: Need,
     weigh: Callable[[Samples], Samples] | None = None,
 ) -> Loaded:
-    """Loads the selected samples of files and tables.
+    """Loads the selected samples from files and tables.
 
     Args:
         sources: paths of files or addresses of tables.
-        choice: the selection.
-        need: the parts of a table to read.
+        choice: the samples to select.
+        need: the parts of samples to read from tables.
         weigh: changes the weights of all samples from files, before any are selected.
 
     Raises:
@@ -113,7 +113,7 @@ def load_choice(
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
     """Loads the selected samples of a table, by default from the last hour.
 
-    Turns garbage collection off, for commands that end soon.
+    Turns garbage collection off permanently, because commands that load profiles exit soon.
 
     Raises:
         KProfilerError: the table cannot be read.
@@ -137,7 +137,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:
-    """Returns a choice's time range; durations count from the first profile, or back from now."""
+    """Returns a choice's time range; negative durations count back from now."""
     now = time.time_ns()
     needs_first = any(
         moment is not None and moment.is_from_start for moment in (choice.start, choice.end)

@@ -24,9 +24,9 @@ from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
-    """Yields the lines of the summary.
+    """Yields the lines of a recording's summary.
 
-    The lines explain why many names or callers are missing, count the samples written and lost, and
+    The lines explain why names or callers are missing, count the samples written and lost, and
     suggest the next step.
     """
     account = session.pipeline.account()
@@ -75,7 +75,7 @@ def _end(session: Session, parts: list[str], account: Account) -> str:
 
 
 def _describe_end(held: HeldCommand) -> list[str]:
-    """Describes how the command ended, unless it succeeded or the recording ended it."""
+    """Describes how the command failed; empty if it succeeded or the recording ended it."""
     status = held.poll()
     if held.is_ended or not status:
         return []

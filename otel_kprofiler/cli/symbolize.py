@@ -97,7 +97,7 @@ def command(**given: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of ``symbolize``."""
+    """The arguments and options of ``symbolize``."""
 
     words: tuple[str, ...]
     pid: int | None

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --elf``: resolve addresses in files, as backends do by file id.
+"""``otel-kprofiler symbolize --elf``: resolve addresses in ELF files.
 
 Addresses in kernel files are RVAs. Addresses in other files are SVMAs.
 """
@@ -24,28 +24,28 @@ class _File(Protocol):
         """Yields the file's identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
-        """Print the function at an address; returns whether there is one."""
+        """Print the function at an address; returns whether there is a function."""
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Returns the addresses to which offsets from a name are relative."""
+        """Yields the addresses that ``name`` stands for in an expression such as ``name+0x10``."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the addresses of functions with the given name; returns whether there are any."""
+        """Print the functions called ``name``, with addresses; returns whether there are any."""
 
 
 class ElfFiles:
-    """The files in which addresses are resolved, by path, build id and file id.
+    """The files in which addresses are resolved; a path, build id or file id identifies each.
 
     Args:
         paths: the files to read.
-        sources: sources of the names of user functions.
-        offsets: whether addresses in user files are file offsets.
+        sources: sources of the names of functions in user files.
+        offsets: whether addresses in user files are given as file offsets.
 
     Raises:
         HostError: a file cannot be read.
         KProfilerError: a file is damaged.
         click.UsageError: file offsets were requested for a kernel file, whose sections have no
-        addresses.
+            addresses.
     """
 
     def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:
@@ -155,7 +155,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Returns the addresses of functions called ``name``; 0 if it is the name of the file."""
+        """Yields the addresses of functions called ``name``; 0 if the file is called ``name``."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize`` for the running kernel, or for copies of a kernel's files."""
+"""``otel-kprofiler symbolize`` for the running kernel, or with files copied from a host."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def resolve_in_kernel(
     explain: bool,
     as_json: bool,
 ) -> bool:
-    """Print symbols at kernel addresses, or addresses of symbols.
+    """Print the symbols at kernel addresses, or the addresses of symbols.
 
     Args:
-        words: addresses and names.
+        words: hexadecimal addresses, and names of symbols.
         kallsyms: copy of ``/proc/kallsyms``; None for the running kernel.
-        copies: copies of other files, by parameter of :meth:`KernelSymbolizer.from_files`.
-        elf: kernel files to read function sizes from, with ``kallsyms``.
+        copies: copies of the host's other files, by parameter of
+            :meth:`KernelSymbolizer.from_files`.
+        elf: kernel ELF files to read function sizes from; used with ``kallsyms`` only.
         explain: whether to print every name at an address, the section, and the reason for the
             name.
         as_json: whether to print one JSON object per line.
@@ -83,7 +84,7 @@ def _find(symbolizer: KernelSymbolizer, name: str) -> Sequence[Match]:
 
 
 def _find_clones(symbolizer: KernelSymbolizer, name: str) -> list[Match]:
-    """Finds parts and clones shown under the function's name, such as ``name.isra.0``."""
+    """Finds parts and clones, such as ``name.isra.0``, that are shown under the function's name."""
     matches = symbolizer.find(f"{name}.", prefix=True)
     return [match for match in matches if symbolizer.explain(match.address).frame.function == name]
 
@@ -122,7 +123,7 @@ def _open(
 
 
 def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
-    """Print problems with the given files."""
+    """Print problems with the kernel files, except for files that were left out on purpose."""
     expected = tuple(omitted) + (("/proc/version",) if omitted else ())
     problems = [problem for problem in symbolizer.problems if not problem.startswith(expected)]
     for problem in problems[:_MAX_PROBLEMS]:

@@ -1,4 +1,4 @@
-"""Prints the results of resolvers, as text or as JSON."""
+"""Prints resolved addresses, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NUMBER: Final = re.compile("(?:0[xX])?[0-9a-fA-F]+")
 
 
 def print_resolution(answer: Resolution, *, as_json: bool) -> bool:
-    """Print a result; returns whether it has a name."""
+    """Print a resolved address; returns whether it has a name."""
     say(json.dumps(as_dict(answer)) if as_json else "\n".join(_text(answer)))
     return bool(answer.lines)
 
 
 def _text(answer: Resolution) -> list[str]:
-    """Formats one line for the address, and one for each function with a source line."""
+    """Formats a line for the address, and a line for each function that has a source line."""
     module = answer.module
     place = f"{module.name}+{answer.frame.address:#x}" if module else answer.path or "unknown"
     build_id = f"build-id {answer.build_id}" if answer.build_id else "no build id"
@@ -42,7 +42,7 @@ def _reason(answer: Resolution) -> str:
 
 
 def as_dict(answer: Resolution) -> dict[str, Any]:
-    """Returns a result as values for JSON, with hexadecimal addresses."""
+    """Returns a resolved address as values for JSON; addresses are hexadecimal strings."""
     process, module = answer.process, answer.module
     return {
         "address": f"{answer.address:#x}",
@@ -75,8 +75,8 @@ def _hexadecimal(number: int | None) -> str | None:
 def parse_address(word: str) -> int | None:
     """Parses a hexadecimal number; None if the word may be a name.
 
-    Names such as "add" or "face" are also hexadecimal numbers. However, no name starts with a
-    digit, and no kernel address is that short.
+    Names such as "add" or "face" could be hexadecimal numbers. However, no name starts with a
+    digit, and no kernel address is as short as these names.
     """
     if not _NUMBER.fullmatch(word) or not (word[0].isdigit() or len(word) > _MAX_NAME_LIKE):
         return None

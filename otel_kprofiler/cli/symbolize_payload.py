@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --payload``: add names from files of this host to OTLP profiles."""
+"""``otel-kprofiler symbolize --payload``: add names from this host's files to OTLP profiles."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def name_payload(
     """Write OTLP profiles with names added to unnamed native and kernel frames.
 
     Args:
-        path: path of the profiles, in any form.
-        output: path of the output, which has the same form; ``-`` is standard output.
-        elf_files: candidates for the frames' files, matched by id, not by name.
-        sources: sources of the names.
+        path: path of the OTLP profiles, in any form.
+        output: path of the output, which has the same form as the input; ``-`` is standard output.
+        elf_files: ELF files that may contain the frames' code; matched by id, not by name.
+        sources: sources of function names.
         force: whether to replace an existing file.
         as_json: whether to print counts as JSON.
 
     Returns:
-        Whether any name was added, or none was missing.
+        Whether any name was added, or no name was missing.
 
     Raises:
         HostError: the profiles cannot be read.
@@ -63,7 +63,7 @@ def name_payload(
 
 
 class _Names:
-    """Names the locations of payloads, and counts unnamed locations by file."""
+    """Finds names for the locations in payloads, and counts the locations without names by file."""
 
     def __init__(self, files: InstalledFiles, kernel: InstalledKernel) -> None:
         self._files = files
@@ -71,7 +71,7 @@ class _Names:
         self.missing: Counter[NamelessFile] = Counter()
 
     def find(self, wanted: Sequence[Nameless]) -> Mapping[int, Sequence[Line]]:
-        """Returns names by location."""
+        """Returns the functions at the locations for which there are names, by location."""
         lines_by_location: dict[int, Sequence[Line]] = {}
         for nameless in wanted:
             lines = self._lines(nameless)
@@ -92,7 +92,7 @@ class _Names:
 
 
 def _report(naming: Naming, missing: Counter[NamelessFile], *, as_json: bool) -> None:
-    """Print counts, and the files with missing names, to standard error."""
+    """Print how many locations got names, and which files lack names, to standard error."""
     if as_json:
         files = [
             {

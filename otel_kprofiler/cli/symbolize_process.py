@@ -29,12 +29,12 @@ def resolve_in_process(
     Args:
         pid: id of the process.
         words: addresses or names; if ``offsets`` is set, paths with file offsets (``PATH:OFFSET``).
-        sources: sources of the names.
-        offsets: whether words are paths with file offsets.
+        sources: sources of function names.
+        offsets: whether ``words`` are paths with file offsets.
         as_json: whether to print one JSON object per line.
 
     Returns:
-        Whether every word was resolved.
+        Whether every address or name was resolved.
     """
     if find_process(pid, Access()) is None:
         raise HostError(f"there is no process {pid}", hint="see ps, pgrep")

@@ -14,16 +14,16 @@ _PLACE: Final = re.compile(
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
 """Matches the start of a line of this command's text output, pasted as input."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
-"""Markers in kernel traces: unreliable frames, and modules."""
+"""Matches the marks in kernel traces of unreliable frames (``?``) and of modules (``[name]``)."""
 
 
 class Place(NamedTuple):
-    """A name with an offset, as written by this command, perf and kernel traces.
+    """A symbol name with an offset, as in kernel traces, perf and this command's output.
 
     Attributes:
         name: name of a function or a module.
         offset: offset in bytes from the start of the function or module.
-        size: size of the function in bytes; 0 if not given.
+        size: size of the function in bytes; 0 if the word has no size.
     """
 
     name: str
@@ -46,13 +46,13 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Returns the words in lines of input.
+    """Yields the words in lines of input.
 
-    From a line that this command printed, returns only the address.
+    From a line that this command printed, yields only the address.
     """
     is_printed = False
     for line in lines:
-        if is_printed and line.startswith("  "):  # lines added by --explain and --lines
+        if is_printed and line.startswith("  "):  # a line that --explain or --lines adds
             continue
         match = _PRINTED.match(line)
         is_printed = match is not None
@@ -65,7 +65,7 @@ def read_words(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _read_json(line: str) -> str | None:
-    """Returns the address in a line of ``--json``; None for other lines."""
+    """Returns the address in a line of ``--json`` output; None for other lines."""
     if not line.startswith("{"):
         return None
     try:

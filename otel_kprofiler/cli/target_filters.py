@@ -1,4 +1,4 @@
-"""Finds the processes that ``record`` samples, by pid, name, cgroup, container, pod and unit."""
+"""Finds the processes to sample, by pid, name, cgroup, container, pod and unit."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _GROUP_HINTS: Final = {
     True: "list pods with crictl pods; names need the host's /var/log/pods, UIDs do not",
     False: "list units with systemctl list-units; user units are in user@UID.service",
 }
-"""Fixes for a unit or pod that does not exist."""
+"""Fixes for a pod (True) or unit (False) that does not exist."""
 _INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
 @dataclass(slots=True)
 class Targets:
-    """The processes to sample, and whether any of them still runs.
+    """The processes to sample, which are followed until all of them have exited.
 
     Attributes:
-        follower: the processes of ``--pid``, and of containers, pods and units without a version 2
-            cgroup.
+        follower: follows the processes of ``--pid``, and of containers, pods and units without a
+            version 2 cgroup; None if there are none.
         comms: names of threads and processes.
         cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
@@ -61,7 +61,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Follow new processes, and return whether all processes have exited."""
+        """Update the sampled processes; returns whether all of them have exited."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)
@@ -71,7 +71,7 @@ class Targets:
 
 
 def find_namespace(access: Access) -> tuple[int, int] | None:
-    """Returns device and inode of the pid namespace of ``/proc``; None for the initial one."""
+    """Returns device and inode of ``/proc``'s pid namespace; None for the initial pid namespace."""
     namespace = os.stat("/proc/self/ns/pid")
     is_initial = namespace.st_ino == _INITIAL_NAMESPACE or _is_proc_of_another(access)
     return None if is_initial else (namespace.st_dev, namespace.st_ino)
@@ -81,7 +81,7 @@ def check_namespace(access: Access) -> None:
     """Check that this process and ``/proc`` share a pid namespace.
 
     Raises:
-        KProfilerError: their pid namespaces differ.
+        KProfilerError: this process and ``/proc`` have different pid namespaces.
     """
     if _is_proc_of_another(access):
         raise KProfilerError(
@@ -109,12 +109,12 @@ def find_targets(
 
     Args:
         access: reads the host's files.
-        pids: processes, with their descendants.
+        pids: ids of processes, whose descendants are also selected.
         comms: names of threads and processes.
         cgroups: paths of version 2 cgroups.
-        containers: names or prefixes of ids.
-        groups: selections of pods or units, each of which names a single pod or unit.
-        loader: library that loads the program: ``auto``, ``libbpf`` or ``bcc``.
+        containers: names of containers, or prefixes of their ids.
+        groups: selections, each of a single pod or unit.
+        loader: library that loads BPF programs: ``auto``, ``libbpf`` or ``bcc``.
 
     Raises:
         KProfilerError: a process, cgroup, container, pod or unit does not exist.
@@ -145,7 +145,7 @@ def find_targets(
 
 
 def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
-    """Returns the pids of a target that the kernel cannot filter by cgroup."""
+    """Returns the pids of a target that BPF programs cannot filter by cgroup."""
     if pids:
         raise KProfilerError(
             f"the {name} has no version 2 cgroup and cannot be combined with --pid",
@@ -158,7 +158,7 @@ def check_process(access: Access, pid: int) -> None:
     """Check that a process runs, and that ``pid`` is not one of its threads.
 
     Raises:
-        KProfilerError: there is no such process.
+        KProfilerError: there is no such process, or ``pid`` is one of a process's other threads.
     """
     if read_process(access, pid) is None:
         raise KProfilerError(f"there is no process {pid}", hint="see ps, pgrep")
@@ -170,7 +170,7 @@ def check_process(access: Access, pid: int) -> None:
 
 
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
-    """Returns the ids on the named line of ``/proc/PID/status``.
+    """Returns the ids on the line of ``/proc/PID/status`` that starts with ``name``.
 
     Returns an empty list if the kernel does not write the line.
     """
@@ -195,7 +195,7 @@ def _get_cgroup(access: Access, path: str) -> Cgroup:
 
 
 def get_containers(listed: Sequence[Container], name: str) -> list[Container]:
-    """Returns the containers with a name or id; raises ``KProfilerError`` if there is none."""
+    """Returns the containers with a name or id; raises ``KProfilerError`` if there are none."""
     matching = [container for container in listed if container.is_called(name)]
     if matching:
         return matching

@@ -42,13 +42,13 @@ from otel_kprofiler.pipeline import (
 from otel_kprofiler.sampling import EbpfSampler
 
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""Seconds between screen updates. The first update comes sooner."""
+"""Schedule of screen updates: one each second, but the first one sooner."""
 _SHORTEST_S: Final = 1.0
 _WINDOW_S: Final = (5.0, 60.0)
-"""Default and maximum length of the window when sampling this host, in seconds."""
+"""Default and maximum length of the sliding window when sampling this host, in seconds."""
 _WINDOW_OF_TABLE_S: Final = (60.0, 3600.0)
 _WITH_TABLE: Final = frozenset({"pids", "comms", "containers", "cpus", "off_cpu", "idle"})
-"""Sampling options that also select samples from a table."""
+"""Sampling options that can be combined with ``--from``, because they also select from a table."""
 _PLAIN_ROWS: Final = 20
 _KEPT_MESSAGES: Final = 20
 
@@ -151,7 +151,7 @@ def command(
 
 
 def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> ProfileKind:
-    """Returns the kind of samples to show: waits, samples of an event, or on-CPU samples."""
+    """Returns the sample kind to show: off-CPU, that of an event, or on-CPU."""
     if off_cpu and events:
         raise click.UsageError(
             "--off-cpu cannot be combined with -e: top shows one kind of samples"
@@ -165,20 +165,20 @@ def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> Profil
 
 
 class Live:
-    """Samples this host.
+    """Samples this host continuously.
 
-    As a context manager, stops sampling at the end.
+    As a context manager, it stops sampling when the context is left.
 
     Args:
-        sampling: the options of sampling.
+        sampling: the options that determine what is sampled.
         sliding: receives the samples.
 
     Attributes:
-        pipeline: receives the samples; not started yet.
+        pipeline: the pipeline that takes the samples; :meth:`start` starts it.
         sliding: the samples of the last seconds.
-        status: contents of the header line.
-        seconds: time covered by samples, in seconds.
-        on_woken: called after :meth:`wake` during a long :meth:`step`.
+        status: contents of the header line, kept up to date.
+        seconds: total length of the windows sampled so far, in seconds.
+        on_woken: called during a long :meth:`step`, soon after :meth:`wake`.
     """
 
     def __init__(self, sampling: Sampling, sliding: SlidingWindow) -> None:
@@ -220,7 +220,7 @@ class Live:
         self.pipeline.start()
 
     def shown(self) -> Shown:
-        """Returns the samples of the last seconds."""
+        """Returns the samples in the sliding window."""
         return self.sliding.shown()
 
     def wake(self) -> None:
@@ -229,12 +229,12 @@ class Live:
         self.pipeline.wake()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return early; callable from anywhere, like :meth:`wake`."""
+        """Make a running :meth:`step` return early; callable from any thread or signal handler."""
         self._woken.set()
         self.pipeline.request_stop()
 
     def step(self) -> bool:
-        """Sample briefly, or until woken, and return whether there is new data."""
+        """Sample briefly, or until :meth:`wake` is called; returns whether there is new data."""
         if self.status.has_ended:
             self._woken.wait(DRAIN_INTERVAL_S)
             self._woken.clear()
@@ -269,7 +269,7 @@ def _choose(
     cpus: tuple[int, ...],
     **_: object,
 ) -> Filter:
-    """Builds a filter on a table's samples from the options that select targets on this host."""
+    """Converts the options that select targets on this host to a filter on a table's samples."""
     return Filter(
         processes=tuple(map(str, pids)), threads=comms, containers=containers,
         services=services, cpus=cpus,
@@ -293,7 +293,7 @@ def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | 
     with Screen(live.wake) as screen:
 
         def refresh() -> None:
-            """Handle keys, and draw changes."""
+            """Handle keys, and redraw the screen if its contents have changed."""
             nonlocal is_new
             for key in screen.take_keys():
                 state.press(key, live.shown())
@@ -340,7 +340,7 @@ def _print(
 
 
 class _Kept(logging.Handler):
-    """Keeps the last log messages."""
+    """Keeps the last log messages of level WARNING and above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -352,7 +352,7 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def _hold_messages(is_plain: bool) -> Iterator[None]:
-    """Hold back log messages until the screen ends."""
+    """Hold back log messages while the full-screen view is shown."""
     if is_plain:
         yield
         return

@@ -30,7 +30,7 @@ _PLACES: Final = {
 }  # fmt: skip
 _WITHOUT_KERNEL: Final = frozenset({CALLERS, CALLEES, "syscall"})
 _PLACE_FROM: Final = 64
-"""Minimum terminal width for showing locations."""
+"""Minimum terminal width, in columns, at which tables show the keys' places."""
 _NOTEWORTHY: Final = 0.05
 _PATH_FROM: Final = 10
 _FOOT_FROM: Final = 5
@@ -46,7 +46,7 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
     ("h", "help", 8),
     ("q", "quit", 9),
 )
-"""The keys, their help, and the priority of their hints."""
+"""Keys, their hints in the foot line, and the hints' priorities."""
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
@@ -79,16 +79,17 @@ Any key closes this page."""
 
 @dataclass(slots=True)
 class Status:
-    """Contents of the header line besides the samples.
+    """Contents of the header line that do not come from the samples.
 
     Attributes:
-        host: name of the host or address of the table.
+        host: name of the host, or address of the table.
         kernel: release of the host's kernel; empty for a table.
         rate: the sampling rate, or the name of the sampled events.
-        own_share: CPU usage of this process as a share of one CPU; None before it is measured.
-        has_ended: whether the targets have exited, so that no more samples follow.
-        is_stale: whether the last attempt to read new samples failed.
-        remarks: parts missing from samples, with reasons.
+        own_share: CPU usage of this process, as a share of one CPU; None before the first
+            measurement.
+        has_ended: whether all targets have exited, so that no more samples follow.
+        is_stale: whether the last attempt to read new samples from the table failed.
+        remarks: sentences about data that samples lack, with reasons.
     """
 
     host: str
@@ -113,7 +114,7 @@ def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bo
     """Returns the lines of the whole screen, with escape sequences for styles.
 
     Args:
-        state: state of the screen, whose ``page`` is changed.
+        state: state of the screen; its attribute ``page`` is updated.
         shown: the current samples.
         status: contents of the header line.
         size: columns and lines of the terminal.
@@ -190,7 +191,7 @@ def _length(texts: Iterable[str]) -> int:
 
 
 def _path(state: TopState, shown: Shown, size: Size) -> list[str]:
-    """Returns the path of the drill-down; empty at the top level or if there is no room."""
+    """Returns the line with the drill-down path; empty at the top level or on a low screen."""
     view = state.level.view
     if size.height < _PATH_FROM or not (view.scope or view.function):
         return []
@@ -215,7 +216,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
         count = room
-        if others:  # half of the rows, or as many as the other table does not need
+        if others:  # half of the rows, or all that the other table does not need
             count = max(room // 2, room - len(others[0].groups))
         row = selected - first if selected is not None else None
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)
@@ -250,7 +251,7 @@ def _row(text: str, group: Group, section: Section, is_selected: bool, width: in
 def _table(
     section: Section, groups: Sequence[Group], shown: Shown, order: str, width: int | None
 ) -> list[str]:
-    """Returns the lines of a table, header first. Column widths do not depend on the numbers."""
+    """Returns the lines of a table, header first; columns of numbers have fixed widths."""
     by, whole = section.view.by, section.whole or 1
     is_total = order == "total" and by in FRAMES
     weights = [group.total if is_total else group.own for group in groups]
@@ -274,7 +275,7 @@ def _table(
 
 
 def _share(title: str, shares: Iterable[float], keep: int, is_sorted: bool) -> Column:
-    if is_sorted:  # shown on narrow terminals, too
+    if is_sorted:  # keep the sort column on narrow terminals
         title, keep = f"[{title}]", keep + 2
     return Column(f"{title:>7}", [f"{share:7.1%}" for share in shares], keep)
 

@@ -1,4 +1,4 @@
-"""Keeps the interactive state of ``top``: the view, its order, the selection."""
+"""Keeps the interactive state of ``top``: the view, the sort order and the selection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GROUPING_KEYS: Final = {
     "k": "lock",
     "v": "service",
 }
-"""Groupings by the keys that select them, in the order of the arrow keys."""
+"""Groupings by the keys that select them, in the order in which arrow keys step through them."""
 ORDERS: Final = ("self", "total")
 _BYS: Final = tuple(GROUPING_KEYS.values())
 _STEPS: Final = {UP: -1, DOWN: 1}
@@ -50,7 +50,7 @@ class Section(NamedTuple):
     Attributes:
         view: the view whose groups are the rows.
         groups: the rows of the table, in order.
-        whole: weight that is 100 % of shares.
+        whole: the total weight that shares are relative to.
     """
 
     view: View
@@ -60,13 +60,14 @@ class Section(NamedTuple):
 
 @dataclass(slots=True)
 class Level:
-    """A level of a drill-down.
+    """A level of the drill-down.
 
     Attributes:
-        view: the view; if it has a function, the level shows the function's callers and callees.
+        view: what the level shows; if ``view.function`` is set, the callers and callees of that
+            function.
         selected: section and key of the selected row; None if no row is selected.
-        row: last position of the selected row.
-        text: string that rows must contain to be shown.
+        row: last index of the selected row.
+        text: the row filter, a string that a row must contain to be shown.
     """
 
     view: View
@@ -80,13 +81,13 @@ class TopState:
     """The state of the screen, which :meth:`press` changes. :meth:`sections` returns its tables.
 
     Attributes:
-        by: the initial grouping.
-        order: ``self`` or ``total``.
+        by: name of the initial grouping.
+        order: the weight to sort by, ``self`` or ``total``.
         is_typing: whether keys edit the row filter.
         is_helping: whether the help is shown in place of the tables.
         frozen: contents of a frozen screen; otherwise None.
-        has_quit: whether the user wants to leave.
-        page: number of rows that fit on the last screen.
+        has_quit: whether the user has quit.
+        page: number of rows that fit on the screen, as last drawn.
     """
 
     by: str = "function"
@@ -107,11 +108,11 @@ class TopState:
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:
-        """Handle a key.
+        """Change the state as a key requests.
 
         Args:
             key: a character, or a key name from :mod:`otel_kprofiler.cli.keys`.
-            shown: the current samples, which the next screen shows unless it is frozen.
+            shown: the current samples, which are used unless the screen is frozen.
         """
         shown = self.frozen or shown
         if self.is_typing:
@@ -140,7 +141,7 @@ class TopState:
             self._move(key, shown)
 
     def sections(self, shown: Shown) -> list[Section]:
-        """Returns the tables of the current samples, or of the frozen screen."""
+        """Returns the tables that show the current samples, or those of the frozen screen."""
         shown = self.frozen or shown
         view = self.level.view
         if view.function is None:
@@ -188,7 +189,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping; if callers are shown, to a grouping of the function's samples."""
+        """Switch the grouping; where callers are shown, group the samples of their function."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

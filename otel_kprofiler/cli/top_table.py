@@ -34,15 +34,17 @@ class Table:
 
     Args:
         source: address of the table.
-        chosen: filter on the samples.
-        kind: the kind that all samples have.
-        window_s: length in seconds of the window shown, which ends at the time of each read.
+        chosen: the filter that samples must match.
+        kind: the only sample kind to read.
+        window_s: length of the time range that each read covers, up to the time of the read, in
+            seconds.
         idle: whether to show waits of idle threads.
         now: returns the Unix time in nanoseconds.
 
     Attributes:
-        status: contents of the header line.
-        seconds: time from the start of the first window to the end of the last, in seconds.
+        status: contents of the header line, kept up to date.
+        seconds: time from the start of the first range that was read to the end of the last, in
+            seconds.
         on_woken: never called, since every step is short.
 
     Raises:
@@ -87,11 +89,11 @@ class Table:
             self._store.close()
 
     def start(self) -> None:
-        """Start reading."""
+        """Start the thread that reads the table."""
         self._thread.start()
 
     def shown(self) -> Shown:
-        """Returns the newest profiles read."""
+        """Returns the samples from the last successful read."""
         return self._shown
 
     def wake(self) -> None:
@@ -99,18 +101,18 @@ class Table:
         self._woken.set()
 
     def request_end(self) -> None:
-        """Make a running :meth:`step` return; callable from anywhere, like :meth:`wake`."""
+        """Stop reading, and end a :meth:`step`; callable from any thread or signal handler."""
         self._is_over.set()
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly, and return whether there may be new data or another wake-up.
+        """Wait briefly; returns whether there may be new data, or :meth:`wake` was called.
 
         Raises:
             KProfilerError: the first read failed.
         """
         is_woken = self._woken.wait(_STEP_S)
-        if is_woken:  # otherwise a concurrent wake-up would be lost
+        if is_woken:  # clearing without this test could lose a concurrent wake-up
             self._woken.clear()
         if self._problem:
             raise self._problem

@@ -1,4 +1,4 @@
-"""Keeps a sliding window of samples for ``top``, in which each second is grouped only once."""
+"""Keeps a sliding window of samples for ``top``; groups the samples of each second only once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _KEPT_VIEWS: Final = 4
 
 
 class View(NamedTuple):
-    """The grouping of samples, and the filter that selects them.
+    """A grouping, and the selection of the samples to group.
 
     Attributes:
         by: a name in ``GROUPINGS``, or ``CALLERS`` or ``CALLEES`` of a function.
-        scope: groupings, each with a key. Samples are selected if they are in all of these groups.
-        function: function whose callers or callees are shown; otherwise None.
+        scope: pairs of grouping and key. Samples are selected if they belong to all of these
+            groups.
+        function: function whose callers or callees are shown; None for other groupings.
     """
 
     by: str
@@ -46,9 +47,9 @@ class Part:
     Attributes:
         start_unix_ns: start of the interval, in nanoseconds since the epoch, inclusive.
         end_unix_ns: end of the interval, in nanoseconds since the epoch, exclusive.
-        samples: the samples, without idle waits if those are hidden.
+        samples: samples taken in the interval, without idle waits if these are hidden.
         lost: number of samples lost in the interval, by cause.
-        weight: weight of all samples, in nanoseconds of CPU time or waits, or in events.
+        weight: total weight of the samples, in nanoseconds of CPU time or waits, or in events.
     """
 
     start_unix_ns: int
@@ -62,7 +63,7 @@ class Part:
         self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups of a view, which are cached for recent views."""
+        """Returns the groups that a view shows; caches them for recent views."""
         groups = self._groups.get(view)
         if groups is None:
             while len(self._groups) >= _KEPT_VIEWS:
@@ -72,11 +73,11 @@ class Part:
 
 
 class Shown:
-    """The immutable contents of a screen.
+    """The samples that a screen shows; immutable.
 
     Args:
-        parts: the intervals covered, in order.
-        is_time: whether weights are nanoseconds.
+        parts: samples of consecutive intervals.
+        is_time: whether weights are in nanoseconds.
     """
 
     def __init__(self, parts: Sequence[Part], *, is_time: bool = True) -> None:
@@ -88,11 +89,11 @@ class Shown:
         self.lost = sum_losses(part.lost for part in parts)
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups of a view over all samples."""
+        """Returns the groups that a view shows, over all intervals."""
         return merge_groups(part.groups(view) for part in self._parts)
 
     def scope_weight(self, view: View) -> int:
-        """Returns the total weight of a view's samples, which is 100 % of shares."""
+        """Returns the total weight of the samples that a view selects, as the basis of shares."""
         if view.scope or view.function:
             return sum(group.own for part in self._parts for group in part.groups(view))
         return self.weight
@@ -103,7 +104,7 @@ class SlidingWindow:
 
     Args:
         seconds: length of the window in seconds.
-        kind: the only kind of samples to keep.
+        kind: the only sample kind to keep.
         idle: whether to include waits of idle threads.
     """
 
@@ -113,19 +114,20 @@ class SlidingWindow:
         self._parts: deque[Part] = deque()
 
     def add(self, window: Window) -> None:
-        """Add the next window of the sampler, and drop old samples."""
+        """Add the next window of samples, and drop samples that are too old."""
         profiles = [profile for profile in window.profiles if profile.kind == self._kind]
         samples = load_samples([replace(window, profiles=profiles)])
         samples = samples if self._idle else samples.without_idle()
         lost = sum_losses(profile.lost for profile in profiles)
         self._parts.append(Part(window.start_unix_ns, window.end_unix_ns, samples, lost))
-        # Keep up to half a part more than needed, since windows end a little later than planned.
+        # Keep up to half a part more than the length, because windows end slightly later than
+        # planned.
         limit_ns = window.end_unix_ns - self._length_ns
         while (self._parts[0].start_unix_ns + self._parts[0].end_unix_ns) // 2 < limit_ns:
             self._parts.popleft()
 
     def shown(self) -> Shown:
-        """Returns the current contents."""
+        """Returns the samples currently in the window."""
         return Shown(self._parts, is_time=self._kind.is_time)
 
 

@@ -9,7 +9,7 @@ from otel_kprofiler.host import parse_cpu_list
 
 
 class DurationType(click.ParamType[float]):
-    """The type of a duration in Go's syntax, as in the configuration, or in seconds.
+    """The option type of a duration: in Go's syntax, as in the configuration, or in seconds.
 
     Values are converted to seconds.
     """
@@ -19,7 +19,7 @@ class DurationType(click.ParamType[float]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Convert to seconds, or fail with a usage error."""
+        """Convert a duration to seconds; fails with a usage error if it is malformed."""
         if isinstance(value, float):
             return value
         try:
@@ -38,20 +38,20 @@ def is_duration(text: str) -> bool:
 
 
 def _parse_seconds(value: object) -> float:
-    if isinstance(value, str) and value.isdecimal():  # seconds, as for sleep and timeout
+    if isinstance(value, str) and value.isdecimal():  # seconds, as in sleep(1)
         value = f"{value}s"
     return parse_duration(value).seconds
 
 
 class CpuListType(click.ParamType[tuple[int, ...]]):
-    """The type of a list of CPUs such as ``0-3,8``."""
+    """The option type of a list of CPUs, such as ``0-3,8``."""
 
     name = "cpus"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Convert to CPU numbers, or fail with a usage error."""
+        """Convert a list to CPU numbers; fails with a usage error if it is malformed."""
         if isinstance(value, tuple):
             return value
         try:

@@ -1,4 +1,4 @@
-"""Reports the share of frames without names on each side, and the file with most of them."""
+"""Reports the share of frames without names by stack side, and the file with most of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIXES: Final = {
 
 
 class _Place(NamedTuple):
-    """The reason why frames have no name, and the file of their code; empty if there is no file."""
+    """The reason why frames have no name, and the file with their code (empty for none)."""
 
     reason: Unresolved
     module: str
@@ -27,11 +27,11 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class UnresolvedFrames:
-    """Counts the frames in samples.
+    """Counts frames with and without names, weighted by samples.
 
     Attributes:
-        frames: number of all frames, by side.
-        unresolved: number of frames without a name, by side.
+        frames: number of all frames, by stack side.
+        unresolved: number of frames without a name, by stack side.
         places: number of user frames without a name, by reason and file.
     """
 
@@ -41,7 +41,7 @@ class UnresolvedFrames:
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> Self:
-        """Counts the frames in windows."""
+        """Counts the frames of all samples in windows."""
         counts = cls()
         for window in windows:
             for _, sample in window.samples:
@@ -58,15 +58,15 @@ class UnresolvedFrames:
         return counts
 
     def __str__(self) -> str:
-        """Returns the shares by side, such as ``0.1% of kernel and 20.3% of user frames``."""
+        """Returns the shares without names, such as ``0.1% of kernel and 20.3% of user frames``."""
         kinds = [kind for kind in SIDES if self.frames[kind]] or [KERNEL_SIDE]
         shares = [f"{self._share(kind):.1%} of {kind.name}" for kind in kinds]
         return f"{' and '.join(shares)} frames"
 
     def remark(self) -> str:
-        """Returns the file with most of the user frames without names, the reason and a fix.
+        """Describes the file in which most user frames without names are, the reason and a fix.
 
-        The result is empty if few frames have no name, or if there is no fix.
+        Returns an empty string if few user frames lack names, or if there is no fix.
         """
         if self._share(USER_SIDE) < _MENTIONED_FROM:
             return ""

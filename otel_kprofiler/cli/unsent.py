@@ -20,18 +20,18 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
-    """Keeps batches in a file. The first batch creates the file, never replacing another.
+    """Keeps unsent batches in a file, which the first batch creates under an unused name.
 
     Each batch is on disk when :meth:`add` returns. Not thread-safe.
 
     Args:
-        beside: path of a file with the same samples, whose suffix is replaced.
+        beside: path of the file that contains or will contain the samples; its suffix is replaced.
         form: encoding of the batches, protobuf or JSON.
 
     Attributes:
         path: path of the file; empty if there is none.
-        kept: number of samples in the file, by the cause of the failure.
-        problem: why batches could not be kept; empty if all were kept.
+        kept: number of samples in the file, by the cause of their loss.
+        problem: the reason why batches could not be kept; empty if all were kept.
     """
 
     def __init__(self, beside: str, form: Form) -> None:

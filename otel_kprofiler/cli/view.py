@@ -51,14 +51,14 @@ _POLL_S: Final = 0.2
 
 
 class EndpointType(click.ParamType[str]):
-    """The type of an endpoint, ``HOST:PORT``."""
+    """The option type of an endpoint, ``HOST:PORT``."""
 
     name = "endpoint"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
-        """Returns the value, or fails with a usage error."""
+        """Returns the endpoint; fails with a usage error if it is malformed."""
         host, _, port = str(value).rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             self.fail(f"{value!r} is not an address such as 127.0.0.1:4317", param, ctx)
@@ -194,7 +194,7 @@ def serving(endpoint: str, source: Source, *, opens: bool) -> Iterator[None]:
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:
-    """Returns whether a browser would open on the user's screen, and run as that user."""
+    """Returns whether a browser would open on the user's screen without running as root."""
     if "SSH_CONNECTION" in environ or os.geteuid() == 0:
         return False
     return "DISPLAY" in environ or "WAYLAND_DISPLAY" in environ

@@ -37,10 +37,10 @@ from otel_kprofiler.viewing import (
 _HTTP_PORT: Final = 4318
 _GIVE_BACK_S: Final = 2.0
 _SCHEDULE: Final = WindowSchedule(1_000_000_000, first_ns=250_000_000)
-"""Seconds between updates with new samples of this host. The first update comes sooner."""
+"""Schedule of updates with new samples: one each second, but the first one sooner."""
 
 Choose = Callable[[Sequence[Window]], Sequence[Window]]
-"""Function that returns the samples that match the filters."""
+"""Function that reduces windows to the samples that match the filters."""
 
 
 def _nothing() -> None:
@@ -49,16 +49,17 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The data source of the page.
+    """The data source of the page: functions that provide and update its data.
 
     Attributes:
-        answer: returns the data.
-        names_file: returns whether any frame in the data has the given source file.
+        answer: returns the data that the page requests.
+        names_file: returns whether any frame in the data has a given source file.
         start: starts the source; called once the page is served.
         step: does pending work, for at most the given number of seconds.
         wake: interrupts a step; called from signal handlers.
-        stop: processes the remaining samples.
-        describe: summarizes the samples at the end; empty if there is nothing to report.
+        stop: stops the source, and processes the remaining samples.
+        describe: returns a summary of the samples after ``stop``; empty if there is nothing to
+            report.
     """
 
     answer: Answer
@@ -71,7 +72,7 @@ class Source:
 
 
 def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool) -> Source:
-    """Opens a source with all samples from files and tables; idle waits only on request."""
+    """Opens a source with the selected samples from files and tables; ``idle`` keeps idle waits."""
     choice = Choice.of(filters)
     loaded = load_choice(sources, choice, PAGE | need_of(choice.chosen)).chosen
     samples = drop_idle(loaded, idle=idle)
@@ -85,7 +86,7 @@ def open_saved(sources: Sequence[str], filters: Mapping[str, Any], *, idle: bool
 
 
 def choose_by(filters: Mapping[str, Any], *, idle: bool) -> Choose:
-    """Returns a function that selects matching samples; idle waits only on request."""
+    """Returns a function that selects matching samples; ``idle`` keeps idle waits."""
     choice = Choice.of(filters)
 
     def choose(windows: Sequence[Window]) -> Sequence[Window]:
@@ -103,10 +104,10 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """Opens receivers at the gRPC and HTTP endpoints, and prints their addresses.
+    """Opens OTLP receivers at gRPC and HTTP endpoints, and prints their addresses.
 
     Raises:
-        HostError: an endpoint cannot be bound.
+        HostError: a receiver cannot listen on its endpoint.
     """
     intake = Intake(lambda windows: store.add(choose(windows)))
     grpc_endpoint, http_endpoint = endpoints
@@ -134,7 +135,7 @@ def open_receivers(
 
 
 class _Idle:
-    """Returns fragmented memory to the kernel after large requests."""
+    """Waits for requests, and regularly returns the memory that they freed to the kernel."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -156,7 +157,7 @@ def _announce(protocol: str, endpoint: str, port: int) -> None:
 
 
 def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
-    """Describes where profiles are received, and whether other hosts can send profiles, too."""
+    """Yields lines on where profiles are received, and whether other hosts can send profiles."""
     yield f"receiving OTLP profiles over {protocol} at {host}:{port}"
     if not is_loopback(host):
         yield f"other hosts that can reach {host}:{port} can also send profiles"

@@ -1,4 +1,4 @@
-"""Addresses of tables: ``clickhouse://[user:password@]host[:port]/database[?…]``."""
+"""Addresses of ClickHouse tables: ``clickhouse://[user:password@]host[:port]/database[?…]``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PORT: Final = 8123
 _SECURE_PORT: Final = 8443
 _DATABASE: Final = "default"
 _TABLE: Final = "otel_profiles"
-"""Defaults of the Collector's exporter."""
+"""Default names in the Collector's ClickHouse exporter."""
 _USER: Final = "default"
 _HINT: Final = (
     "clickhouse://USER:PASSWORD@HOST:8123/DATABASE; after ? also secure=true, table=NAME, and "
@@ -26,18 +26,18 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a table of profiles, with conditions on samples.
+    """The address of a table of profiles, with attributes that its samples must have.
 
     Attributes:
         host: name or address of the server.
         port: TCP port of the server's HTTP interface.
         database: name of the database.
         table: name of the table of profiles.
-        user: name of the user.
-        password: the user's password.
+        user: name of the ClickHouse user.
+        password: password of the ClickHouse user.
         secure: whether to connect with TLS.
         attributes: attributes that samples must have, as ``NAME=VALUE``.
-        secrets: redacts passwords from messages.
+        secrets: redacts the passwords in messages.
     """
 
     host: str
@@ -52,26 +52,26 @@ class Address:
 
     @property
     def place(self) -> str:
-        """Returns server and database, without secrets."""
+        """Returns the server and the database as text, without secrets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{SCHEME}{host}:{self.port}/{self.database}"
 
     @property
     def label(self) -> str:
-        """Returns the label on pages: the database and the attributes."""
+        """Returns a label for pages: the database and the attributes."""
         return " ".join((self.database, *self.attributes))
 
 
 def parse_address(text: str, environ: Mapping[str, str]) -> Address:
-    """Parses an address.
+    """Parses the address of a table of profiles.
 
     Args:
         text: the address; only the host is required.
-        environ: provides ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` if the address has no
-            user. This keeps the password out of the process list.
+        environ: environment variables. ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` are used if
+            the address has no user, so that the password need not appear in the process list.
 
     Raises:
-        KProfilerError: the address is malformed, or not UTF-8.
+        KProfilerError: the address is malformed, or is not valid UTF-8.
     """
     problem = f"{redact_address(text)} is not a ClickHouse address"
     try:

@@ -1,7 +1,7 @@
 """Translates filters to SQL conditions.
 
-Conditions only reduce the rows that are read; the filter is applied to the result. So a condition
-may match more rows than the filter, never fewer.
+Conditions only reduce the number of rows that are read; the filter is then applied to the samples.
+A condition may therefore match more rows than the filter, but never fewer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
 
     Args:
         chosen: filter that selects the samples.
-        rows: the table with its time condition, for subqueries.
+        rows: the table and its time condition, from :func:`queries.rows_between`, for subqueries.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")
@@ -96,7 +96,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Returns whether a pattern cannot match remarks, which start with ``[``."""
+    """Returns whether a pattern can only match functions, not remarks, which start with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 
@@ -105,8 +105,8 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Returns the condition that a column matches a pattern, as exactly as ``LIKE`` permits."""
-    terms = [f"{text} IN ({literals(patterns)})"]  # a name may look like a pattern
+    """Returns the condition that a column matches any pattern, as exactly as ``LIKE`` permits."""
+    terms = [f"{text} IN ({literals(patterns)})"]  # names may contain the characters of patterns
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"
         for pattern in patterns

@@ -26,7 +26,7 @@ _FIXES: Final = {
     "159": _LESS,
     "241": _LESS,
 }
-"""Hints by error code of the server (see ``system.errors``)."""
+"""Hints, by the server's error code (see ClickHouse's ``system.errors``)."""
 _REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _TRUST: Final = "set SSL_CERT_FILE to its CA certificate, and use the host name in its certificate"
@@ -36,7 +36,7 @@ Row = Sequence[Any]
 
 
 class Connection:
-    """Queries a server; not thread-safe.
+    """A connection for queries to a ClickHouse server; not thread-safe.
 
     Args:
         address: server, user and database.
@@ -60,7 +60,7 @@ class Connection:
         self._address = address
         logging.getLogger("clickhouse_connect").setLevel(
             logging.CRITICAL
-        )  # it logs errors that it also raises
+        )  # the library logs errors that it also raises
         self._errors = (ClickHouseError, HTTPError, OSError)
         self._pool = get_pool_manager()
         try:
@@ -74,7 +74,7 @@ class Connection:
                     connect_timeout=_CONNECT_S,
                     send_receive_timeout=_QUERY_S,
                     query_retries=0,
-                    autogenerate_session_id=False,  # a session forbids concurrent queries
+                    autogenerate_session_id=False,  # a session does not allow concurrent queries
                     client_name="otel-kprofiler",
                     pool_mgr=self._pool,
                 )
@@ -83,7 +83,7 @@ class Connection:
             raise
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the server."""
         self._client.close()
         self._pool.clear()
 
@@ -116,7 +116,7 @@ class Connection:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the system's message if a connection failed, otherwise that of library or server."""
+    """Returns the operating system's message if there is one, else the library's or server's."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

@@ -1,4 +1,4 @@
-"""The parts of samples that a report needs; the server merges samples in which these are equal."""
+"""The parts of samples that a report needs; the server merges samples with equal parts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _CPU: Final = ("cpu.logical_number",)
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The parts of samples to read.
+    """The parts of samples that are read from a table.
 
     Attributes:
-        resources: names of resource attributes; None for all.
-        samples: names of sample attributes; None for all.
-        links: whether spans are read.
-        stacks: whether stacks are read; otherwise only whether they have kernel frames.
-        times: whether all times are read; otherwise the first and the last of merged samples.
+        resources: names of the Resource attributes to read; None for all.
+        samples: names of the sample attributes to read; None for all.
+        links: whether to read the spans.
+        stacks: whether to read the stacks; otherwise, only a flag for kernel frames is read.
+        times: whether to read all times; otherwise, only the first and the last time of merged
+            samples are read.
     """
 
     resources: frozenset[str] | None = frozenset()
@@ -52,11 +53,11 @@ class Need:
 
     @classmethod
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
-        """Returns the parts that a ``NAME=VALUE`` filter on resource or sample attributes needs."""
+        """Returns the Resource and sample attributes that ``NAME=VALUE`` filters need."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
     def with_times(self) -> Need:
-        """Returns the same parts, with the time of each sample."""
+        """Returns the same parts and the time of each sample."""
         return replace(self, times=True)
 
 
@@ -69,7 +70,7 @@ def _attributes(*names: str) -> Need:
 
 
 ALL: Final = Need(None, None, links=True, stacks=True, times=True)
-"""The parts needed to write a file, which are all data in the table."""
+"""The parts needed to write a file, which are all parts of samples."""
 
 PAGE: Final = Need(
     frozenset({*_PROCESS, "host.name", "os.version"}),
@@ -118,12 +119,13 @@ _FILTERS: Final = {
 
 
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
-    """Returns the parts that a report needs.
+    """Returns the parts of samples that a report needs.
 
     Args:
-        chosen: the filter, which is applied to the samples read, too.
+        chosen: the filter on samples, which is applied again to the samples that were read.
         by: name of the grouping; empty for none.
-        of_stacks: whether only some frames of stacks are shown, which needs stacks.
+        of_stacks: whether the report needs stacks regardless of the filter and the grouping,
+            because it selects frames.
     """
     need = Need(stacks=of_stacks)
     if by:

@@ -1,8 +1,8 @@
-"""SQL queries on the table of the Collector's ClickHouse exporter.
+"""SQL queries on the table that the Collector's ClickHouse exporter fills.
 
 The table has a row for each OTLP sample, with the times of all samples that differ only in time.
-Queries restrict times exactly; a condition on ``Timestamp``, the start of a profile, uses the
-table's sort order to skip most other rows.
+Queries select sample times exactly. A condition on ``Timestamp``, the start of a profile,
+additionally lets the server skip most other rows by the table's sort order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
 KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
-"""Names that only mappings of kernel code have; modules may share names with files."""
+"""Matches names that only mappings of kernel code have; modules may share names with files."""
 KERNEL_FLOOR: Final = 1 << 63
 """Lowest kernel address, for code without a mapping."""
 _IN_KERNEL: Final = (
@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 def first_time(table: str) -> str:
-    """Selects the time of the first sample; 0 if there is none."""
+    """Returns a query for the time of the first sample; 0 if there is none."""
     first = f"SELECT min(Timestamp) FROM {table}"  # noqa: S608
     start = "toUInt64(toUnixTimestamp64Nano(Timestamp))"
     return (
@@ -68,7 +68,7 @@ def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects each kind, with its number of samples, and the start and end of its profiles."""
+    """Returns a query for each kind's number of samples, and start and end of its profiles."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "
@@ -80,20 +80,21 @@ def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
 def samples(
     rows: str, conditions: Sequence[str], times: Range, need: Need, step_ns: int | None
 ) -> str:
-    """Selects samples, merged if they are equal in the parts needed.
+    """Returns a query for samples, which merges samples whose needed parts are equal.
 
-    Columns: kind, attributes of resource and sample, stack, link, number, sum of the values, times
-    and values. If times are not needed or a step is given, the times are only the first and the
-    last, without values.
+    Columns: kind, Resource attributes, sample attributes, stack, link, number of samples, sum of
+    the values, times and values. If times are not needed or a step is given, only the first and the
+    last time are returned, without values.
 
     Args:
         rows: from :func:`rows_between`.
         conditions: SQL expressions that each row must satisfy.
         times: range of sample times.
         need: parts of the samples that are needed.
-        step_ns: also merge samples of the same time step; None to keep times separate.
+        step_ns: length of time steps in nanoseconds, within which samples are also merged; None to
+            keep their times separate.
     """
-    always = {WAIT_STATE, WAIT_CAUSE}  # since reports omit waits of idle threads
+    always = {WAIT_STATE, WAIT_CAUSE}  # reports omit waits of idle threads by default
     if need.stacks:
         always |= {STACK_STATUS.format(side.name) for side in SIDES}
     wanted = None if need.samples is None else need.samples | always
@@ -123,16 +124,17 @@ def samples(
 
 
 def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects the numbered stacks of matching samples, with columns of frames, leaf first."""
+    """Returns a query for the stacks of matching samples: number, and frame columns, leaf first."""
     frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
     source = _samples(rows, conditions, times)
     return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608
 
 
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
-    """Selects counts of samples taken and lost, by kind.
+    """Returns a query for the numbers of samples taken and lost, by kind.
 
-    Each part of a window, and each sample in it, has the counts of the whole window.
+    Each row of a window repeats the counts of the whole window, so the query counts each window
+    once.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (
@@ -149,7 +151,7 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Selects rows with the sample times within a range, and their values.
+    """Returns a subquery for rows with only the sample times within a range, and their values.
 
     A row without times gets the start of its profile as its time, and is left out if its values add
     up to 0.

@@ -29,16 +29,16 @@ from otel_kprofiler.otlp import (
 )
 
 MAX_TIMES: Final = 20_000_000
-"""Limit on times in memory; each uses 8 bytes, and 8 more with a value."""
+"""Maximum number of times in memory; each uses 8 bytes, and 8 more with a value."""
 MAX_ROWS: Final = 2_000_000
-"""Limit on rows in memory; each uses about 500 bytes until it is written or shown."""
+"""Maximum number of rows in memory; each uses about 500 bytes until it is written or shown."""
 
 _NARROWER: Final = "narrow the query with --from and --to, --service or --process"
 _Pairs = tuple[tuple[str, str], ...]
 
 
 class Kind(NamedTuple):
-    """A kind of samples in the table: its types and period."""
+    """A sample kind in the table: its types, units and period."""
 
     sample_type: str
     sample_unit: str
@@ -48,17 +48,17 @@ class Kind(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Converts to the model's kind of samples."""
+        """Returns the corresponding sample kind of the model."""
         return find_profile_kind(*self[:4])
 
 
 class RowReader:
-    """Converts blocks of rows to windows; equal values are shared.
+    """Converts blocks of rows to windows, sharing equal objects.
 
     Args:
-        times: range that the windows cover.
-        stacks: stacks of the rows; None if rows only have a flag for kernel code.
-        has_times: whether rows have all sample times; otherwise the first and the last.
+        times: time range that the windows cover.
+        stacks: stacks by the numbers in the rows; None if rows only have a flag for kernel code.
+        has_times: whether rows have all sample times; otherwise, they have the first and the last.
     """
 
     def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:
@@ -73,7 +73,7 @@ class RowReader:
         self._rows = 0
 
     def window(self, rows: Sequence[Row]) -> Window:
-        """Converts a block to a window.
+        """Converts a block of rows to a window.
 
         Raises:
             KProfilerError: there are more samples than fit into memory.
@@ -156,7 +156,7 @@ class RowReader:
 
 
 def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
-    """Converts attributes of the table, where all values are strings, to their types."""
+    """Converts attribute values, which are all strings in the table, to the attributes' types."""
     typed: dict[str, AttributeValue] = dict(pairs)
     for name, value in pairs:
         if name in TYPED_INTEGERS and value.isdecimal():
@@ -167,9 +167,10 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Reconstructs times and values of merged samples from count, sum, first and last time.
+    """Approximates times and values of merged samples from count, sum, first and last time.
 
-    Kinds whose values count samples need at most two times; other kinds need one for each sample.
+    Kinds whose values count samples need at most two times; other kinds need a time for each
+    sample.
     """
     first, last = ends
     number = min(count, 2) if kind.kind.counts_samples else count

@@ -1,7 +1,7 @@
 """Builds stacks from the columns of their frames.
 
-The table keeps names, files, lines and addresses. The rest is derived: the side of a frame from its
-mapping and file, inlining from equal addresses. The reason for a missing name is known only if the
+The table has names, files, lines and addresses. The side of a frame is derived from its mapping and
+file, and inlining from equal addresses. The reason for a missing name is available only if the
 sender put it in place of the name (``UnnamedFrames.NAMES``).
 """
 
@@ -45,7 +45,7 @@ _SIDES: Final = {
         "beam": (".erl", ".ex"),
     }.items()
 } | {PYTHON_SIDE: (".py", ".pyx", ">")}
-"""Sides of frames without a mapping, by file suffix; ``<frozen os>`` is Python."""
+"""Sides of frames without a mapping, with their file suffixes; ``<frozen os>`` is Python."""
 
 IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
@@ -57,7 +57,7 @@ Statuses = tuple[tuple[SideKind, StackStatus], ...]
 
 
 class _Row(NamedTuple):
-    """One function of a stack, as a table row."""
+    """One function in a stack, as in the table's columns of frames."""
 
     address: int
     function: str
@@ -84,7 +84,7 @@ class _Row(NamedTuple):
 
 
 class Stacks:
-    """Stacks by number; equal frames and stacks are shared."""
+    """Stacks by number, in which equal frames and stacks are shared."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Frame, ...]] = {}
@@ -99,11 +99,11 @@ class Stacks:
         return number in self._frames
 
     def add(self, number: int, columns: Iterable[Sequence[Any]]) -> None:
-        """Add a stack, given the columns of its rows, leaf first."""
+        """Add a stack, given its columns of frames, leaf first."""
         self._frames[number] = tuple(self._make(list(map(_Row, *columns))))
 
     def get(self, number: int, statuses: Statuses) -> Stack:
-        """Returns a stack, with the collection status of its sides."""
+        """Returns a stack whose sides have the given collection statuses."""
         key = number, statuses
         stack = self._stacks.get(key)
         if stack is None:
@@ -111,7 +111,8 @@ class Stacks:
         return stack
 
     def _make(self, rows: Sequence[_Row]) -> Iterator[Frame]:
-        # Kernel modules may share names with files, but lie below frames of vmlinux.
+        # Kernel modules may share names with files, but their frames are on the leaf side of
+        # vmlinux's.
         kernel = max((at + 1 for at, row in enumerate(rows) if row.is_kernel), default=0)
         for part, is_kernel in ((rows[:kernel], True), (rows[kernel:], False)):
             for lines in _frames(part):
@@ -142,7 +143,7 @@ class Stacks:
 
 
 def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yields the functions of each frame: consecutive distinct rows at one address."""
+    """Yields the functions of each frame: consecutive distinct rows with the same address."""
     for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
         frames: list[_Row] = []
         for row in group:

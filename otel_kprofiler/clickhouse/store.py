@@ -1,4 +1,4 @@
-"""Reads samples from a ClickHouse table; the server merges samples into few rows."""
+"""Reads samples from a ClickHouse table, after the server has merged equal samples."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from otel_kprofiler.model import KINDS, Profile, Window
 from otel_kprofiler.otlp import parse_account, refuse_negative_values
 
 MAX_STACKS: Final = 1_000_000
-"""Limit on distinct stacks in memory; each uses about a kilobyte."""
+"""Maximum number of distinct stacks in memory; each uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Maximum number of samples that keep their times; more samples are merged by time step."""
+"""Number of samples up to which all times are read; above it, samples are merged by time step."""
 _STEPS: Final = 1200
 """Number of time steps, a multiple of ``diff``'s intervals; about as many as the bins on a page."""
 
 
 class Selection(NamedTuple):
-    """Selects the samples to read.
+    """A selection of the samples to read.
 
     Attributes:
-        chosen: the filter; the result may contain samples that do not match.
+        chosen: the filter on samples; samples that do not match may be read, too.
         times: range of sample times.
     """
 
@@ -43,7 +43,7 @@ class Selection(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The extent of a kind: the number of samples, and the start and end of their profiles."""
+    """The extent of a sample kind: number of samples, and start and end of their profiles."""
 
     samples: int
     start_ns: int
@@ -51,7 +51,7 @@ class _Found(NamedTuple):
 
 
 class ProfileStore(AbstractContextManager["ProfileStore"]):
-    """A table of profiles; not thread-safe.
+    """A ClickHouse table of profiles; not thread-safe.
 
     Args:
         address: server, database and table.
@@ -74,11 +74,11 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the server."""
         self._connection.close()
 
     def first_unix_ns(self) -> int:
-        """Returns the Unix time of the first sample of the table; 0 if there is none.
+        """Returns the Unix time, in nanoseconds, of the table's first sample; 0 if there is none.
 
         Raises:
             KProfilerError: the table cannot be read.
@@ -89,11 +89,12 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
         """Reads the samples of a selection, including some that do not match its filter.
 
-        Returns one window that covers the profiles; several windows if the period changed.
+        The samples form one window that covers all profiles, or several windows if the period
+        changed.
 
         Args:
             selection: the samples to read.
-            need: the parts to read.
+            need: the parts of samples to read.
             report: called with a sentence if sample times were merged.
 
         Raises:
@@ -125,7 +126,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     def _find(
         self, rows: str, conditions: Sequence[str], selection: Selection
     ) -> dict[Kind, _Found]:
-        """Finds the selected kinds, with their extents."""
+        """Returns the extents of the selected sample kinds."""
         query = queries.totals(rows, conditions, selection.times)
         extents = {
             Kind(*kind): _Found(*counts)
@@ -166,7 +167,7 @@ def _as_one_window(
     counted: Mapping[Kind, Mapping[str, int]],
     times: Range,
 ) -> Samples:
-    """Merges the samples of many blocks into one window with the given counts."""
+    """Merges the samples of many blocks into one window, whose profiles get the given counts."""
     numbers = {(kind.kind, kind.period): number for number, kind in enumerate(kinds)}
     origins = [
         numbers[origin.profile.kind, origin.profile.period_ns] for origin in samples.tables.origins
@@ -180,7 +181,7 @@ def _as_one_window(
         account = parse_account(counted.get(kind, {}))
         window = sum(
             origin.profile.kind == kind.kind for origin in merged
-        )  # a window has one profile per kind
+        )  # a window has at most one profile of a kind
         profile = Profile(kind.kind, kind.period, (), account.taken, account.lost)
         merged.append(Origin(window, *times, profile, size))
     tables = samples.tables._replace(origins=merged)

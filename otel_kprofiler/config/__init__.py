@@ -1,6 +1,6 @@
 """The agent's configuration: schema, YAML parser with positions, durations, generated files.
 
-Names load on first use, because pydantic and ruamel.yaml are slow to import.
+Submodules are imported on first use, because pydantic and ruamel.yaml are slow to import.
 """
 
 from __future__ import annotations

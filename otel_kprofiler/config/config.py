@@ -1,4 +1,4 @@
-"""Defines the whole configuration."""
+"""Defines the root of the configuration schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Config(Section):
 
     Attributes:
         receivers: sources of profiles.
-        exporters: settings by id (``type`` or ``type/name``), including unused ones.
+        exporters: settings of all exporters, including unused ones, by id (``type`` or
+            ``type/name``).
         service: pipelines, telemetry and limits.
     """
 
@@ -42,6 +43,6 @@ class Config(Section):
 
     @property
     def running_exporters(self) -> dict[str, ExporterSettings]:
-        """Returns the settings of the pipeline's exporters, by id and in order."""
+        """Returns the settings of the pipeline's exporters, by id, in the pipeline's order."""
         names = self.service.pipelines.profiles.exporters
         return {name: self.exporters[name].settings() for name in names}

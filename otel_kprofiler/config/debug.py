@@ -13,7 +13,7 @@ from otel_kprofiler.export import DebugSettings, Verbosity
 
 
 class Debug(Exporter):
-    """Prints to standard output."""
+    """Prints a summary of each batch to standard output."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.DEBUG
 
@@ -25,5 +25,5 @@ class Debug(Exporter):
     )
 
     def settings(self) -> DebugSettings:
-        """Convert to the exporter's settings."""
+        """Returns the settings that open the exporter."""
         return DebugSettings(verbosity=Verbosity(self.verbosity))

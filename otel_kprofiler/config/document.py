@@ -1,4 +1,4 @@
-"""Parses YAML to plain values with their positions."""
+"""Parses YAML to plain values and their positions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ Path = tuple[str | int, ...]
 """The keys and list indices that lead from the root of the document to a value."""
 
 MAX_VALUES: Final = 10_000
-"""Maximum number of values in a document, including those repeated by aliases."""
+"""Maximum number of values in a document; each alias counts as the values that it repeats."""
 MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
 _QUOTED: Final = re.compile(r"'(.{2,})'")
-"""Matches names of anchors and aliases in the library's messages. Shorter matches are YAML
-syntax.
+"""Matches names of anchors and aliases in ruamel.yaml's messages, but not quoted syntax.
 """
 
 _TAG: Final = "tag:yaml.org,2002:"
@@ -40,7 +39,7 @@ class Mark:
     Attributes:
         key: line and column of the key, or for a list item, of the value.
         value: line and column of the value.
-        env: environment variables substituted into the value.
+        env: names of the environment variables that were substituted into the value.
     """
 
     key: tuple[int, int]
@@ -55,10 +54,10 @@ class Document:
     Attributes:
         path: path of the document, for messages.
         values: plain values of the document.
-        marks: line and column of each value, by its path.
+        marks: position of each value, by the value's path.
         problems: errors in the document, in order of detection.
-        describe_key: formats the last key of a path for messages, because an unknown key may be a
-            secret.
+        describe_key: formats the last key of a path for messages; may hide the key, because an
+            unknown key may be a secret.
     """
 
     path: str
@@ -68,7 +67,7 @@ class Document:
     describe_key: Callable[[Path], str] = lambda path: str(path[-1])
 
     def complain(self, path: Path, message: str, *, at_key: bool = False) -> None:
-        """Add a problem at the position of ``path`` or its nearest parent in the file."""
+        """Add a problem at the position of ``path``, or of its nearest parent in the file."""
         parent = path
         while parent and parent not in self.marks:
             parent = parent[:-1]
@@ -79,7 +78,7 @@ class Document:
         self.problems.append(ConfigProblem(self.path, line, column, self.name(path), message))
 
     def name(self, path: Path) -> str:
-        """Format a path: ``receivers.kprofiler.target_pids[0]``."""
+        """Format a path for messages, such as ``receivers.kprofiler.target_pids[0]``."""
         text = "".join(
             f"[{key}]" if isinstance(key, int) else f".{self.describe_key(path[:until])}"
             for until, key in enumerate(path, 1)
@@ -99,10 +98,10 @@ def parse_document(
     environ: Mapping[str, str],
     describe_key: Callable[[Path], str] = lambda path: str(path[-1]),
 ) -> Document:
-    """Read one YAML 1.2 document and substitute references to ``environ``.
+    """Parse one YAML 1.2 document, and substitute its references to variables in ``environ``.
 
-    Never raises for bad input: ``problems`` lists errors (syntax, duplicate keys, malformed
-    references, tags, too many values) with their positions.
+    Never raises for invalid input. Errors (syntax, duplicate keys, malformed references, tags, too
+    many values) are listed in ``problems`` with their positions.
     """
     document = Document(path, describe_key=describe_key)
     yaml = YAML(typ="safe", pure=True)
@@ -116,10 +115,10 @@ def parse_document(
         document.problems.append(
             ConfigProblem(path, place[0], place[1], "", f"not YAML: {problem}")
         )
-    except YAMLError as error:  # forbidden characters: the error has no mark
+    except YAMLError as error:  # forbidden characters: the error has no position
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # the exception depends on the library's version
+    except (AssertionError, KeyError):  # which one depends on ruamel.yaml's version
         problem = "not YAML: unknown version after %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:
@@ -201,7 +200,7 @@ class _Reader:
         tag = node.tag
         if text != node.value:
             self._document.marks[path] = Mark(mark.key, mark.value, names)
-            if node.style is None:  # the type of a plain scalar depends on the substituted text
+            if node.style is None:  # a plain scalar gets its type from the substituted text
                 tag = str(self._yaml.resolver.resolve(ScalarNode, text, (True, False)))
         if tag in _TYPED and len(text) > MAX_NUMBER_CHARS:
             self._document.complain(path, f"a number has at most {MAX_NUMBER_CHARS} characters")

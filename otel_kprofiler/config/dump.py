@@ -1,4 +1,4 @@
-"""Formats a complete configuration as YAML, without secrets, and optionally with origins."""
+"""Formats a complete configuration as YAML, without secrets; can add the values' origins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from otel_kprofiler.config.load import LoadedConfig
 from otel_kprofiler.config.section import Section
 from otel_kprofiler.redact import REDACTED
 
-# Plain scalars that YAML always reads as strings.
+# Plain scalars that every YAML parser reads as strings.
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
@@ -35,7 +35,7 @@ def dump_config(loaded: LoadedConfig, *, origins: bool = False) -> str:
 
 
 def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterator[str]:
-    """Returns the lines of a mapping or section, indented by the depth of ``path``."""
+    """Yields the lines of a mapping or section, indented by the depth of ``path``."""
     items = (
         [
             (field.alias or name, getattr(value, name))
@@ -56,7 +56,7 @@ def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterat
 
 
 def scalar(value: Any) -> str:
-    """Returns a value other than a section in YAML flow style, with ``$`` escaped."""
+    """Returns a value that is not a section, in YAML flow style, with ``$`` escaped."""
     if isinstance(value, Duration):
         return str(value)
     if isinstance(value, SecretStr):

@@ -17,5 +17,5 @@ EXPORTERS: Final[dict[str, type[Exporter]]] = {
 }
 """Schemas by exporter type, which is the first part of an id (``type`` or ``type/name``).
 
-This table is the only place where the loader, the agent and the generator look up a type.
+The loader, the agent and the generator look up types only in this table.
 """

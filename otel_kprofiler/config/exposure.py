@@ -12,9 +12,9 @@ from otel_kprofiler.redact import has_secrets
 
 
 def find_exposure(loaded: LoadedConfig) -> str:
-    """Returns a warning if the file holds secrets and every user can read it; empty otherwise.
+    """Returns a warning if a file that every user can read contains secrets; empty otherwise.
 
-    Values from the environment do not count, as they are not in the file.
+    Values from environment variables do not count, because they are not in the file.
     """
     written = [
         loaded.document.name(path)
@@ -46,6 +46,6 @@ def _is_world_readable(path: str) -> bool:
             if not os.stat(place).st_mode & stat.S_IXOTH:
                 return False
             place = os.path.dirname(place)
-    except OSError:  # removed since it was read
+    except OSError:  # the file was removed after it was read
         return False
     return True

@@ -17,7 +17,7 @@ _DAY_S: Final = 86_400
 
 
 class Rotation(Section):
-    """When to start a new file and which old files to keep; if unset, the file only grows."""
+    """When to start a new file, and which old files to keep. If unset, the file only grows."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 
@@ -32,7 +32,7 @@ class Rotation(Section):
     )
 
     def settings(self) -> RotationPolicy:
-        """Convert to the exporter's policy."""
+        """Returns the rotation policy of the exporter."""
         return RotationPolicy(
             max_bytes=self.max_megabytes * MEBIBYTE,
             max_backups=self.max_backups,
@@ -60,7 +60,7 @@ class File(Exporter):
     rotation: Rotation | None = None
 
     def settings(self) -> FileSettings:
-        """Convert to the exporter's settings."""
+        """Returns the settings that open the exporter."""
         return FileSettings(
             path=self.path,
             form=FORMS[self.format],

@@ -69,7 +69,7 @@ def _summary(model: type[Section]) -> str:
 
 
 def _shown(field: FieldInfo) -> Any:
-    """Returns the example if there is one, otherwise the default."""
+    """Returns a field's example if it has one, otherwise its default."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "example" in extra:
         return extra["example"]
@@ -77,7 +77,7 @@ def _shown(field: FieldInfo) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """Returns the JSON Schema (2020-12) of the file, for editors.
+    """Returns the JSON Schema (2020-12) of configuration files, for editors.
 
     Every scalar may also be a string with a ``${…}`` reference.
     """
@@ -92,7 +92,7 @@ def json_schema() -> dict[str, Any]:
         definition["properties"] = {
             name: _or_reference(entry) for name, entry in definition["properties"].items()
         }
-    # Sections may have no value, as in the Collector.
+    # A section's value may be null, as in the Collector.
     pattern = {
         rf"^{name}(/\S+)?$": {"anyOf": [{"$ref": f"#/$defs/{model.__name__}"}, {"type": "null"}]}
         for name, model in EXPORTERS.items()
@@ -134,7 +134,7 @@ Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows eve
 [`config/schema.json`](../config/schema.json) lets editors complete and check keys.
 
 - `otel-kprofiler validate -c agent.yaml` reports every mistake at once, with line and column.
-  Unknown keys are mistakes.
+  Unknown keys are errors.
 - `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets; with
   `--origins`, also where each value was set.
 - SIGHUP reloads the file without a gap in the samples; an invalid file changes nothing.

@@ -54,14 +54,14 @@ class LoadedConfig:
 
 
 def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
-    """Read and check a configuration file.
+    """Read and validate a configuration file.
 
     Args:
-        path: YAML file, UTF-8.
+        path: path of the YAML file, which is in UTF-8.
         environ: environment variables for ``${env:NAME}``.
 
     Raises:
-        ConfigError: the file is unreadable or invalid; lists all problems.
+        ConfigError: the file is unreadable or invalid; the error lists all problems.
     """
     try:
         with open(path, "rb") as file:
@@ -80,10 +80,10 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
 
 
 def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedConfig:
-    """Check the text of a configuration. ``path`` is used in messages only.
+    """Validate the text of a configuration. ``path`` is used in messages only.
 
     Raises:
-        ConfigError: the configuration is invalid; lists all problems by line.
+        ConfigError: the configuration is invalid; the error lists all problems by line.
     """
     document = parse_document(text, path=path, environ=environ, describe_key=_describe_key)
     config = _check(document) if document.marks or not document.problems else None
@@ -94,9 +94,9 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns a key of the schema, even a misspelled one, unchanged; hides any other key.
+    """Returns the last key of a path if it is, or resembles, a key of the schema; else hides it.
 
-    A key that does not resemble any key of the schema may be a misplaced secret.
+    Any other key may be a misplaced secret.
     """
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
@@ -110,7 +110,7 @@ def _describe_key(path: Path) -> str:
 
 @functools.cache
 def _all_keys() -> frozenset[str]:
-    """Returns all keys of the schema, and the unsupported keys of related configurations."""
+    """Returns all keys of the schema, and the unsupported keys that related configurations have."""
     keys = {*EXPORTERS, *unsupported_keys.EXPORTERS}
     sections: list[type[Section]] = [Config, *EXPORTERS.values()]
     while sections:
@@ -166,7 +166,7 @@ def _validate(document: Document, model: type[_Model], values: Any, prefix: Path
 
 
 def _explain(document: Document, model: type[Section], prefix: Path, detail: Any) -> None:
-    """Convert an error from pydantic to a problem."""
+    """Convert an error from pydantic to a problem in the document."""
     inner: Path = detail["loc"]
     at_key = inner[-1:] == ("[key]",)
     inner = inner[:-1] if at_key else inner
@@ -180,7 +180,7 @@ def _explain(document: Document, model: type[Section], prefix: Path, detail: Any
     elif detail["input"] is not None:
         document.complain(path, _message(detail, path), at_key=at_key)
     elif all(problem.key != document.name(path) for problem in document.problems):
-        # If the value is a malformed reference, that problem has already been reported.
+        # If the value is a malformed reference, the reference has already been reported.
         mark = document.marks.get(path)
         unset = " and ".join(mark.env) if mark else ""
         document.complain(path, "has no value" + (f": {unset} is unset or empty" if unset else ""))
@@ -219,7 +219,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def _fill(model: type[Section], values: Any) -> Any:
-    """Replace a missing value with an empty mapping where a mapping is expected."""
+    """Replace null with an empty mapping where the schema expects a mapping."""
     if values is None:
         return {}
     if not isinstance(values, dict):

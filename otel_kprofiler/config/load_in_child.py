@@ -1,7 +1,7 @@
 """Loads a configuration in a child process.
 
-The libraries for YAML and the schema use 25 MB and are needed for half a second, so a child
-process loads them, and the agent keeps only the values.
+pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. A child process therefore
+loads them, and the agent keeps only the values.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Convert = Callable[["Config"], T]
-"""Top-level function of a module that converts a checked configuration."""
+"""Top-level function of a module, which converts a validated configuration."""
 
 _log = logging.getLogger(__name__)
 
 _ENVIRONMENT: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__"}  # searching for plugins is slow
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# These limits far exceed the needs of the libraries and the largest accepted file.
+# These limits far exceed what the libraries need for the largest accepted file.
 _LIMITS: Final = {resource.RLIMIT_AS: 1 << 30, resource.RLIMIT_CPU: 60}  # bytes, seconds
 
 
 class PendingConfig(Generic[T]):
-    """A configuration being read in the background.
+    """A configuration that a child process is reading.
 
     Args:
         path: path of the YAML file.
-        convert: converts the configuration in the child process. The result is pickled, and must
-            not depend on the schema's libraries.
-        fork: whether to fork this process, which is twice as fast as starting an interpreter. It
-            must be False if the process has several threads.
+        convert: converts the configuration in the child process. Its result is pickled, so
+            unpickling it must not import pydantic or ruamel.yaml.
+        fork: whether to fork this process, which is twice as fast as starting an interpreter. Must
+            be False if this process has several threads.
     """
 
     def __init__(self, path: str, convert: Convert[T], *, fork: bool = False) -> None:
@@ -51,10 +51,10 @@ class PendingConfig(Generic[T]):
         self._wait = _fork(path, convert) if fork else _spawn(path, convert)
 
     def get(self) -> T:
-        """Wait for the result, and log a warning if every user can read secrets in the file.
+        """Wait for the result; logs a warning if every user can read secrets in the file.
 
         Raises:
-            ConfigError: the file is unreadable or invalid; lists all problems.
+            ConfigError: the file is unreadable or invalid; the error lists all problems.
             KProfilerError: the child process failed.
         """
         content, status = self._wait()
@@ -63,7 +63,7 @@ class PendingConfig(Generic[T]):
                 f"reading {self._path} failed: {describe_status(status)}",
                 hint="run otel-kprofiler validate to see the cause",
             )
-        # The data comes from our own child and can be trusted.
+        # The data comes from our own child process, and can be trusted.
         result, exposure = pickle.loads(content)  # noqa: S301
         if isinstance(result, ConfigError):
             raise result
@@ -73,7 +73,7 @@ class PendingConfig(Generic[T]):
 
 
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read the file in a new interpreter. Returns a function that waits for result and status.
+    """Read a file in a new interpreter; returns a function that waits for result and exit status.
 
     The interpreter is isolated (-I) and imports only from this process's paths, not from the
     working directory, which other users may be able to write to.
@@ -94,7 +94,7 @@ def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read the file in a fork of this process; returns the same as :func:`_spawn`."""
+    """Read a file in a fork of this process; returns a function as :func:`_spawn` does."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -119,7 +119,7 @@ def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def main(convert: Convert[object]) -> None:
-    """Read the file named on the command line and write the pickled result to descriptor 1."""
+    """Read the file named on the command line, and write the pickled result to standard output."""
     content = _read(sys.argv[1], convert)
     with suppress(BrokenPipeError):  # the agent has exited
         while content:

@@ -27,10 +27,10 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Maximum of ``max_message_bytes``: half the maximum size of a record in a spool."""
+"""Upper limit of ``max_message_bytes``: half the maximum size of a spool's record."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
-"""Keys whose values may hold passwords."""
+"""Keys whose values may contain passwords."""
 
 _HOST_PORT: Final = re.compile(r"(?:dns:///)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]@]+):(\d{1,5})")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
@@ -76,7 +76,7 @@ class Tls(Section):
         return value
 
     def settings(self) -> TlsSettings:
-        """Convert to the exporters' settings."""
+        """Returns the TLS settings of the exporter."""
         return TlsSettings(
             ca_file=self.ca_file or None,
             cert_file=self.cert_file or None,
@@ -96,7 +96,7 @@ class GrpcTls(Tls):
     )
 
     def settings(self) -> TlsSettings:
-        """Convert to the exporter's settings."""
+        """Returns the TLS settings of the exporter."""
         return replace(super().settings(), insecure=self.insecure)
 
 
@@ -111,7 +111,7 @@ class HttpTls(Tls):
     )
 
     def settings(self) -> TlsSettings:
-        """Convert to the exporter's settings."""
+        """Returns the TLS settings of the exporter."""
         return replace(super().settings(), insecure_skip_verify=self.insecure_skip_verify)
 
 
@@ -133,7 +133,7 @@ class RetryOnFailure(Section):
     )
 
     def settings(self) -> RetryPolicy:
-        """Convert to the exporters' policy."""
+        """Returns the retry policy of the exporter."""
         return RetryPolicy(
             enabled=self.enabled,
             initial_interval_s=self.initial_interval.seconds,
@@ -182,7 +182,7 @@ class SendingQueue(Section):
     )
 
     def settings(self) -> QueueSettings:
-        """Convert to the queue's settings."""
+        """Returns the settings of the queue."""
         if not self.enabled:
             return QueueSettings(1)
         if not self.storage:
@@ -197,7 +197,7 @@ class SendingQueue(Section):
 
 
 class _Client(Exporter):
-    endpoint: str  # declared here to come first
+    endpoint: str  # declared here, so that it comes first
     headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
         default={}, description="Headers of each request. Values are secrets and never shown."
     )
@@ -231,7 +231,7 @@ class _Client(Exporter):
         "the profiles schema. Collectors from v0.163 on reject unsupported versions. Empty: the "
         "header is not sent, which means version 1.",
     )
-    proxy_url: str  # described by each transport
+    proxy_url: str  # each transport has its own description
 
     @field_validator("headers")
     @classmethod

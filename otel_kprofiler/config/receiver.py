@@ -20,7 +20,7 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _attribute(value: Any, _: Any) -> Any:
-    """Check the type of a value, to report one error instead of one per member of the union."""
+    """Check the type of a value, so that one error is reported, not one for each type."""
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
@@ -29,12 +29,12 @@ def _attribute(value: Any, _: Any) -> Any:
 
 
 def _symbols(value: Any) -> Any:
-    """Convert false to ``off``, because other YAML parsers read ``off`` as false."""
+    """Convert false to ``off``, since YAML 1.1 parsers read ``off`` as false."""
     return "off" if value is False else lower(value)
 
 
 def _count(value: Any) -> Any:
-    """Convert ``off`` to 0, also where a YAML parser or a variable has made it false."""
+    """Convert ``off`` to 0, even if a YAML parser or a variable has turned ``off`` into false."""
     return 0 if value is False or value in ("off", "false") else value
 
 
@@ -50,7 +50,7 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """Accept ``true`` and ``false`` instead of a section, even from an environment variable."""
+    """Accept ``true`` and ``false`` in place of a section, even as text from a variable."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value

@@ -15,7 +15,7 @@ from otel_kprofiler.model import Form
 
 MEBIBYTE: Final = 1024 * 1024
 FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
-"""Forms of messages, by their names in the configuration."""
+"""Encodings of OTLP messages, by their names in the configuration."""
 
 AttributesKey = Annotated[
     Literal["inline", "references"],
@@ -30,9 +30,9 @@ AttributesKey = Annotated[
 
 
 class Section(BaseModel):
-    """A mapping of the configuration with a fixed set of keys; immutable.
+    """A mapping in the configuration that has a fixed set of keys; immutable.
 
-    ``unsupported`` lists keys of related configurations, with what to do instead.
+    ``unsupported`` lists keys of related configurations, each with an alternative.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -44,7 +44,7 @@ class Exporter(Section, ABC):
 
     @abstractmethod
     def settings(self) -> ExporterSettings:
-        """Convert the section to settings, which open the exporter."""
+        """Returns the settings that open the exporter."""
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -61,7 +61,7 @@ class Health(Section):
 
 
 class Limits(Section):
-    """Limits on the agent's usage, enforced by lowering the sampling rate."""
+    """Limits on the agent's CPU and memory usage, enforced by lowering the sampling rate."""
 
     max_cpu_percent: float = Field(
         default=0,

@@ -1,6 +1,6 @@
-"""Lists unsupported keys of related configurations, each with its alternative.
+"""Lists keys of related configurations that are not supported, each with an alternative.
 
-Receiver keys come from the opentelemetry-ebpf-profiler receiver, all others from the Collector.
+Receiver keys come from opentelemetry-ebpf-profiler's receiver, all other keys from the Collector.
 """
 
 from __future__ import annotations

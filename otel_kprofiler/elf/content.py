@@ -1,4 +1,4 @@
-"""Reads sections, and decompresses those with SHF_COMPRESSED (elf(5))."""
+"""Reads the content of sections, decompressing sections with SHF_COMPRESSED (elf(5))."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
         raise ElfError(
             ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the package zstandard"
         ) from error
-    # The window need not exceed the content, but some writers use a larger one.
+    # A window larger than the content is useless, but some writers use one.
     window = min(_MAX_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, 2 * size))
     try:
         with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(packed) as reader:

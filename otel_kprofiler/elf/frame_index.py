@@ -4,7 +4,7 @@
 the package, so that it starts in milliseconds, and needs no privileges. It reads an ELF file from
 standard input; its arguments are the file offset, the size and the address of ``.eh_frame``. It
 writes the search table to standard output. For each function, the table has two 32-bit distances
-from the address of ``.eh_frame``: that of the function and that of its FDE.
+from the address of ``.eh_frame``: the distance of the function, and the distance of its FDE.
 
     frame_index.py OFFSET SIZE ADDRESS < FILE > TABLE
 """
@@ -20,14 +20,14 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory that the script may use in addition to the interpreter's mappings, in bytes. The section
-is in memory, and each entry takes 36 bytes.
+"""Memory that the script may use in addition to the interpreter's mappings, in bytes. The script
+holds the section in memory, and 36 bytes for each entry.
 """
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE)
 _RUN: Final = 1 << 16  # entries sorted at once, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 
-# DW_EH_PE_*
+# struct formats, by DW_EH_PE_*
 _FORMATS: Final = {0x00: "<Q", 0x03: "<I", 0x04: "<Q", 0x0B: "<i", 0x0C: "<q"}
 _PC_RELATIVE: Final = 0x10
 _LEB_SIGN: Final = 0x80
@@ -35,7 +35,7 @@ _ADDRESS_MASK: Final = (1 << 64) - 1
 
 
 class Cie(NamedTuple):
-    """The encoding of function starts in the FDEs of a CIE."""
+    """The encoding of function start addresses in the FDEs of a CIE."""
 
     struct: struct.Struct
     relative: bool
@@ -58,7 +58,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
     while at + _ENTRY.size <= end:
         length, back = _ENTRY.unpack_from(frames, at)
         if not length:
-            at += 4  # a terminator: crtend.o has one, and others may follow in a relinked file
+            at += 4  # a terminator: crtend.o has one, but in a relinked file, entries may follow it
             continue
         if length >= _LENGTH_IS_64_BITS or length < 4 or at + 4 + length > end:
             raise ValueError(f"an entry has an invalid length of {length} bytes")
@@ -76,7 +76,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
             starts.append(start & _ADDRESS_MASK)
             entries.append(address + at)
         at += 4 + length
-    order = _sort(starts)  # keys ascend, so that entries with equal starts keep their order
+    order = _sort(starts)  # ascending by start; entries with equal starts keep their order
     pairs = array("i", [0]) * (2 * len(order))
     try:
         pairs[::2] = array("i", (starts[index] - origin for index in order))
@@ -96,7 +96,7 @@ def _sort(values: array[int]) -> array[int]:
 
 
 def parse_cie(frames: bytes, at: int) -> Cie:
-    """Returns the address encoding that a CIE declares.
+    """Returns the address encoding that the CIE at offset ``at`` declares.
 
     Raises:
         ValueError: there is no CIE, it is damaged, or its format is unknown.
@@ -115,25 +115,25 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the argument of ``R`` in a CIE's augmentation.
+    """Returns the FDE pointer encoding, which is the argument of ``R`` in a CIE's augmentation.
 
-    Raises ``ValueError`` if it is damaged.
+    Raises ``ValueError`` if the augmentation is damaged.
     """
     end = body.index(0, 1)
     augmentation = body[1:end]
     if not augmentation:
-        return 0  # absolute, with 8 bytes
+        return 0  # DW_EH_PE_absptr: absolute, 8 bytes
     if augmentation[0] != ord("z"):
         raise ValueError(augmentation)
     at = end + 1
-    for _ in range(4):  # alignments of code and data, return register, length of the rest
+    for _ in range(4):  # alignment factors, return address register, augmentation length
         while body[at] & _LEB_SIGN:
             at += 1
         at += 1
     for letter in augmentation[1:]:
         if letter == ord("R"):
             encoding = body[at]
-            if encoding & 0xE0:  # indirect, aligned, or relative to something else
+            if encoding & 0xE0:  # indirect, aligned, or relative to another base
                 raise ValueError(encoding)
             return encoding
         if letter == ord("P"):
@@ -162,7 +162,7 @@ def main() -> None:
     try:
         frames = os.pread(0, size, offset)
         if len(frames) != size:
-            raise ValueError("the file became shorter")  # noqa: TRY301 - one way out
+            raise ValueError("the file shrank while it was read")  # noqa: TRY301 - one way out
         result = make_pairs(frames, address, address)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(str(error) or type(error).__name__) from error

@@ -1,7 +1,7 @@
 """Reads the ELF headers that unwinding and symbolization need.
 
-Reads a few hundred bytes per file: ELF header, program headers and notes. pyelftools, used for
-kernel files, is too slow when many new binaries start simultaneously.
+Only a few hundred bytes of each file are read: ELF header, program headers and notes. pyelftools,
+which is used for kernel files, is too slow when many new binaries start at the same time.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Section(NamedTuple):
         name: the section's name, without the terminating zero.
         kind: section type (``SHT_…``).
         flags: section flags (``SHF_…``).
-        address: SVMA; 0 if it is not loaded.
+        address: SVMA of the section; 0 if the section is not loaded.
         offset: file offset in bytes.
         size: length in bytes.
-        link: index of a related section; its meaning depends on the kind.
-        info: extra information; its meaning depends on the kind.
-        alignment: alignment of the address in bytes.
+        link: index of a related section; its role depends on the section type.
+        info: extra information; its meaning depends on the section type.
+        alignment: alignment of the section's address, in bytes.
         entry_size: size of an entry in bytes; 0 if the section has no entries of a fixed size.
     """
 
@@ -70,14 +70,14 @@ class Section(NamedTuple):
 
 
 class ElfFile(NamedTuple):
-    """The program headers of a file.
+    """Contents of an ELF file's header, program headers and notes.
 
     Attributes:
-        loads: all PT_LOAD segments that have bytes in the file, sorted by address.
-        texts: the executable segments.
+        loads: all PT_LOAD segments with bytes in the file, sorted by address.
+        texts: the executable segments among ``loads``.
         search: address and size of ``.eh_frame_hdr``; None if the file has none.
         build_id: GNU build id; None if the file has none.
-        entry: address of the first instruction; 0 if the file has none.
+        entry: SVMA of the entry point; 0 if the file has none.
         section_headers: offset and number of the section headers, and index of the section with
             their names.
         machine: ``e_machine``.
@@ -95,10 +95,10 @@ class ElfFile(NamedTuple):
 
 
 def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFile:
-    """Read the headers and the build id.
+    """Read the ELF header, the program headers and the build id of a file.
 
     Args:
-        source: bytes of the file.
+        source: the file's bytes.
         machine: required machine, as named by uname(2); None for any of ``MACHINES``.
 
     Raises:
@@ -113,7 +113,7 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Read the headers of a debug file. Segments are omitted, because they have no bytes.
+    """Read the headers of a debug file; omits its segments, which have no bytes in the file.
 
     Raises:
         ElfError: the source is not an ELF file for code of ``machine`` (None: any of ``MACHINES``),
@@ -169,7 +169,7 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:
     """Returns the SVMA of a byte of the file; None if no segment loads it.
 
-    Segments overlap in the file where they share a page, so pass only the candidates for a mapping,
+    Segments that share a page overlap in the file, so pass only segments that may contain the byte,
     such as ``ElfFile.texts`` for code.
     """
     for offset_of, size, address in segments:
@@ -179,7 +179,7 @@ def find_address(segments: Iterable[Segment], offset: int) -> int | None:
 
 
 def read_sections(source: Source, elf: ElfFile) -> list[Section]:
-    """Reads all section headers, in file order. Returns none if the sections have no names.
+    """Returns all section headers, in file order; empty if the sections have no names.
 
     Raises:
         ElfError: the section headers are damaged.
@@ -198,7 +198,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
 
 
 def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
-    """Find a section by name, for sections that no program header points to.
+    """Returns the location of a section by its name, for sections without a program header.
 
     Raises:
         ElfError: the section is missing, compressed or not in the file, or the section headers are
@@ -215,7 +215,7 @@ def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
 def _read_header(
     source: Source, machine: str | None
 ) -> tuple[int, int, int, int, tuple[int, int, int]]:
-    """Returns the machine, the entry, and the locations of the program and section headers."""
+    """Returns machine, entry point, and the locations of the program and section headers."""
     if source.size < _HEADER.size or source.read(0, len(_IDENT)) != _IDENT:
         raise ElfError(ElfProblem.NOT_ELF)
     header = _HEADER.unpack(source.read(0, _HEADER.size))

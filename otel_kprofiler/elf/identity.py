@@ -13,10 +13,10 @@ _HASH_BYTES: Final = 16
 
 
 def hash_file(source: Source) -> FileId:
-    """Returns ``process.executable.build_id.htlhash`` of OpenTelemetry's data model.
+    """Returns the file id, ``process.executable.build_id.htlhash`` in OpenTelemetry's data model.
 
     The hash is the first 16 bytes of SHA-256 over the first 4096 bytes, the last 4096 bytes, and
-    the length as 8 bytes, big-endian. In small files, the two parts overlap.
+    the length as 8 bytes, big-endian. In small files, the first and the last 4096 bytes overlap.
 
     Raises:
         ElfError: the file could not be read.

@@ -1,10 +1,10 @@
 """Reads ELF files as loaded by the dynamic linker, from a process's memory.
 
-The program headers, the dynamic section and the tables that it refers to are in memory, so that
-neither the file nor its section headers are needed. The formats are described in elf(5) and in the
-System V ABI, chapter 5. GNU's hash table is read as binutils writes it, and x86-64 relocations as
-defined in table 4.9 of the x86-64 ABI. The memory is untrusted. All reads are bounded, and anything
-malformed raises :class:`ElfError`.
+The program headers, the dynamic section and its tables are in memory, so neither the file nor its
+section headers are needed. The formats are described in elf(5) and in the System V ABI, chapter 5.
+GNU's hash table is read as binutils writes it, and x86-64 relocations as defined in table 4.9 of
+the x86-64 ABI. The memory is untrusted. All reads are bounded, and anything malformed raises
+:class:`ElfError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PF_W: Final = 2
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 4, 5, 6, 0x6FFFFEF5
 _DT_RELA, _DT_RELASZ, _DT_JMPREL, _DT_PLTRELSZ, _DT_PLTREL = 7, 8, 23, 2, 20
 _STT_TLS: Final = 6
-_HEADER_SPACE: Final = 4096  # program headers follow the header
+_HEADER_SPACE: Final = 4096  # the program headers follow the ELF header
 
 MAX_PROGRAM_HEADERS: Final = 128
 MAX_DYNAMIC_BYTES: Final = 64 * 1024
@@ -47,8 +47,8 @@ class ThreadStorage(NamedTuple):
 
     Attributes:
         address: SVMA (virtual address in the file) of the initial content.
-        size: bytes that each thread's copy occupies, without padding.
-        alignment: alignment of the copies in bytes; a power of two.
+        size: size of each thread's copy in bytes, without padding.
+        alignment: alignment of the copies, in bytes; a power of two.
     """
 
     address: int
@@ -57,7 +57,7 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Returns the distance from a copy to the thread pointer, for an executable on x86-64.
+        """Returns the distance in bytes from a copy to the thread pointer, in an x86-64 executable.
 
         The copy lies below the thread pointer, aligned like the segment itself (Drepper, ELF
         Handling For Thread-Local Storage, section 3.4.6).
@@ -66,16 +66,16 @@ class ThreadStorage(NamedTuple):
 
 
 class LoadedElf(NamedTuple):
-    """A loaded file.
+    """An ELF file as loaded into a process's memory.
 
     Attributes:
-        base: runtime address of its first byte.
+        base: runtime address of the file's first byte.
         bias: runtime address minus SVMA.
         headers_at: runtime address of the program headers.
         storage: the PT_TLS segment; None if the file has none.
         dynamic: values in the dynamic section, by tag; the first value if a tag is repeated.
         notes: runtime address and size of each PT_NOTE segment.
-        writable: runtime address of each writable PT_LOAD segment, and its size in the file.
+        writable: runtime address and file size of each writable PT_LOAD segment.
     """
 
     base: int
@@ -87,9 +87,9 @@ class LoadedElf(NamedTuple):
     writable: tuple[tuple[int, int], ...] = ()
 
     def at(self, tag: int) -> int | None:
-        """Returns the runtime address that a tag holds; None if the tag is missing.
+        """Returns the runtime address in the dynamic entry ``tag``; None if there is no such entry.
 
-        glibc adds the bias to such values in memory; musl does not.
+        glibc adds the bias to these addresses in memory, but musl does not.
         """
         value = self.dynamic.get(tag)
         if value is None:
@@ -98,7 +98,7 @@ class LoadedElf(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A relocation: the runtime address of its target, its kind, symbol number and addend."""
+    """A relocation: runtime address of its target, relocation type, symbol index and addend."""
 
     address: int
     kind: int
@@ -149,14 +149,14 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
 
 
 def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, int] | None:
-    """Find an exported thread-local variable of a file.
+    """Find a thread-local variable that a file exports.
 
     Returns:
-        The variable's index in the dynamic symbol table, and its offset in the segment; None if
-        there is no such variable.
+        The variable's index in the dynamic symbol table, and its offset in the PT_TLS segment; None
+        if there is no such variable.
 
     Raises:
-        ElfError: the tables are damaged.
+        ElfError: the symbol table or the hash table is damaged.
         OSError: the memory cannot be read.
     """
     symbols, strings = elf.at(_DT_SYMTAB), elf.at(_DT_STRTAB)
@@ -179,7 +179,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """Yields relocations of the given kinds for a symbol number, or, if that is 0, for the file.
+    """Yields relocations of the types ``kinds`` against ``symbol`` or the file itself (index 0).
 
     Raises:
         ElfError: there are too many relocations.
@@ -205,7 +205,7 @@ def find_relocations(
 
 
 def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
-    """Yields the indices of symbols whose hash matches that of a name."""
+    """Yields the indices of the symbols whose GNU hash matches the hash of a name."""
     buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
     if not buckets:
         return

@@ -1,4 +1,4 @@
-"""Recognizes mapping symbols and symbol versions in the names of symbol tables."""
+"""Recognizes mapping symbols and symbol versions among the names in symbol tables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ MAPPING_SYMBOL: Final = rb"(?:__pi_)?\$[adtx](?:\.[^\0]*)?"
 """Pattern of the mapping symbols for code (``$x``; ``$a``, ``$t`` on 32 bits) and data (``$d``).
 
 ELF for the Arm 64-bit Architecture (AAELF64), "Mapping symbols", defines ``$x`` and ``$d``, each
-possibly with a suffix after a dot. Kernel code that runs before relocation prefixes them with
-``__pi_`` (arch/arm64/kernel/pi/Makefile).
+possibly with a suffix after a dot. In kernel code that runs before relocation, mapping symbols have
+the prefix ``__pi_`` (arch/arm64/kernel/pi/Makefile).
 """
 
 _VERSION: Final = re.compile(rb'@(?<![\0"@]@)(?=@?[A-Za-z_][\w.+-]*(?:\0|\Z))')
@@ -28,13 +28,13 @@ def marks_data(name: bytes) -> bool:
 
 
 def cut_versions(names: bytes) -> bytes:
-    r"""Cut versions off names in place. The string table keeps its length.
+    r"""Remove the versions from names, without changing the length of the string table.
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
     version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
     ``@name``, the character ``@`` is part of the name.
 
     Args:
-        names: a string table: each name ends with ``\0``.
+        names: a string table, in which each name ends with ``\0``.
     """
     return _VERSION.sub(b"\0", names) if b"@" in names else names

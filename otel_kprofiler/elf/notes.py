@@ -22,8 +22,8 @@ class Note(NamedTuple):
 def parse_notes(data: bytes) -> list[Note]:
     """Parse the notes in a section.
 
-    A truncated last note is skipped. The GNU note may be at any position. In kernel 6.12, Linux and
-    Xen notes come before it.
+    A truncated last note is skipped. The GNU note may be at any position; in Linux 6.12, notes of
+    the owners Linux and Xen precede it.
     """
     notes = []
     position = 0
@@ -41,7 +41,7 @@ def parse_notes(data: bytes) -> list[Note]:
 
 
 def find_build_id(data: bytes) -> BuildId | None:
-    """Returns the GNU build id in a section of notes; None if there is none."""
+    """Returns the GNU build id in a section of notes; None if the section has none."""
     for note in parse_notes(data):
         if note.name == b"GNU" and note.type == NT_GNU_BUILD_ID and note.description:
             return BuildId(note.description.hex())

@@ -1,4 +1,4 @@
-"""Defines the errors that are raised while ELF files are read."""
+"""Defines the errors that reading an ELF file may raise."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ElfError(KProfilerError):
     """Raised if an ELF file is damaged, unsupported or unreadable.
 
     Args:
-        problem: what is wrong with the file.
-        detail: details for logs.
+        problem: the reason why the file cannot be read.
+        detail: further details, for logs; may be empty.
     """
 
     def __init__(self, problem: ElfProblem, detail: str = "") -> None:

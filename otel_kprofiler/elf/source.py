@@ -7,7 +7,7 @@ from typing import Protocol
 
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
-_IOV_MAX_BYTES = 0x7FFFF000  # limit of one preadv(2)
+_IOV_MAX_BYTES = 0x7FFFF000  # maximum size of one preadv(2)
 
 
 class Source(Protocol):
@@ -15,7 +15,7 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """Returns the length in bytes."""
+        """Returns the length of the file in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Read exactly ``size`` bytes. Raises :class:`ElfError` if the file has fewer."""
@@ -25,11 +25,11 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A file, by its descriptor, which the caller closes. Nothing is cached.
+    """Reads a file through its descriptor, which the caller closes. Nothing is cached.
 
     Attributes:
-        fd: the descriptor.
-        size: length in bytes.
+        fd: descriptor of the file.
+        size: length of the file in bytes.
     """
 
     def __init__(self, fd: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Finds a few symbols of an ELF file by name, without parsing the whole table."""
+"""Finds a few symbols in an ELF file by name, without parsing the entire symbol table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_TABLE_BYTES: Final = 32 << 20
 
 
 class ElfSymbol(NamedTuple):
-    """The location of a symbol.
+    """The address and size of a symbol.
 
     Attributes:
         address: SVMA of the symbol.
-        size: size in bytes; 0 if unknown.
+        size: size of the symbol in bytes; 0 if unknown.
     """
 
     address: int
@@ -31,10 +31,10 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Returns defined symbols by name, from ``.dynsym`` or, if it has none of them, ``.symtab``.
+    """Returns defined symbols by name, from ``.dynsym`` or, if none is there, ``.symtab``.
 
     Raises:
-        ElfError: a table is damaged or too large.
+        ElfError: a symbol table is damaged or too large.
     """
     for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
         for table in (section for section in sections if section.kind == kind):
@@ -63,7 +63,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields the offsets of a name, even at the end of a longer name; linkers merge such names."""
+    """Yields the offsets of a name, also as the tail of longer names, which linkers merge."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

@@ -1,7 +1,7 @@
 """Exporters of encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
 
 Exporters handle bytes and counts, never stacks; ``otlp`` divides requests for them. Importing this
-package loads neither gRPC nor requests; each is loaded when its exporter is first used.
+package imports neither grpc nor requests; each is imported when its exporter is first used.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class ExportOutcome(enum.Enum):
 
 
 class KindResult(NamedTuple):
-    """Outcome for the samples of one kind in a batch.
+    """Outcome of an export for the samples of one kind in a batch.
 
     Attributes:
-        exported: number of samples known to have arrived; a lower bound.
-        lost: number of samples not known to have arrived, by cause.
+        exported: number of samples that are known to have arrived; a lower bound.
+        lost: number of samples that are not known to have arrived, by cause.
     """
 
     exported: int
@@ -50,9 +50,10 @@ class ExportResult(NamedTuple):
 
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
-        kinds: outcome for the samples of each kind, by name of the kind.
-        message: human-readable message, possibly empty.
-        error_type: short value of low cardinality (``UNAVAILABLE``, ``503``); empty on success.
+        kinds: outcome for the samples of each kind, by the kind's name.
+        message: human-readable message from the receiver or about the failure; may be empty.
+        error_type: the metric attribute ``error.type``, a short value of low cardinality
+            (``UNAVAILABLE``, ``503``); empty on success.
     """
 
     outcome: ExportOutcome
@@ -80,7 +81,7 @@ class ExportResult(NamedTuple):
     def success(
         cls, batch: Batch, message: str = "", *, rejected: Mapping[str, int] | None = None
     ) -> ExportResult:
-        """Returns the result for a batch that arrived, except for ``rejected`` samples, by kind."""
+        """Returns the result for a delivered batch; ``rejected`` counts samples by kind."""
         kinds = {}
         for kind, samples in batch.sample_counts.items():
             refused = rejected.get(kind, 0) if rejected else 0
@@ -101,8 +102,8 @@ class Part(NamedTuple):
     """A request with part or all of a batch.
 
     Attributes:
-        batch: the request.
-        result: its outcome.
+        batch: the batch that the request carries.
+        result: the outcome of the request.
     """
 
     batch: Batch
@@ -110,9 +111,10 @@ class Part(NamedTuple):
 
 
 def sum_results(parts: Sequence[Part]) -> ExportResult:
-    """Combines the results of a batch's parts, at least one.
+    """Combines the results of a batch's parts, of which there is at least one.
 
-    The outcome is success if any part succeeded. Message and error come from the first failed part.
+    The outcome is success if any part succeeded. The message and the error type come from the first
+    part that lost samples.
     """
     results = [part.result for part in parts]
     if len(results) == 1:
@@ -133,8 +135,8 @@ def sum_results(parts: Sequence[Part]) -> ExportResult:
 def is_wholly_lost(result: ExportResult) -> bool:
     """Returns whether it is certain that no sample arrived.
 
-    After a partial success of a batch with several kinds, the result is False, because the response
-    does not name the kinds of the rejected samples.
+    Returns False after a partial success of a batch with several kinds, because the response does
+    not name the kinds of the rejected samples.
     """
     is_exact = result.outcome is ExportOutcome.FAILURE or len(result.kinds) == 1
     return is_exact and bool(result.lost) and not result.exported
@@ -148,9 +150,10 @@ class ProfileExporter(abc.ABC):
 
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
-        form: required form of batches.
-        max_bytes: maximum payload that this exporter sends, before compression; None for no limit.
-            It is lowered when the receiver turns out to accept less.
+        form: form that batches for this exporter must have.
+        max_bytes: maximum payload size that this exporter sends, in bytes before compression; None
+            for no limit. The exporter lowers it when the receiver rejects smaller requests as too
+            large.
         attributes: how resource and scope attributes are written in batches for this exporter.
         unnamed_frames: how frames without a function name are written in batches for this exporter.
     """
@@ -163,7 +166,7 @@ class ProfileExporter(abc.ABC):
 
     @property
     def destination(self) -> str:
-        """Returns the address or path for display, without secrets; empty if there is none."""
+        """Returns the receiver's address or path for display, without secrets; may be empty."""
         return ""
 
     @property
@@ -182,7 +185,7 @@ class ProfileExporter(abc.ABC):
     def export_parts(self, batch: Batch) -> Sequence[Part]:
         """Send a batch like :meth:`export`, but return each request separately.
 
-        There are several requests if the receiver accepts only smaller ones.
+        The batch is split into several requests if the receiver only accepts smaller ones.
         """
         return [Part(batch, self.export(batch))]
 
@@ -198,6 +201,6 @@ class ProfileExporter(abc.ABC):
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Release all resources; idempotent.
 
-        Ends a wait between attempts immediately. A running attempt may take up to the timeout, and
+        A wait between attempts ends immediately. A running attempt may take up to the timeout, and
         is then aborted.
         """

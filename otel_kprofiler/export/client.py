@@ -13,17 +13,17 @@ from otel_kprofiler.model import AttributeForm, Form, UnnamedFrames
 from otel_kprofiler.otlp import DEVELOPMENT_VERSION, DEVELOPMENT_VERSION_HEADER
 
 DEFAULT_MAX_BYTES: Final = 4 * 1024 * 1024 - 64 * 1024
-"""Default request size: gRPC's limit of 4 MiB after decompression, minus a margin for headers."""
+"""Default maximum request size: gRPC's limit of 4 MiB, decompressed, minus a margin for headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A kind of OTLP data (OTLP specification, "OTLP/gRPC" and "OTLP/HTTP Request").
+    """An OTLP signal (OTLP specification, "OTLP/gRPC" and "OTLP/HTTP Request").
 
     Attributes:
-        method: gRPC method that exports it.
-        path: HTTP path below the endpoint.
-        missing: explanation if a receiver has no such method or path.
+        method: gRPC method that exports the signal.
+        path: HTTP path of the signal, below the endpoint.
+        missing: explanation for users if a receiver has no such method or path.
     """
 
     method: str
@@ -51,13 +51,13 @@ HTTP_ENDPOINT: Final = "http://localhost:4318"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS settings, named as in the Collector; all files are PEM.
+    """TLS settings, named as in the Collector; all files are in PEM format.
 
     Attributes:
-        insecure: whether to use plain text if the endpoint has no scheme (gRPC only).
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate; requires ``key_file``.
-        key_file: private key of the client certificate; requires ``cert_file``.
+        insecure: whether to connect without TLS if the endpoint has no scheme (gRPC only).
+        ca_file: path of CA certificates to trust instead of the system's.
+        cert_file: path of the client certificate; requires ``key_file``.
+        key_file: path of the client certificate's private key; requires ``cert_file``.
         insecure_skip_verify: whether to accept any certificate of the receiver (HTTP only).
     """
 
@@ -71,7 +71,8 @@ class Tls:
         """Returns the contents of the CA, certificate and key files; None for files not set.
 
         Raises:
-            ExportError: a file cannot be read, or only one of certificate and key is set.
+            ExportError: a file cannot be read, or only one of ``cert_file`` and ``key_file`` is
+                set.
         """
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(
@@ -113,7 +114,7 @@ class ClientOptions(TypedDict, total=False):
 class ClientSettings:
     """Settings of an OTLP exporter.
 
-    Addresses and headers may contain credentials, so their repr is hidden.
+    Addresses and headers may contain credentials, so ``repr`` omits them.
 
     Attributes:
         protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
@@ -125,13 +126,13 @@ class ClientSettings:
             ``/v1development/profiles`` is appended.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: HTTP headers, or gRPC metadata, of each request.
-        tls: certificates; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
+        tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
         compression: ``gzip`` or ``none``.
         proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
             ``NO_PROXY``; empty for no proxy. None selects the environment's proxy for HTTP
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
-        timeout_s: time limit of one attempt, response included, in seconds; > 0.
-        retry: how often and how long to retry; see :class:`RetryPolicy`.
+        timeout_s: time limit for one attempt, including the response, in seconds; > 0.
+        retry: when and for how long to retry; see :class:`RetryPolicy`.
         max_bytes: maximum request size before compression; None for no limit.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
         unnamed_frames: how frames without a function name are written.
@@ -154,16 +155,16 @@ class ClientSettings:
 
     @property
     def form(self) -> Form:
-        """Returns the form of the requests."""
+        """Returns the form of the requests, protobuf or JSON."""
         return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
 
     def checked_headers(self) -> dict[str, str]:
-        """Returns headers with lower-case names, validated for both transports.
+        """Returns the headers with lower-case names, after validation for both transports.
 
-        They include the schema version, unless it is empty or given as a header.
+        The headers include ``development_version``, unless it is empty or set in ``headers``.
 
         Raises:
-            ExportError: a name or a value has invalid characters.
+            ExportError: a header's name or value has invalid characters.
         """
         checked = {}
         if self.development_version:
@@ -179,7 +180,7 @@ class ClientSettings:
         return checked
 
     def does_compress(self) -> bool:
-        """Return whether requests are compressed.
+        """Returns whether requests are compressed.
 
         Raises:
             ExportError: the compression is unknown.

@@ -13,23 +13,23 @@ from otel_kprofiler.model import Batch, Form, LossCause
 
 
 class Verbosity(enum.Enum):
-    """How much the debug exporter prints."""
+    """The level of detail that the debug exporter prints."""
 
     BASIC = "basic"
     """Prints the number of profiles, samples and bytes."""
     NORMAL = "normal"
-    """Adds the interval, and the bytes per sample."""
+    """Adds the time interval of the batch, and the bytes per sample."""
     DETAILED = "detailed"
     """Adds the number of samples of each profile, by kind."""
 
 
 class DebugExporter(ProfileExporter):
-    """Prints one line per batch.
+    """Prints a summary of each batch on one line.
 
     Args:
-        verbosity: how much to print.
-        out: where to print; standard output by default.
-        name: id of the component in the configuration.
+        verbosity: the level of detail.
+        out: stream to print to; standard output by default.
+        name: id of the exporter in the configuration.
     """
 
     form = Form.PROTOBUF
@@ -48,7 +48,7 @@ class DebugExporter(ProfileExporter):
         self._closed = False
 
     def export(self, batch: Batch) -> ExportResult:
-        """Print the line; returns ``WRITE_FAILED`` if the output is closed or broken."""
+        """Print the batch's summary; a failure has the cause ``WRITE_FAILED``."""
         if self._closed:
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
         profiles, total = batch.profiles, batch.sample_count

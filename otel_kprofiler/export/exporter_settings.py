@@ -1,6 +1,6 @@
-"""Exporter settings from the configuration, which open their exporters.
+"""Settings of exporters from the configuration, with methods that open the exporters.
 
-Settings are plain values, so that the process that validates the configuration can pass them on,
+Settings are plain values. The process that validates the configuration can therefore pass them on,
 and equal settings mean that an exporter is unchanged.
 """
 
@@ -35,10 +35,10 @@ class SpoolSettings:
     """Settings of a queue on disk.
 
     Attributes:
-        directory: parent directory; each exporter has its own subdirectory.
-        max_bytes: size limit of an exporter's subdirectory.
+        directory: directory of all spools; each exporter has a subdirectory in it.
+        max_bytes: maximum size of an exporter's subdirectory, in bytes.
         max_age_s: age in seconds at which batches are dropped; 0 means never.
-        fsync: whether to sync each record, so that batches survive a power failure.
+        fsync: whether to fsync(2) each record, so that batches survive a power failure.
     """
 
     directory: str
@@ -47,7 +47,7 @@ class SpoolSettings:
     fsync: bool
 
     def open(self, name: str) -> Spool:
-        """Open the spool for the exporter with this id."""
+        """Open the spool of the exporter with the id ``name``."""
         return Spool(
             os.path.join(self.directory, quote(name, safe="")),
             max_bytes=self.max_bytes,
@@ -62,7 +62,7 @@ class QueueSettings:
 
     Attributes:
         size: maximum number of batches in memory.
-        spool: keeps batches on disk; None for memory only.
+        spool: settings of the spool, which keeps batches on disk; None to keep them in memory only.
     """
 
     size: int = DEFAULT_QUEUE_SIZE
@@ -71,7 +71,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings(ABC):
-    """Common settings of all exporters.
+    """Settings that all exporters have in common.
 
     Attributes:
         queue: settings of the sending queue.
@@ -81,7 +81,7 @@ class ExporterSettings(ABC):
 
     @abstractmethod
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter with this id (``type`` or ``type/name``).
+        """Open the exporter that has the id ``name`` (``type`` or ``type/name``).
 
         Raises:
             ExportError: a file, a certificate or an address is unusable.
@@ -93,23 +93,23 @@ class OtlpSettings(ExporterSettings):
     """Settings for OTLP over gRPC or HTTP.
 
     Attributes:
-        client: settings of the client.
+        client: settings of the connection and the requests.
     """
 
     client: ClientSettings
 
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter, and import its transport."""
+        """Import the exporter's transport, and open the exporter."""
         return open_client(self.client, name)
 
 
 def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROFILES) -> OtlpSender:
-    """Open the exporter for the client's protocol, and import its transport.
+    """Import the transport for the client's protocol, and open the exporter.
 
     Args:
-        client: settings of the connection.
+        client: settings of the connection and the requests.
         name: component id; empty for the name of the exporter's type.
-        signal: kind of data that is sent.
+        signal: the OTLP signal to send.
 
     Raises:
         ExportError: the endpoint, a header, the compression or a TLS file is unusable.
@@ -135,7 +135,7 @@ class FileSettings(ExporterSettings):
     rotation: Rotation | None
 
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter and its file."""
+        """Open the exporter, and the file that it writes."""
         return FileExporter(
             self.path,
             form=self.form,
@@ -147,7 +147,7 @@ class FileSettings(ExporterSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugSettings(ExporterSettings):
-    """Settings for the debug exporter, which prints lines to standard output."""
+    """Settings for the debug exporter, which prints summaries to standard output."""
 
     verbosity: Verbosity
 

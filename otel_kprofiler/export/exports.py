@@ -1,4 +1,4 @@
-"""Exports batches, or the rest of a batch, and accounts for every sample."""
+"""Exports batches one after another, and accounts for every sample."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ OnExport = Callable[[ExportResult, float], None]
 
 
 def is_temporary(result: ExportResult) -> bool:
-    """Returns whether an export, even of a batch without samples, may be retried."""
+    """Returns whether an export failed only temporarily, so that it may be retried."""
     return bool(result.lost) and _TEMPORARY.issuperset(result.lost)
 
 
 def export_all(
     exporter: ProfileExporter, batches: Sequence[Batch], on_export: OnExport | None
 ) -> list[Part]:
-    """Export batches in order, until one fails for a reason that affects the others, too.
+    """Export batches in order; after a temporary failure, the remaining batches fail unsent.
 
     Args:
-        exporter: sends the batches.
+        exporter: the exporter that sends the batches.
         batches: batches to send; may be empty.
-        on_export: called after each export; its exceptions are logged.
+        on_export: called after each export; its exceptions are only logged.
     """
     parts: list[Part] = []
     for batch in batches:

@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When to rotate a file to ``NAME-TIME.SUFFIX``, and how long to keep backups.
+    """When to rename a file to the backup ``NAME-TIME.SUFFIX``, and how long to keep backups.
 
     Attributes:
-        max_bytes: size in bytes. The file is rotated before a batch that would exceed it; 0 means
-            no limit.
-        max_age_s: time in seconds after opening the file at which it is rotated; 0 means no limit.
-        max_backups: how many of the newest backups to keep; 0 means all.
+        max_bytes: maximum size of the file in bytes. The file is rotated before a batch that would
+            exceed it; 0 means no limit.
+        max_age_s: seconds after opening the file at which it is rotated; 0 means never.
+        max_backups: maximum number of backups to keep, the newest ones; 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
 
@@ -56,14 +56,14 @@ class FileExporter(ProfileExporter):
     Only one process may write a file at a time.
 
     Args:
-        path: output file, created with mode 0600 because it may reveal kernel addresses. An
-            existing file keeps its permissions, and later files inherit them. ``-`` is
-            standard output.
+        path: path of the output file, which is created with mode 0600 because it may reveal kernel
+            addresses. An existing file keeps its permissions, and later files inherit them. ``-``
+            is standard output.
         form: JSON lines, or length-prefixed protobuf messages.
-        rotation: when to start a new file; None for never. Only regular files are rotated.
+        rotation: when to rotate the file; None for never. Only regular files are rotated.
         attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
-        name: id of the component in the configuration.
-        now: returns the seconds since the Unix epoch.
+        name: id of the exporter in the configuration.
+        now: returns the Unix time in seconds.
 
     Raises:
         ExportError: the path cannot be written, or ends in the middle of a protobuf message.
@@ -104,11 +104,11 @@ class FileExporter(ProfileExporter):
 
     @property
     def destination(self) -> str:
-        """Returns the path."""
+        """Returns the path of the output file."""
         return self._path
 
     def _open(self, mode: int) -> None:
-        """Open the path. A new file gets the permissions ``mode``.
+        """Open the output file; a new file gets the permissions ``mode``.
 
         Raises:
             OSError: the file cannot be opened.
@@ -127,7 +127,7 @@ class FileExporter(ProfileExporter):
         self._file, self._fd = file, file.fd
 
     def export(self, batch: Batch) -> ExportResult:
-        """Append one batch."""
+        """Append a batch to the file as one record."""
         with self._busy:
             if self._stopped.is_set():
                 return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
@@ -138,7 +138,7 @@ class FileExporter(ProfileExporter):
 
     def _write(self, batch: Batch) -> ExportResult:
         if self.form is Form.JSON:
-            # A newline can only be white space between JSON tokens.
+            # In JSON, a newline can only occur as white space between tokens.
             record = batch.payload.replace(b"\n", b" ") + b"\n"
         else:
             record = LENGTH.pack(len(batch.payload)) + batch.payload
@@ -149,21 +149,21 @@ class FileExporter(ProfileExporter):
             code = errno.errorcode.get(error.errno or 0, "")
             return self._fail(batch, f"cannot write {self._path}: {error.strerror}", code)
         except ExportError as error:
-            # The path now belongs to a different file.
+            # The path now leads to a different file.
             return self._fail(batch, error.message, "")
         self._broken = ""
         return ExportResult.success(batch)
 
     def _fail(self, batch: Batch, message: str, code: str) -> ExportResult:
         if message != self._broken:
-            _log.warning("%s: %s; dropping (logged once)", self.name, message)
+            _log.warning("%s: %s; dropping samples (logged once)", self.name, message)
         self._broken = message
         return ExportResult.failure(batch, LossCause.WRITE_FAILED, message, code)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Close the file. If a running export outlasts the timeout, it closes the file instead."""
+        """Close the file; if an export outlasts the timeout, that export closes the file."""
         self._stopped.set()
-        # Closing during an export could make it write to a reused descriptor.
+        # Closing the file during an export could make the export write to a reused descriptor.
         if self._busy.acquire(timeout=timeout_millis / 1000):
             self._close()
             self._busy.release()
@@ -181,7 +181,7 @@ class FileExporter(ProfileExporter):
             _write_all(self._fd, record)
         except OSError:
             if regular:
-                # A partial record would make everything after it unreadable.
+                # A partial record would make all later records unreadable.
                 os.ftruncate(self._fd, size)
             raise
 
@@ -202,12 +202,12 @@ class FileExporter(ProfileExporter):
             )
 
     def _prepare(self, more: int) -> None:
-        """Recreate the file if it was removed or moved, and rotate it if rotation is due."""
+        """Recreate the file if it was removed or moved; rotate it if it is too large or too old."""
         file = self._file
         if file is None:
             return
         if not file.is_in_place():
-            # This also applies after a rotation that failed to open its new file.
+            # This is also the case after a rotation that failed to open the new file.
             self._open(stat.S_IMODE(os.fstat(file.fd).st_mode))
             return
         rotation = self._rotation if file.movable else None
@@ -246,7 +246,7 @@ def _backup_name(file: AppendedFile, unix_s: float) -> str:
 
 def _delete_backups(file: AppendedFile, rotation: Rotation, now: float) -> None:
     stem, suffix = os.path.splitext(file.name)
-    # Names have a fixed length and contain the time: sorting by name sorts by age.
+    # Names have a fixed length and contain the time, so sorting by name sorts by age.
     pattern_length = len(f"{stem}-{_time_text(now)}{suffix}")
     backups = sorted(
         entry

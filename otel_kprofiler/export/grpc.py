@@ -1,7 +1,8 @@
 """Sends OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
 
-Uses one channel and blocking unary calls: grpcio makes such calls without an extra thread, and
-closing the channel aborts them. gRPC's own retries are off; :mod:`.retry` decides.
+Calls are blocking and unary, and use a single channel. grpcio makes such calls without an extra
+thread, and closing the channel aborts them. gRPC's own retries are disabled, because :mod:`.retry`
+retries.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ _TOO_LARGE_CODES: Final = frozenset(
     }
 )
 _MIN_LIMIT_BYTES: Final = 1024
-"""Smaller numbers in an error message are not interpreted as a limit."""
+"""Minimum number of bytes in an error message that is interpreted as a limit."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
-"""gRPC core's message for a response above our limit. The server has accepted the request."""
+"""gRPC core's message for a response above our limit; the server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -87,9 +88,9 @@ class OtlpGrpcExporter(OtlpSender):
 
     Args:
         endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
-        name: id of the component in the configuration.
-        signal: kind of data that is sent.
-        options: other settings; see :class:`ClientSettings`.
+        name: id of the exporter in the configuration.
+        signal: the OTLP signal to send.
+        options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
         ExportError: endpoint, headers, compression or TLS files are unusable.
@@ -133,7 +134,7 @@ class OtlpGrpcExporter(OtlpSender):
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         if self._tls_files and self._tls_files.renew():
             self._reopen()
-        # No serializers: batches are sent byte for byte.
+        # There are no serializers, because batches are sent byte for byte.
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
             self._signal.method
         )
@@ -165,10 +166,10 @@ class OtlpGrpcExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
-    """Returns the gRPC target, and whether to use TLS.
+    """Returns the gRPC target of an endpoint, and whether to use TLS.
 
     Raises:
-        ExportError: there is no host, or more than host and port.
+        ExportError: the endpoint has no host, or more than a host and a port.
     """
     scheme, separator, _ = endpoint.partition("://")
     if (separator and scheme not in {"http", "https"}) or endpoint.startswith("unix:"):
@@ -191,10 +192,10 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def _proxy_options(proxy_url: str) -> Options:
-    """Returns the channel options for a proxy, or for no proxy if ``proxy_url`` is empty.
+    """Returns the channel options for a proxy; if ``proxy_url`` is empty, for none.
 
-    By default, gRPC uses the environment's proxy, which then sees the metadata of plain-text
-    requests.
+    By default, gRPC would use the environment's proxy, which could read the metadata of requests
+    without TLS.
     """
     if not proxy_url:
         return (("grpc.enable_http_proxy", 0),)
@@ -231,19 +232,20 @@ def _failed(error: grpc.RpcError) -> Answer:
 
 
 def parse_limit(text: str) -> int:
-    """Returns the limit that an error message contains, in bytes; 0 if there is none.
+    """Returns the size limit in an error message, in bytes; 0 if the message has none.
 
-    Some messages also contain the size of the request, which is larger, before or after the limit.
+    Some messages also contain the size of the request, which is larger than the limit, before or
+    after it.
     """
     numbers = [int(digits) for digits in re.findall(r"\d{1,18}", text)]
     return min((number for number in numbers if number >= _MIN_LIMIT_BYTES), default=0)
 
 
 def parse_retry_delay(details: bytes) -> float | None:
-    """Returns the ``RetryInfo`` delay in a serialized ``google.rpc.Status`` in seconds, or None.
+    """Returns a ``google.rpc.Status``'s ``RetryInfo`` delay in seconds; None if there is none.
 
-    A ``RetryInfo`` with a negative delay or none counts as a delay of 0, since its presence allows
-    a retry.
+    If the ``RetryInfo`` has a negative delay or no delay, the result is 0, because its presence
+    allows a retry.
     """
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415

@@ -1,8 +1,8 @@
 """Sends OTLP over HTTP, with one POST per attempt, in protobuf or JSON.
 
-Receivers are not trusted. Redirects are not followed, cookies are not stored, responses are not
-decompressed and are read only up to 4 MiB, and an exchange that exceeds the attempt's time limit is
-aborted even if data still trickles in.
+Receivers are not trusted. Redirects are not followed, and cookies are not stored. Responses are
+read only up to 4 MiB, and are not decompressed while they are read. An exchange that exceeds the
+attempt's time limit is aborted, even if data still trickles in.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _BROKEN: Final = (
     requests.exceptions.ChunkedEncodingError,
     urllib3.exceptions.HTTPError,
 )
-"""Connection errors, before or during a response."""
+"""Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Timeouts of a single read or write; reading a body raises urllib3's own exception."""
+"""Exceptions for the timeout of a single read or write; reading a body raises urllib3's own."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -59,10 +59,10 @@ class OtlpHttpExporter(OtlpSender):
     Args:
         endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
         form: encoding of the requests; by default protobuf, or as set in the settings.
-        name: id of the component in the configuration.
-        signal: kind of data that is sent.
+        name: id of the exporter in the configuration.
+        signal: the OTLP signal to send.
         exact: whether to use ``endpoint`` unchanged, without the signal's path.
-        options: other settings; see :class:`ClientSettings`.
+        options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
         ExportError: endpoint, headers, compression or TLS files are unusable.
@@ -100,7 +100,8 @@ class OtlpHttpExporter(OtlpSender):
             self._tls_files = TlsFiles(tls)
         else:
             tls.read()
-        # This is passed with each request, because the environment overrides the session's value.
+        # This is passed with each request, because environment variables override the session's
+        # value.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
         self._session = session = PlainSession()
@@ -125,7 +126,7 @@ class OtlpHttpExporter(OtlpSender):
 
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
         if self._tls_files and self._tls_files.renew():
-            self._session.close()  # connections are reopened with the new files
+            self._session.close()  # later connections use the new TLS files
         late = threading.Event()
         self._adapter.begin()
 
@@ -136,7 +137,7 @@ class OtlpHttpExporter(OtlpSender):
         # Socket timeouts apply to each read, so they do not bound a trickling response.
         timer = threading.Timer(timeout_s, abort)
         timer.daemon = True
-        # From Python 3.12 on, threads cannot be started during interpreter shutdown.
+        # Since Python 3.12, threads cannot be started during interpreter shutdown.
         with contextlib.suppress(RuntimeError):
             timer.start()
         try:
@@ -145,12 +146,13 @@ class OtlpHttpExporter(OtlpSender):
         except _BROKEN as error:
             timed_out = late.is_set() or isinstance(error, _TIMEOUTS)
             status = "timeout" if timed_out else type(error).__name__
-            # Use the inner reason: the outer text contains the address with its query.
+            # Use the inner error, because the outer error's text contains the address with its
+            # query.
             inner = error.args[0] if error.args else error
             return Answer(Verdict.RETRY, status, str(getattr(inner, "reason", inner)))
         except requests.RequestException as error:
             return Answer(Verdict.REFUSED, type(error).__name__, str(error))
-        except OSError as error:  # a TLS file is missing while it is replaced
+        except OSError as error:  # a TLS file may be missing while it is replaced
             return Answer(Verdict.RETRY, type(error).__name__, str(error))
         finally:
             timer.cancel()
@@ -165,7 +167,7 @@ class OtlpHttpExporter(OtlpSender):
             stream=True,
         ) as response:
             late_text = f"no complete response in {timeout_s:.1f} s"
-            if late.is_set():  # an aborted response looks as if its headers were complete
+            if late.is_set():  # the headers of an aborted response look complete
                 return Answer(Verdict.RETRY, "timeout", late_text)
             status, headers = response.status_code, response.headers
             try:
@@ -175,7 +177,7 @@ class OtlpHttpExporter(OtlpSender):
                     raise
                 timed_out = isinstance(error, _TIMEOUTS)
                 received = Body(b"", late_text if timed_out else "it is truncated")
-            # If a response has no length, an aborted body looks complete.
+            # If a response has no Content-Length, an aborted body looks complete.
             if late.is_set() or self._closed:
                 if not is_delivered(status):
                     return Answer(Verdict.RETRY, "timeout", late_text)
@@ -188,7 +190,7 @@ class OtlpHttpExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | None]:
-    """Returns the address with ``path`` appended and without credentials, and the credentials.
+    """Returns the endpoint with ``path`` but without credentials, and the credentials.
 
     Raises:
         ExportError: the endpoint is not an http or https address with a host.
@@ -211,10 +213,11 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
 
 
 def _read_body(response: requests.Response) -> Body:
-    """Returns the body as sent, up to the limit.
+    """Returns a response's body as sent, or a problem if the body exceeds the size limit.
 
     Raises:
-        requests.RequestException, urllib3.exceptions.HTTPError: the connection ends early.
+        requests.RequestException, urllib3.exceptions.HTTPError: the connection ends before
+            the body is complete.
     """
     content = bytearray()
     # Read once more after the end: only this detects a truncated response.

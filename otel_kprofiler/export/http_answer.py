@@ -1,8 +1,8 @@
-"""Interprets status and body of responses from OTLP/HTTP receivers.
+"""Interprets the status and the body of responses from OTLP/HTTP receivers.
 
 The status decides whether the request was accepted. The response to an accepted request may lack a
-body, its type or its encoding. If the body cannot be read, a partial success in it is missed, but
-the delivery still counts.
+body or the headers that describe it. If the body cannot be read, a partial success is missed, but
+the request still counts as accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from otel_kprofiler.model import Form
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
 """The statuses that the OTLP specification calls retryable, besides failures to connect."""
 CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
-"""Content types of requests."""
+"""Content types of requests, by form."""
 _FORMS: Final = {
     "application/x-protobuf": Form.PROTOBUF,
     "application/protobuf": Form.PROTOBUF,
@@ -32,11 +32,11 @@ _FORMS: Final = {
     "application/json": Form.JSON,
     "text/json": Form.JSON,
 }
-"""Content types of responses: OTLP's, and other names for the same formats."""
+"""Forms by the content types of responses: OTLP's types, and other names for the same formats."""
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
-"""Matches messages from receivers that reject a request's size with a status other than 413.
+"""Matches error messages for requests that are too large, with a status other than 413.
 
 A Collector answers with 400 and the error from Go's ``http.MaxBytesReader``.
 """
@@ -48,8 +48,8 @@ class Body(NamedTuple):
     """The body of a response.
 
     Attributes:
-        content: the bytes as sent; empty if there is a problem.
-        problem: why the body could not be received; empty on success.
+        content: the bytes of the body; empty if there is a problem.
+        problem: the reason why the body could not be received or decoded; empty on success.
     """
 
     content: bytes
@@ -57,7 +57,7 @@ class Body(NamedTuple):
 
 
 def is_delivered(status: int) -> bool:
-    """Returns whether a status means that the request was accepted (RFC 9110, 15.3)."""
+    """Returns whether a status means that the request was accepted (RFC 9110, section 15.3)."""
     return 200 <= status < 300
 
 
@@ -86,7 +86,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """Returns the decoded body. Some servers use a content encoding that was not requested."""
+    """Returns the decoded body; some servers use a content encoding without being asked."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body
@@ -144,7 +144,7 @@ _PARSERS: Final[Mapping[Form, Callable[[bytes], PartialSuccess]]] = {
 
 
 def _explanation(headers: Mapping[str, str], content: bytes) -> str:
-    """Returns the message of a ``google.rpc.Status`` in either form, or a plain-text body."""
+    """Returns the message of a ``google.rpc.Status`` in protobuf or JSON, or a plain-text body."""
     kind = _content_type(headers)
     form = _FORMS.get(kind)
     if form is Form.PROTOBUF:
@@ -168,7 +168,8 @@ def parse_retry_after(value: str, now_unix_s: float) -> float | None:
 
     Args:
         value: a number of seconds, or an HTTP date.
-        now_unix_s: current time, for dates; a date in the past means 0.
+        now_unix_s: current Unix time in seconds, from which the delay until a date is computed; the
+            delay is 0 if the date is in the past.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():

@@ -1,4 +1,4 @@
-"""Counts the samples of a sending queue, by kind and outcome."""
+"""Counts the samples that go through a sending queue, by kind and outcome."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]
 
 
 class EarlierCounts(NamedTuple):
-    """The samples that earlier runs put in a spool, and how many of them were lost, by cause."""
+    """The number of samples that earlier runs put in a spool, and their losses, by cause."""
 
     samples: int
     lost: Losses
 
 
 class QueueCounts(NamedTuple):
-    """Totals since the start, in samples unless stated otherwise.
+    """Totals of a sending queue since it was opened, in samples unless stated otherwise.
 
     Attributes:
         accepted: samples put into the queue.
         exported: samples that arrived, according to the exporter.
         lost: samples not delivered, or dropped by the queue, by cause.
-        queued: samples waiting or being exported.
-        batches: number of batches waiting or being exported; 0 in the counts of one kind, because a
-            batch holds samples of several kinds.
-        queued_bytes: size of these batches in bytes; 0 in the counts of one kind.
-        carried: samples left in the spool by earlier runs.
-        carried_lost: the part of ``lost`` that was sampled by earlier runs.
+        queued: samples that are waiting or being exported.
+        batches: number of batches that are waiting or being exported; 0 in the counts of one kind,
+            because a batch may have samples of several kinds.
+        queued_bytes: size of all batches counted in ``batches``, in bytes; 0 in the counts of one
+            kind.
+        carried: samples that earlier runs left in the spool.
+        carried_lost: the samples among ``lost`` that earlier runs took, by cause.
         kinds: counts of each kind, by name; empty in the counts of one kind.
-        earlier: samples that all earlier runs put in the spool, by kind; None in the counts of one
-            kind, or if there is no spool.
+        earlier: counts of the samples that all earlier runs put in the spool, by kind; None in the
+            counts of one kind, or if there is no spool.
     """
 
     accepted: int
@@ -63,7 +64,7 @@ class QueueCounts(NamedTuple):
 
 @dataclass(slots=True)
 class _Ledger:
-    """Counts of one kind; see :class:`QueueCounts`."""
+    """Counts of the samples of one kind; see :class:`QueueCounts`."""
 
     accepted: int = 0
     exported: int = 0
@@ -78,14 +79,14 @@ class _Ledger:
 
 
 class Ledgers:
-    """One ledger for each kind of samples. Not thread-safe."""
+    """The ledgers of a sending queue, one for each sample kind. Not thread-safe."""
 
     def __init__(self, *, is_spooled: bool = False) -> None:
         self._kinds: defaultdict[str, _Ledger] = defaultdict(_Ledger)
         self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
 
     def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
-        """Initialize the counts with the samples that earlier runs spooled and lost, by kind."""
+        """Set the numbers of samples that earlier runs spooled and lost, by kind."""
         self._earlier = {
             kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
         }
@@ -117,7 +118,7 @@ class Ledgers:
         batches: int = 0,
         queued_bytes: int = 0,
     ) -> QueueCounts:
-        """Returns a snapshot of the counts; the arguments describe the queue."""
+        """Returns a snapshot of the counts; the arguments describe the queue's current contents."""
         kinds = {
             kind: QueueCounts(
                 accepted=kind_counts.accepted,

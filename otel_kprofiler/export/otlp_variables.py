@@ -38,7 +38,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
-        """Returns the name and value of the variable that takes precedence."""
+        """Returns the name and value of the variable that sets an option; empty if none is set."""
         for name in (_SIGNAL + option, _GENERAL + option):
             if value := environ.get(name, "").strip():
                 return name, value
@@ -105,13 +105,14 @@ def exporter_from_environment(
     """Create an OTLP exporter from the environment.
 
     Args:
-        address: address of the receiver, which overrides the environment's: ``grpc://host:port``
-            (plain text), ``grpcs://host:port`` (TLS), or ``http://`` or ``https://`` for OTLP over
-            HTTP. For HTTP, the signal's path is appended unless the address ends with it.
+        address: address of the receiver, which overrides the endpoint from the environment:
+            ``grpc://host:port`` (plain text), ``grpcs://host:port`` (TLS), or ``http://`` or
+            ``https://`` for OTLP over HTTP. For HTTP, the signal's path is appended unless the
+            address ends with it.
         environ: environment variables by name.
 
     Raises:
-        ConfigError: a variable is unusable, or the address is unsupported.
+        ConfigError: a variable has an invalid value, or the address has an unsupported form.
         ExportError: the endpoint, a header or a file is unusable.
     """
     settings = read_settings(environ)

@@ -10,7 +10,7 @@ class PartialSuccess(NamedTuple):
 
     Attributes:
         rejected: number of rejected profiles.
-        message: the reason, or a warning; possibly empty.
+        message: the receiver's reason for the rejection, or a warning; may be empty.
     """
 
     rejected: int = 0
@@ -21,9 +21,9 @@ def parse_partial_success(response: bytes) -> PartialSuccess:
     """Returns the partial success of a serialized ``ExportProfilesServiceResponse``.
 
     Raises:
-        ValueError: the bytes are not such a message.
+        ValueError: ``response`` cannot be parsed as such a message.
     """
-    # In a full success, ``partial_success`` is absent or empty; do not load protobuf for that.
+    # Recognize full success, with ``partial_success`` absent or empty, without loading protobuf.
     if response in (b"", b"\x0a\x00"):
         return PartialSuccess()
     from google.protobuf.message import DecodeError  # noqa: PLC0415

@@ -6,8 +6,8 @@ samples. The counts are exact at every instant, for each kind of sample:
 
     accepted + carried = exported + all lost + queued
 
-With a spool, a batch whose receiver is unreachable stays queued until it is too old or its space is
-needed. Every other outcome settles the batch.
+With a spool, a batch stays queued while the receiver is unreachable, until the batch is too old or
+its disk space is needed. Any other outcome of an export settles the batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 OnLost = Callable[[Batch, LossCause], None]
-"""Function called with a lost batch and the cause."""
+"""Function that is called with a lost batch and the cause of the loss."""
 
 
 class _Held(NamedTuple):
@@ -50,12 +50,12 @@ class _Held(NamedTuple):
 
     Attributes:
         number: consecutive number of the batch in the queue.
-        samples: samples neither exported nor lost yet, by kind.
+        samples: number of samples that are neither exported nor lost yet, by kind.
         size: size of the encoded batch, in bytes.
         batches: the batch, or its undelivered parts, if in memory; otherwise empty.
         stored: location of the batch in the spool.
-        lost: losses of the batch so far.
-        carried: whether an earlier run left the batch.
+        lost: samples of the batch lost so far, by kind and cause.
+        carried: whether the batch was left by an earlier run.
     """
 
     number: int
@@ -68,7 +68,7 @@ class _Held(NamedTuple):
 
 
 class ExportQueue:
-    """Passes batches to one exporter, in order, on its own thread. Thread-safe.
+    """Passes batches to one exporter, in order, on a thread of its own. Thread-safe.
 
     Args:
         exporter: exports the batches; shut down together with the queue.
@@ -130,7 +130,7 @@ class ExportQueue:
         return True
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
-        """Switch to a different exporter of the same form, including for waiting batches.
+        """Switch to a new exporter of the same form, which also gets all waiting batches.
 
         The old exporter is shut down in the background; a batch that it therefore abandons goes to
         the new exporter.
@@ -140,13 +140,13 @@ class ExportQueue:
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
     def record_loss(self, samples: Mapping[str, int], cause: LossCause) -> None:
-        """Count samples that never became a batch as lost, by kind."""
+        """Count samples that never became part of a batch, by kind, as lost."""
         with self._changed:
             self._ledgers.accept(samples)
             self._ledgers.lose(samples, cause)
 
     def counts(self) -> QueueCounts:
-        """Returns a consistent snapshot of all totals."""
+        """Returns a consistent snapshot of the numbers of samples and batches."""
         with self._changed:
             held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
             size = sum(batch.size for batch in held)
@@ -176,7 +176,7 @@ class ExportQueue:
         Args:
             timeout_millis: time limit for the whole shutdown.
             final_request: builds a request without samples that reports losses, or returns None if
-                the receiver already has them. It is called after the running export, and if there
+                they have been reported already. It is called after the running export, and if there
                 is a spool, once more at the very end.
         """
         timeout_s = timeout_millis / 1000
@@ -214,7 +214,7 @@ class ExportQueue:
             self._spool.close()
 
     def _keep_parts(self) -> None:
-        """Replace a partially delivered batch with its undelivered parts, for the next run."""
+        """Replace a partially delivered batch in the spool with its undelivered parts."""
         with self._changed:
             first = self._waiting[0] if self._waiting else None
             if first is None or first.stored is None or not first.batches:
@@ -285,7 +285,7 @@ class ExportQueue:
         return stored
 
     def _note_storage(self, error: str, consequence: str = "") -> None:
-        """Log a failure of writes to the spool, and the recovery, once each."""
+        """Log when writes to the spool begin to fail, and when they succeed again."""
         last_error, self._storage_error = self._storage_error, error
         if error and error != last_error:
             _log.warning(
@@ -339,9 +339,9 @@ class ExportQueue:
                 self._on_lost(batch, cause)
 
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
-        """Record in the spool that the given batches, the oldest in the spool, are settled.
+        """Record in the spool that batches are settled; they must be the oldest in the spool.
 
-        ``left`` counts samples of these batches that the spool also holds in other batches. The
+        ``left`` counts the samples of these batches that the spool also holds in other batches. The
         caller increments ``_settling`` when it removes the batches from the queue, so that the
         spool is not closed in between.
         """
@@ -361,7 +361,7 @@ class ExportQueue:
                 self._changed.notify_all()
 
     def _wait_settled(self, deadline: float) -> None:
-        """Wait until the queue is empty, or, with a spool, the receiver is unreachable."""
+        """Wait until the queue is empty, or until a spool's receiver is unreachable."""
         while not self._settled(self._last) and (left := deadline - time.monotonic()) > 0:
             if self._spool and self.exporter.find_outage():
                 break
@@ -387,7 +387,7 @@ class ExportQueue:
                 exporter = self.exporter
             parts = export_all(exporter, self._load(held), self._on_export)
             with self._changed:
-                # Shutdown may have counted this batch already.
+                # Shutdown may have counted this batch as lost.
                 if self._in_flight is not held:
                     continue
                 self._in_flight = None
@@ -398,7 +398,7 @@ class ExportQueue:
                 self._settle(held)
 
     def _load(self, held: _Held) -> tuple[Batch, ...]:
-        """Returns the batch, or its undelivered parts; empty if the batch cannot be read."""
+        """Returns a queued batch, or its undelivered parts; empty if the batch cannot be read."""
         if held.batches or held.stored is None or self._spool is None:
             return held.batches
         try:

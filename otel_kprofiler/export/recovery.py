@@ -33,12 +33,11 @@ _BLOCK_BYTES: Final = 4096
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """Size above which a spool starts a new segment, in bytes."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
-"""Maximum size of a segment that a spool writes: one byte less than full, plus the longest
-record.
+"""Maximum size of a segment that a spool writes: the limit less a byte, plus the longest record.
 """
 _EARLIEST_S: Final = 1_600_000_000
-"""Unix time in 2020. If the wall clock is earlier, it has not been set, so the age of batches is
-unknown.
+"""A Unix time in 2020, in seconds. A wall clock that shows an earlier time has not been set, so the
+age of batches is unknown.
 """
 
 _log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class Stored(NamedTuple):
     Attributes:
         number: consecutive number of the batch.
         samples: number of samples in the batch, by kind.
-        size: bytes that the record occupies in its segment.
+        size: size of the batch's record in the segment, in bytes.
         since_s: monotonic time of the append, in seconds.
         segment: number of the segment that contains the batch.
         offset: position of the batch's record in the segment, in bytes.
@@ -77,7 +76,7 @@ def has_segments(directory: PrivateDirectory) -> bool:
 class Recovery:
     """Reads all segments of a directory, oldest first.
 
-    Segments of other versions are renamed to ``NUMBER.spool.aside``; their samples are not
+    Segments written by other versions are renamed to ``NUMBER.spool.aside``; their samples are not
     delivered, and count neither as recovered nor as lost. Anything that is not a regular file
     owned by this user is left unchanged.
 
@@ -89,15 +88,15 @@ class Recovery:
         OSError: the directory cannot be listed.
 
     Attributes:
-        totals: the latest totals in any record.
+        totals: the latest totals recorded in the segments.
         waiting: undelivered batches, oldest first.
         last: the highest batch number in use; new batches get higher numbers.
-        sizes: size of each segment in bytes, by its number.
-        damaged: samples that are neither settled nor readable, by kind. These are the samples of
-            damaged batches, and the samples of the last window that were not appended before the
-            process was killed.
-        earlier: samples of all earlier runs, by kind.
-        earlier_lost: samples among ``earlier`` that were lost, by kind.
+        sizes: size of each segment in bytes, by segment number.
+        damaged: number of samples that are neither settled nor readable, by kind. These are the
+            samples of damaged batches, and the samples of the last window that were not appended
+            before the process was killed.
+        earlier: number of samples of all earlier runs, by kind.
+        earlier_lost: number of samples among ``earlier`` that were lost, by kind and cause.
         unknown_since_unix_ns: 0 if the log is complete. Otherwise, the number of samples taken
             after this time is unknown, because the end of the log is missing; 1 if the time is
             unknown, too.
@@ -153,18 +152,18 @@ class Recovery:
         self.unknown_since_unix_ns = 0 if self._closed else max(totals.end_unix_ns, 1)
 
     def _begin_aside(self) -> None:
-        """Record the samples appended before a segment set aside, unless some are damaged."""
+        """Note how many samples precede a segment that is set aside, if the number is certain."""
         if self._is_whole and self._aside_from is None:
             self._aside_from = self.totals.appended.copy()
 
     def _end_aside(self, opening: Record) -> None:
-        """Record the samples appended up to the segment that follows those set aside."""
+        """Note how many samples precede the first segment after those that are set aside."""
         aside_from, self._aside_from = self._aside_from, None
         if aside_from is not None and opening.kind == Kind.MARK and opening.offset == len(MAGIC):
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Returns the unsettled samples in segments set aside; samples are settled in order."""
+        """Returns the number of unsettled samples in segments set aside, by kind."""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)
@@ -207,7 +206,7 @@ class Recovery:
         return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
-        """Update the totals from a record; returns its batch, if any."""
+        """Update the totals from a record; returns the record's batch; None for other records."""
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
                 raise ValueError(f"unknown kind {record.kind}")
@@ -271,7 +270,7 @@ def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
 
 
 def _find_end_of_data(fd: int, limit: int) -> int:
-    """Returns the end of the last data before a limit (lseek(2), ``SEEK_DATA``, ``SEEK_HOLE``)."""
+    """Returns the offset at which the last data before a limit ends (lseek(2), ``SEEK_DATA``)."""
     end = at = 0
     try:
         while at < limit:

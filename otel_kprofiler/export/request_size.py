@@ -11,7 +11,7 @@ MIN_LEARNED_BYTES: Final = 64 * 1024
 further if necessary.
 """
 TRY_LARGER_S: Final = 60
-"""Seconds after which a larger request tests whether the receiver accepts such requests again."""
+"""Time until a larger request is sent to test whether the receiver accepts it, in seconds."""
 
 
 class RequestSize:
@@ -21,8 +21,8 @@ class RequestSize:
         configured: size limit of a request in bytes before compression; None for no limit.
 
     Attributes:
-        encoded: size limit for the requests of later windows.
-        aim: size to which batches are divided before sending.
+        encoded: size limit for encoding the requests of later windows, in bytes.
+        aim: size to which batches are divided before sending, in bytes.
         takes_nothing: whether the receiver accepted no sample from two consecutive batches, or from
             the first batch.
     """
@@ -34,17 +34,17 @@ class RequestSize:
         self.forget()
 
     def forget(self) -> None:
-        """Return to the configured size."""
+        """Return to the configured size limit."""
         self.encoded = self.aim = self._configured
         self.takes_nothing = False
 
     def begin_batch(self) -> None:
-        """Forget limits learned long ago."""
+        """Forget a limit that was learned more than :data:`TRY_LARGER_S` ago."""
         if time.monotonic() - self._learned_s >= TRY_LARGER_S:
             self.forget()
 
     def accept(self, size: int) -> None:
-        """Learn from an accepted request, which may be larger than expected."""
+        """Learn from an accepted request, which may be larger than the learned limit."""
         self.takes_nothing, self._has_accepted = False, True
         if self.aim is not None and size > self.aim:
             self.forget()
@@ -57,7 +57,7 @@ class RequestSize:
             limit: maximum request size reported by the receiver; 0 if it reports none.
 
         Returns:
-            The maximum size of the parts into which to divide the request.
+            The maximum size of the parts into which to divide the request, in bytes.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
         if self.aim is None or aim < self.aim:
@@ -70,8 +70,8 @@ class RequestSize:
     def refuse_all(self) -> None:
         """Learn from a batch without a single accepted sample.
 
-        If samples of the previous batch were accepted, the cause may be this batch alone. Further
-        rejections do not extend the minute in which batches are sent undivided.
+        If samples of the previous batch were accepted, the rejection may concern only this batch.
+        Further rejections do not extend the minute in which batches are sent undivided.
         """
         if not self._has_accepted and not self.takes_nothing:
             self.takes_nothing = True

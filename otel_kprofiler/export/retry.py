@@ -39,11 +39,11 @@ _SETTLED: Final = {
     Verdict.REFUSED: LossCause.REJECTED,
     Verdict.TOO_LARGE: LossCause.TOO_LARGE,
 }
-"""The verdicts that end the attempts, with the cause of the loss."""
+"""The verdicts that end the attempts, each with the cause of the loss."""
 
 
 class Answer(NamedTuple):
-    """Result of one attempt.
+    """The result of one attempt to send a batch.
 
     Attributes:
         verdict: how to proceed.
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how long to retry.
+    """Limits on how often and how long an export is retried.
 
     Attributes:
         enabled: whether to retry; False for a single attempt.
@@ -91,7 +91,7 @@ class RetryPolicy:
     max_elapsed_time_s: float = 300.0
 
     def interval_s(self, failures: int) -> float:
-        """Returns the wait in seconds, jitter included, after this many failed attempts (>= 1)."""
+        """Returns the wait in seconds, with jitter, after the given number of failures (>= 1)."""
         # A float would overflow after about 1,700 failures.
         grown = self.initial_interval_s * self.multiplier ** min(failures - 1, 64)
         spread = self.randomization_factor * random.uniform(-1, 1)  # noqa: S311
@@ -137,8 +137,8 @@ def attempt_until_settled(
         if not policy.enabled or (wait >= left and answer.delay_s is None):
             return answer, LossCause.RETRIES_EXHAUSTED
         if answer.delay_s is not None:
-            # Wait until this batch's time is up, even if no other attempt fits in: otherwise, the
-            # next batch would reach a throttling receiver too early.
+            # Wait until this batch's time is up, even if no further attempt is possible: otherwise,
+            # the next batch would reach a throttling receiver too early.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
         if stop.wait(wait):
             return answer, LossCause.SHUTDOWN

@@ -55,7 +55,7 @@ class Kind(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """A record; ``offset`` is the position of its header in the file."""
+    """A record of a segment; ``offset`` is the position of the record's header in the file."""
 
     kind: int
     body: bytes
@@ -68,7 +68,7 @@ class Record(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch as stored.
+    """A batch as stored in a segment.
 
     Attributes:
         number: position of the batch in the spool; ascending, never reused.
@@ -87,7 +87,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """Totals over the spool's lifetime, as recorded in marks. They never decrease.
+    """Totals of samples over the spool's lifetime, as recorded in marks. They never decrease.
 
     Attributes:
         settled: number of the last batch that needs no further delivery.
@@ -189,7 +189,7 @@ def find_records(data: bytes, segment: int) -> Iterator[Record]:
 
 
 def _find_next(data: bytes, at: int, segment: int, budget: int) -> tuple[Record | None, int]:
-    """Returns the first intact record at or after an offset, and the remaining budget."""
+    """Returns the first intact record at or after an offset, and the budget left for checksums."""
     last = segment + len(data) // HEADER_BYTES
     for match in _CANDIDATE.finditer(data, at + _CANDIDATE_AT):
         offset = match.start() - _CANDIDATE_AT
@@ -237,7 +237,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
     number, length = _BATCH.unpack_from(body)
     end = _BATCH.size + length
     if end > len(body) or number >= MAX_NUMBER:
-        raise ValueError("the batch is inconsistent")
+        raise ValueError("the batch has an invalid number or length")
     head = _load(body[_BATCH.size : end])
     profiles = head.get("profiles")
     if not isinstance(profiles, list):

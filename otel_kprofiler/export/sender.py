@@ -61,7 +61,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         name: id of the component in the configuration.
         settings: the settings that both transports share, such as form, size limit, time limit and
             retries.
-        signal: kind of data that is sent.
+        signal: the OpenTelemetry signal that is sent, such as profiles.
         endpoint: the receiver's address without credentials, for messages.
         secrets: texts that are redacted in all messages from receivers and libraries.
     """
@@ -220,7 +220,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             raise
 
     def _note(self, answer: Answer) -> Answer:
-        """Sanitize the message, and log the response unless its kind was logged before."""
+        """Sanitize a response's message, and log it unless a similar response has been logged."""
         answer = self._clean(answer)
         answer = answer._replace(message=self._advise(answer))
         message = answer.message
@@ -239,7 +239,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Returns the message, followed by a problem with our TLS files, or by a fix."""
+        """Returns the message, extended by a fix or by a problem with the client's TLS files."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -270,7 +270,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._note_once("unreadable", f"{text} of requests is unknown")
 
     def _note_once(self, key: str, text: str) -> None:
-        """Log once per key and exporter."""
+        """Log a warning once per key and exporter."""
         if key not in self._noted:
             self._noted.add(key)
             subject = {"subject": f"{self.name} {key}"}
@@ -291,14 +291,14 @@ class OtlpSender(ProfileExporter, abc.ABC):
         )
 
     def find_outage(self) -> str:
-        """Returns the last retryable failure, with attempts and duration.
+        """Returns the last retryable failure, the number of failed attempts and their duration.
 
         Returns an empty string if there is no outage.
         """
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
-        """Log once per key until data is accepted again; log nothing during shutdown."""
+        """Log a warning once per key until data is accepted again; log nothing during shutdown."""
         if key not in self._warned and not self._stop.is_set():
             self._warned.add(key)
             subject = {"subject": f"{self.name} {key}"}
@@ -330,7 +330,7 @@ def speaks_no_tls(message: str) -> bool:
 
 
 def advise_plain_text(message: str) -> str:
-    """Put the fix before the TLS handshake error from a receiver that does not speak TLS."""
+    """Add the fix to a TLS handshake error that is caused by a receiver without TLS."""
     return f"{_NO_TLS} ({message})" if speaks_no_tls(message) else message
 
 

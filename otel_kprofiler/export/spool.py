@@ -3,11 +3,11 @@
 SQLite is not suitable. In WAL mode, it cannot read a truncated main file, its deletes cost as much
 as writes, and its fsyncs take two to four times the CPU time.
 
-A segment is a file ``NUMBER.spool``, named after the first record that it may hold.
+A segment is a file ``NUMBER.spool``, named after the lowest batch number that it may hold.
 :mod:`otel_kprofiler.export.segments` describes its format. A process always starts a new segment,
 so nothing is ever written after a damaged record.
 
-- A *batch* record contains its number, the samples appended before it by kind, and the batch.
+- A *batch* record contains a batch, its number, and the samples appended before it, by kind.
 - A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
   starts with a mark, so that older segments can be deleted.
 - A *close* is a mark that ends the log cleanly.
@@ -81,7 +81,7 @@ class Spool:
         max_age_s: age in seconds at which batches are dropped; 0 means never.
         fsync: whether to sync each record. If False, records survive a crash of the process, but
             not of the machine.
-        now: monotonic clock, in seconds.
+        now: returns the monotonic time, in seconds.
 
     Raises:
         ExportError: the directory is unusable, writable by other users, or open in another
@@ -89,9 +89,9 @@ class Spool:
 
     Attributes:
         waiting: undelivered batches of earlier runs, oldest first.
-        damaged: samples of earlier runs that can no longer be read, by kind.
-        earlier: samples of all earlier runs, by kind.
-        earlier_lost: samples lost by earlier runs, by kind.
+        damaged: number of samples of earlier runs that can no longer be read, by kind.
+        earlier: number of samples of all earlier runs, by kind.
+        earlier_lost: number of samples lost by earlier runs, by kind and cause.
         unknown_since_unix_ns: if not 0, the previous run was killed before it closed the log, and
             the number of samples that it took after this time is unknown.
     """
@@ -199,7 +199,7 @@ class Spool:
             lost: how many of ``samples`` were lost, by kind and cause.
 
         Raises:
-            OSError: recording failed; a crash would resend the batch.
+            OSError: the record cannot be written, so the batch would be sent again after a crash.
         """
         with self._lock:
             self._check_open()
@@ -232,7 +232,7 @@ class Spool:
 
         Args:
             waiting: the waiting batches, oldest first.
-            more: bytes about to be added.
+            more: number of bytes that are about to be appended.
         """
         if not waiting:
             return 0, None
@@ -241,7 +241,7 @@ class Spool:
             return sum(1 for held in waiting if held.since_s < oldest), LossCause.SPOOL_AGED
         if sum(self._sizes.values()) + more <= self._max_bytes:
             return 0, None
-        # If only the current segment exists, appending the next batch ends it.
+        # If only the current segment exists, appending the next batch ends this segment.
         first = waiting[0].segment
         return sum(1 for held in waiting if held.segment == first), LossCause.SPOOL_FULL
 
@@ -300,7 +300,7 @@ class Spool:
             self._directory.close()
 
     def _make_ready(self) -> None:
-        """Open the spool if that failed at startup, and recreate files that were removed since."""
+        """Open the spool if that failed at startup, and recreate files that have been removed."""
         self._check_open()
         if self._directory is None:
             self._open()
@@ -311,7 +311,7 @@ class Spool:
             self._restore_segment()
 
     def _move(self) -> None:
-        """Switch to the directory that is now at the path; create it if it is missing."""
+        """Switch to the directory that is now at the spool's path; create it if it is missing."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -396,7 +396,7 @@ class Spool:
             try:
                 os.ftruncate(self._fd, offset)
             except OSError:
-                self._end_segment()  # nothing after a partial record could be read
+                self._end_segment()  # records after a partial record could not be read
             raise
         self._sizes[self._segment] = offset + len(data)
         return offset

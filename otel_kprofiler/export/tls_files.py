@@ -16,7 +16,7 @@ from otel_kprofiler.errors import ExportError
 from otel_kprofiler.export.client import Tls
 
 Contents = tuple[bytes | None, bytes | None, bytes | None]
-"""Contents of the CA, certificate and key files; None for files that are not set."""
+"""Contents of the CA, certificate and key files; None for files that are not configured."""
 
 _FIXES: Final = (
     ("certificate has expired", "renew the receiver's certificate"),
@@ -118,7 +118,7 @@ class TlsFiles:
 
 
 def find_fix(message: str) -> str:
-    """Returns the fix for a failed handshake; empty if its message is unknown."""
+    """Returns the fix for a failed TLS handshake; empty if the error message is unknown."""
     for pattern, fix in _FIXES:
         if re.search(pattern, message.replace("_", " ") + message, re.IGNORECASE):
             return fix
@@ -131,7 +131,7 @@ def _find_invalid(path: str, now: datetime) -> str:
     pem = f"{_BEGIN}{rest.partition('-----END')[0]}-----END CERTIFICATE-----\n"
     try:
         start, end = parse_validity(ssl.PEM_cert_to_DER_cert(pem))
-    except ValueError:  # OpenSSL accepts the certificate, so its dates are fine
+    except ValueError:  # OpenSSL accepts the certificate, so only its dates are unreadable
         return ""
     if now > end:
         return f"the client certificate {path} expired on {end:%Y-%m-%d %H:%M} UTC: renew it"

@@ -1,4 +1,4 @@
-"""Writes output formats: text and graphics for people, and files for other tools."""
+"""Writes profiles in output formats: text and graphics for people, and files for other tools."""
 
 from otel_kprofiler.formats.columns import (
     About,

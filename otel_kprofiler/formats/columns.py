@@ -1,4 +1,4 @@
-"""Builds the data for the HTML page: columns of values, and of indices into other tables.
+"""Builds the data of the HTML page: tables whose columns hold values, or indices into tables.
 
 ``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of the
 :mod:`array` module, a colon, and the little-endian numbers in base64, which a browser reads ten
@@ -71,12 +71,12 @@ def frame_row(entry: Entry) -> FrameRow:
 
 
 def process_row(name: str) -> FrameRow:
-    """Returns the row of a process, the root of its stacks."""
+    """Returns the row of a process, which is the root of the process's stacks."""
     return FrameRow(name)
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
-    """Returns the row for the cause of a wait, below its stack; empty for other samples."""
+    """Returns a row with a wait's cause, to be added below the stack; empty for other samples."""
     if sample.wait is None or sample.wait.cause is None:
         return ()
     return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
@@ -99,7 +99,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
         title: heading, such as the command; the name of the host is added.
 
     Returns:
-        An object for JSON. Counts are in the unit of their sample's kind.
+        A JSON-serializable object, in which counts are in the unit of the sample kind.
     """
     windows = list(windows)
     start = min((window.start_unix_ns for window in windows), default=0)
@@ -202,7 +202,7 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Returns the number of samples. If the profile's values count samples, it is their sum."""
+    """Returns the number of samples. If values count samples, this is their sum."""
     return profile.weight if profile.kind.counts_samples else profile.sample_count
 
 
@@ -211,7 +211,7 @@ def _values(resources: Iterable[Any], key: str) -> set[str]:
 
 
 class _Axis(NamedTuple):
-    """The bins of an interval."""
+    """The bins of an interval on the time axis."""
 
     first: int
     bins: int
@@ -227,7 +227,7 @@ class _Columns:
         self._threads: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, int, int, int], int] = {}
         self._counts: dict[int, int] = {}
-        """Values by ``bin << _ROW_BITS | row``, so that sorted keys are in time order."""
+        """Sums of values by ``bin << _ROW_BITS | row``, so that sorted keys are in time order."""
         self._leaves: dict[tuple[str, Stack], int] = {}
         self._paths: dict[Stack, tuple[int, ...]] = {}
         self._periods: dict[ProfileKind, set[int]] = {}
@@ -237,7 +237,7 @@ class _Columns:
         self._kinds = {kind: at for at, kind in enumerate(self._periods)}
 
     def add(self, windows: Iterable[Window], axis: _Axis) -> None:
-        """Add the windows of an interval."""
+        """Add the samples of an interval's windows."""
         for window in windows:
             for profile in window.profiles:
                 kind, factor = self._kinds[profile.kind], self._factor(profile)
@@ -245,7 +245,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor for a profile's values: its period if the kind has several, else 1."""
+        """Returns the multiplier of values: the period if the kind has several periods, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:

@@ -1,4 +1,4 @@
-"""Makes stack entries for reports: name or reason for its absence, color, remarks."""
+"""Makes stack entries for reports: names, reasons for missing names, colors and remarks."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Entry(NamedTuple):
         module: name of the module; empty if unknown. A built-in module is shown as ``vmlinux``
             followed by its name in brackets, as in kallsyms. For code without modules, this is the
             source file.
-        side: kernel, user or another side of the stack.
+        side: side of the stack, such as kernel or user.
         reason: reason for a missing function name; empty if there is a name.
         inlined: whether the function was inlined into the preceding entry.
         file: source file; empty if unknown.
         line: 1-based source line; 0 if unknown.
-        color: fill color of its boxes in the flame graph.
+        color: fill color of the entry's boxes in the flame graph.
     """
 
     name: str
@@ -124,7 +124,7 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 def process_name(resource: Resource, thread_name: str) -> str:
     """Returns the name of a process: its script and executable, or else the thread's name.
 
-    The executable is omitted if it has no name, as after memfd_create(2).
+    The executable is omitted if it has no name, such as a file created by memfd_create(2).
     """
     executable = str(resource.attributes.get("process.executable.name") or "")
     program = str(resource.attributes.get(PROGRAM) or "")

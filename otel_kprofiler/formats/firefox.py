@@ -75,7 +75,7 @@ class _Point(NamedTuple):
 
     time_ns: int
     measure: int
-    """The value, in the unit of the kind's measure."""
+    """The sample's value, in the unit of the kind's measure."""
     threshold_ns: int
     sample: WindowSample
 
@@ -83,7 +83,7 @@ class _Point(NamedTuple):
 class _Marker(NamedTuple):
     start_ns: int
     end_ns: int
-    """End of the sample; equal to its start if it has no duration."""
+    """End of the sample; equal to the start if the sample has no duration."""
     name: str
     data: dict[str, Any]
 
@@ -98,7 +98,7 @@ def firefox(windows: Iterable[Window]) -> str:
 
     On-CPU samples weigh one period. Waits and other events have tracks of their own, named after
     their kind; waits and spans are also markers on the thread's first track. Lost samples, and
-    reasons for frames without names, are listed under "Profile Info" of the reader.
+    reasons for frames without names, are listed under "Profile Info" in the reader.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
 
@@ -115,9 +115,9 @@ class _Writer:
         self._periods: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
-        """The value of each wait, by process, thread and time, which its parts have in common."""
+        """The total value of each wait's parts, by process, thread and time."""
         self._estimates: set[int] = set()
-        """Values of waits that were sampled at random. Unlike exact values, they recur."""
+        """Values that recur in several waits, which are estimates for waits sampled at random."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:

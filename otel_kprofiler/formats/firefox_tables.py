@@ -70,7 +70,7 @@ class SharedTables:
         return self._reasons[stack]
 
     def _symbol(self, key: _FrameKey) -> int | None:
-        """Returns the native symbol of a physical function; None if its start is unknown."""
+        """Returns the index of a function's native symbol; None if the start is unknown."""
         entry, module, address, offset, depth = key
         if module is None or depth or entry.reason or not offset:
             return None
@@ -78,7 +78,7 @@ class SharedTables:
         return index_of(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
 
     def categories(self) -> list[dict[str, Any]]:
-        """Returns the categories: the default, and one for each side of stacks."""
+        """Returns the categories of frames: a default, and a category for each side of a stack."""
         return [
             {
                 "name": (side.name if side else "other").capitalize(),
@@ -93,7 +93,7 @@ class SharedTables:
         return [_lib(module) for module in self._modules]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the tables, as ``profile.shared``."""
+        """Returns the tables in the form of ``profile.shared``."""
         frames = [self._frame(key) for key in self._frames]
         funcs = [self._func(*key) for key in self._funcs]
         stacks = [

@@ -20,7 +20,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """The time spent in spans, by part.
+    """A breakdown of the time spent in a set of spans.
 
     Attributes:
         name: name of the spans' local roots; empty for all spans.
@@ -34,7 +34,7 @@ class SpanTime(NamedTuple):
 
 
 def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
-    """Returns the page, of about 80 KB plus the data.
+    """Returns the page, whose size is about 80 KB plus the data.
 
     The page can be opened from a file, and makes no connections.
 
@@ -56,7 +56,8 @@ def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
 
     Args:
         data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which
-            the page fetches that result as JSON, for the range selected in its range bar.
+            the page fetches that result as JSON, for the time range selected in the page's range
+            bar.
         connects: whether the page may connect to its origin. If False, the page makes no
             connections.
     """

@@ -37,11 +37,11 @@ def pprof(windows: Iterable[Window]) -> bytes:
     """Returns all windows as one profile, gzipped.
 
     Values are the number of samples, then the measure of each kind, which is CPU time for a kind
-    with a period, else the sum of its values. CPU time is the default. Labels hold process, pid,
-    thread, tid, cpu and endpoint (local root span), all as strings, since pprof drops a numeric 0.
-    To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames have an address
-    and a mapping, but no function; unresolved Python frames have a function with a name in
-    brackets.
+    with a period, and otherwise the sum of the kind's values. The default value is CPU time. Labels
+    hold process, pid, thread, tid, cpu and endpoint (local root span), all as strings, since pprof
+    drops a numeric 0. To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native
+    frames have an address and a mapping, but no function; unresolved Python frames have a function
+    with a name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(
@@ -160,7 +160,7 @@ class _Encoder:
 
 
 def _stand_ins(frame: Frame) -> tuple[Line, ...]:
-    """Returns a placeholder function for frames with neither name nor address."""
+    """Returns placeholder functions for a frame that has no name; empty for native frames."""
     if not frame.side.has_files:
         return ()
     return tuple(Line(entry.name) for entry in frame_entries(frame))

@@ -1,6 +1,6 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each value type is a sample kind. ``samples`` together with CPU time form the on-CPU kind.
+Each value type is a sample kind. ``samples`` and CPU time together form the on-CPU kind.
 The format has no sample timestamps, so every sample gets the time of the profile.
 """
 
@@ -217,12 +217,12 @@ class _Reader:
 
 
 def _is_python(line: Line) -> bool:
-    """Returns whether a line without machine code is Python code, by its file name."""
+    """Returns whether a line without machine code is Python code, judging by its file name."""
     return line.file.endswith(".py") or line.file.startswith("<")
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the frames, leaf first, with frames called by the kernel on the kernel side."""
+    """Returns the frames, leaf first; those called by kernel frames move to the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))

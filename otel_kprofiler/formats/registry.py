@@ -24,14 +24,14 @@ class OutputFormat:
         name: value of ``--format``.
         suffix: file suffix, in lower case. If several formats match, the longest suffix decides.
         write: returns the content of a file. Text is written as UTF-8.
-        next_step: command that opens the file, with ``{}`` for its path.
+        next_step: command that opens a file, with ``{}`` for the file's path.
         has_addresses: whether files may contain kernel addresses. Such files are readable by their
             owner only.
         other_suffixes: further suffixes of this format.
-        is_compressed: whether its content is already gzip-compressed.
+        is_compressed: whether the content is already gzip-compressed.
         is_profile: whether the complete profile can be read back from a file.
-        write_page: like ``write``, but with a heading and the time of spans; None for formats
-            without these.
+        write_page: like ``write``, but with a heading and the time spent in spans; None for formats
+            that have neither.
     """
 
     name: str

@@ -14,7 +14,7 @@ def select_modules(windows: Iterable[Window], names: Collection[str]) -> list[Wi
     """Returns windows with only the samples that have a frame in any of the modules.
 
     Matches loaded modules and those built into vmlinux; ``-`` and ``_`` are treated as the same
-    character, as by modprobe. Other samples are not counted.
+    character, as by modprobe. The counts of the returned windows cover only the selected samples.
     """
     wanted = {plain_module(name) for name in names}
 
@@ -42,7 +42,7 @@ class LeftOut(NamedTuple):
 
 
 def leave_out_idle(windows: Iterable[Window]) -> tuple[list[Window], LeftOut]:
-    """Returns windows without the waits of idle threads, and how much was dropped.
+    """Returns windows without the waits of idle threads, and a count of the omitted waits.
 
     The windows' exact wait totals are unchanged.
     """

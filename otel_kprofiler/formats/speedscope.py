@@ -19,7 +19,7 @@ SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
 
 def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> str:
-    """Returns JSON with a profile for each sample kind, then one for each CPU in time order.
+    """Returns JSON with a profile for each kind, then a time-ordered profile for each CPU.
 
     A kind's profile merges equal stacks, with weights in the kind's unit. A CPU's profile contains
     every sample, with the period as its weight. The outermost frame is the process.
@@ -48,7 +48,7 @@ class _Writer:
         self._stacks: dict[Stack, tuple[int, ...]] = {}
 
     def stack(self, stack: Stack, resource: Resource, thread_name: str) -> tuple[int, ...]:
-        """Returns the indices of a stack's frames, outermost first, below its process."""
+        """Returns the indices of a process frame and of a stack's frames, outermost first."""
         indices = self._stacks.get(stack)
         if indices is None:
             indices = tuple(self._frame(entry) for entry in stack_entries(stack))

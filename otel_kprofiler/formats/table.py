@@ -17,12 +17,12 @@ _MODULE: Final = 16
 
 
 class Row(NamedTuple):
-    """A function's samples.
+    """A row of the table: a function and its samples.
 
     Attributes:
         function: name, or ``fun_`` and an address; other unresolved frames of a module share a row
             named after the reason.
-        module: name of its module, or the side of the stack if unknown.
+        module: name of the function's module, or the side of the stack if the module is unknown.
         self_count: sum of the values of samples taken in the function.
         total_count: sum of the values of samples with the function in their stack, each counted
             once.
@@ -59,8 +59,8 @@ def function_rows(profiles: Iterable[Profile]) -> list[Row]:
 def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40) -> str:
     """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
-    Long names are shortened in the middle. Numbers are never shortened. Each kind of samples has a
-    table.
+    Long names are shortened in the middle. Numbers are never shortened. Each sample kind gets a
+    table of its own.
 
     Args:
         windows: the windows to report.

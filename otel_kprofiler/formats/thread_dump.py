@@ -24,7 +24,7 @@ _ORDER: Final = {
     WaitState.INTERRUPTIBLE: 4,
     WaitState.IDLE: 5,
 }
-"""The order of groups. Threads that are most likely to hold up others come first."""
+"""The order of groups. Threads that are most likely to hold up other threads come first."""
 
 
 class _Group(NamedTuple):

@@ -16,7 +16,7 @@ def unit_of(kind: ProfileKind) -> str:
 
 
 class Weighed(NamedTuple):
-    """A sample with its weight, and the root above its stack, which may be empty."""
+    """A sample, its weight, and the root of its kind; the root is empty if there is one kind."""
 
     root: str
     resource: Resource
@@ -27,8 +27,8 @@ class Weighed(NamedTuple):
 class Weights:
     """The weights of the samples in some windows.
 
-    If there is a single kind of samples, weights are its values. If there are several kinds,
-    weights are measures such as time, and each kind has a root.
+    If there is a single kind of samples, the weights are the samples' values. If there are several
+    kinds, weights are measures such as time, and each kind has a root.
 
     Attributes:
         kinds: all kinds in the windows.

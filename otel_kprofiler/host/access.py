@@ -60,7 +60,7 @@ class Access:
         return os.open(self.root + path, os.O_PATH | os.O_CLOEXEC)
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open a file as a reference, resolving its path and links relative to ``root``.
+        """Open a file as a reference, with its path and links resolved relative to ``root``.
 
         Links in ``/proc`` to files that processes have opened are not followed. Requires kernel
         5.6.

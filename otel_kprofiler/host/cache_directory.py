@@ -19,7 +19,7 @@ _LEAST_BYTES: Final = 4096
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
-    """Returns the directory of this program's caches; None if the user has none.
+    """Returns this program's cache directory; None if the environment does not determine it.
 
     ``CACHE_DIRECTORY`` is set by systemd (systemd.exec(5)), ``XDG_CACHE_HOME`` by the user (XDG
     Base Directory Specification). If neither is set, the directory is in ``/var/cache`` for root,
@@ -49,7 +49,7 @@ class CacheDirectory:
         max_bytes: limit on the files' total size on disk; it may be exceeded briefly.
 
     Raises:
-        OSError: the directory cannot be created, or other users can write it.
+        OSError: the directory cannot be created, or can be written by other users.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
@@ -62,7 +62,7 @@ class CacheDirectory:
         """Open a file for reading; None if there is no trusted file.
 
         Raises:
-            ValueError: the name is not that of a cached file.
+            ValueError: ``name`` is not a valid name of a cached file.
         """
         _check(name)
         try:
@@ -79,7 +79,7 @@ class CacheDirectory:
         Call :meth:`trim` afterwards.
 
         Raises:
-            ValueError: the name is not that of a cached file.
+            ValueError: ``name`` is not a valid name of a cached file.
             OSError: the file cannot be created.
         """
         _check(name)
@@ -92,7 +92,7 @@ class CacheDirectory:
             os.unlink(name, dir_fd=self._directory.fd)
 
     def age_s(self, name: str, now_s: float) -> float | None:
-        """Returns the seconds since a file was created or opened; None if there is no such file."""
+        """Returns the seconds since a file was created or last opened; None if it is missing."""
         _check(name)
         try:
             return now_s - os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime

@@ -65,7 +65,7 @@ def parse_capabilities(status: bytes) -> Capabilities:
 
 
 def read_capabilities(files: HostFiles, pid: int | str = "self") -> Capabilities:
-    """Read the sets of a process. Raises ``OSError``."""
+    """Read the capability sets of a process. Raises ``OSError``."""
     return parse_capabilities(files.read_bytes(f"/proc/{pid}/status"))
 
 
@@ -81,7 +81,7 @@ def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> st
     """Returns how to start this command with all capabilities for sampling, including ``missing``.
 
     File capabilities are suggested only for a separate Python executable, since the executable in a
-    virtual environment is usually a symbolic link to the system's.
+    virtual environment is usually a symbolic link to the system's executable.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

@@ -6,17 +6,17 @@ The forms of paths, by runtime, are:
 - containerd (internal/cri): ``cri-containerd-ID.scope``, ``/kubepods/…/podUID/ID``, and
   ``….slice:cri-containerd:ID`` where its cgroup driver differs from the kubelet's; nerdctl:
   ``nerdctl-ID.scope``, ``/NAMESPACE/ID``
-- CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; its monitor is beside it in
-  ``crio-conmon-ID.scope``, and belongs to the host
+- CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; the monitor is beside the
+  container, in ``crio-conmon-ID.scope``, and belongs to the host
 - podman (libpod/oci_conmon_linux.go): ``libpod-ID.scope``, ``/libpod_parent/libpod-ID``,
-  ``libpod-payload-ID`` (``--cgroups=split``); its pods have ids of the same form
-  (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``), its monitor is in
-  ``libpod-conmon-ID.scope``, its health checks in ``ID.service``; none of these is a container
+  ``libpod-payload-ID`` (``--cgroups=split``); not containers: pods, whose ids have the same form
+  (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``); monitors (``libpod-conmon-ID.scope``);
+  and health checks (``ID.service``)
 - Amazon ECS (amazon-ecs-agent): ``/ecs/TASK/ID``, ``ecstasks-TASK.slice``; on Fargate
   ``/ecs/TASK/TASK-NUMBER``, where ``TASK-NUMBER`` is the id
 - the kubelet (pkg/kubelet/cm/cgroup_manager_linux.go): ``podUID``, or ``…-podUID.slice`` with ``_``
   for ``-``; the UID of a static pod is the hash of its file
-- systemd (src/basic/cgroup-util.c, ``cg_path_get_unit``): the first unit below its slices, with a
+- systemd (src/basic/cgroup-util.c, ``cg_path_get_unit``): the first unit below the slices, with a
   leading ``_`` where the name would look like a control file
 """
 
@@ -55,9 +55,10 @@ class CgroupNames(NamedTuple):
 
     Attributes:
         container: id of the innermost container in the path.
-        pod: UID of its Kubernetes pod.
-        unit: unit of the system manager; scopes that runtimes create for containers do not count.
-        user_unit: unit of a user manager.
+        pod: UID of the Kubernetes pod.
+        unit: unit of the system's service manager; scopes that runtimes create for containers do
+            not count.
+        user_unit: unit of a user's service manager.
     """
 
     container: str = ""
@@ -109,7 +110,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """Parses a path; never raises.
+    """Parses the path of a cgroup; never raises.
 
     A path relative to a cgroup namespace (``/../…``) does not show which manager a unit belongs to.
     """
@@ -155,7 +156,7 @@ def _find_pod(part: str) -> str:
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Returns the units of the system manager and of a user manager that are not in containers."""
+    """Returns the units of the system manager and a user manager; empty if there is none."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):

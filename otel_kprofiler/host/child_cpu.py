@@ -1,4 +1,4 @@
-"""Measures the CPU time of child processes, and limits it by the size of their input."""
+"""Measures the CPU time of child processes, and limits it according to the size of their input."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class CpuRate(NamedTuple):
     """A CPU time limit that depends on the size of the input.
 
     Attributes:
-        least_s: seconds for empty input.
-        per_mib_s: additional seconds per MiB of input.
-        most_s: upper bound in seconds for input of any size, since a file may declare a wrong size.
+        least_s: CPU time for empty input, in seconds.
+        per_mib_s: additional CPU time per MiB of input, in seconds.
+        most_s: upper bound on the CPU time, in seconds, since a file may declare a wrong size.
     """
 
     least_s: float
@@ -53,16 +53,16 @@ class CpuRate(NamedTuple):
     most_s: int
 
     def grant(self, input_bytes: int) -> CpuGrant:
-        """Grant CPU time for input of this size."""
+        """Returns the CPU time granted for input of the given size."""
         seconds = min(self.most_s, self.least_s + self.per_mib_s * input_bytes / _MIB)
         return CpuGrant(max(1, math.ceil(seconds)), input_bytes)
 
 
 def limit_cpu(pid: int, grant: CpuGrant) -> None:
-    """Limit a child to its grant. When it is used up, SIGXCPU kills the child, without a core file.
+    """Limit a child's CPU time. SIGXCPU kills a child that exceeds its grant, without a core file.
 
     Args:
-        pid: a child that was just started as the same user.
+        pid: process id of a child that was just started as the same user.
         grant: CPU time granted to the child.
     """
     limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
@@ -82,7 +82,8 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all its threads, in nanoseconds, once it has exited or was abandoned.
+        cpu_ns: CPU time of all threads of the child, in nanoseconds, once the child has exited or
+            was abandoned.
         has_status: whether ``returncode`` is the child's status. If other code reaped the child, or
             the kernel did because this process ignores SIGCHLD, ``returncode`` may be 0 regardless
             of the status.

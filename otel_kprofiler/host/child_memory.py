@@ -62,7 +62,7 @@ class MemoryGrant(NamedTuple):
     Attributes:
         count_bytes: limit on the process's data (``RLIMIT_DATA``): heap and private writable
             mappings.
-        cgroup: the cgroup whose limit determined the grant; None if the request determined it.
+        cgroup: the cgroup whose limit determined the grant; None if the requested size did.
     """
 
     count_bytes: int
@@ -72,7 +72,7 @@ class MemoryGrant(NamedTuple):
         """Returns a description of the limit, and how to raise it.
 
         Args:
-            fix: how to raise the requested size.
+            fix: how to raise the requested size; used if no cgroup determined the limit.
         """
         limit = f"the limit of {self.count_bytes // _MIB} MiB"
         if self.cgroup is None:
@@ -109,7 +109,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
     """Limit a child to its grant, and make the kernel kill the child before other processes.
 
     Args:
-        pid: a child that was just started as the same user.
+        pid: process id of a child that was just started as the same user.
         grant: memory granted to the child. It counts as used until the context ends.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
@@ -182,7 +182,7 @@ def _read_left(files: HostFiles, directory: str, names: _Files) -> MemoryLeft | 
 
 
 def _data_bytes(pid: int) -> int:
-    """Returns a process's memory without file pages, in bytes; 0 if the process has exited."""
+    """Returns a process's resident anonymous memory in bytes; 0 if the process has exited."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())

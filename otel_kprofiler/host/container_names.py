@@ -112,7 +112,7 @@ class KnownContainers:
 
     Args:
         files: access to the host's files.
-        monotonic: the clock, in seconds.
+        monotonic: returns the monotonic time, in seconds.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -16,9 +16,9 @@ class Container(NamedTuple):
 
     Attributes:
         id: id of the container in its runtime.
-        names: its names; empty if the runtime's files cannot be read.
+        names: names of the container; empty if the runtime's files cannot be read.
         cgroup: path in the cgroup v2 hierarchy; empty if there is none.
-        pids: ids of its processes.
+        pids: ids of the container's processes.
     """
 
     id: str

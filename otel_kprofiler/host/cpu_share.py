@@ -23,7 +23,7 @@ class CpuShare:
         self._refilled_ns = 0
 
     def wait_ns(self, now_ns: int) -> int:
-        """Returns the time until CPU time may be spent; 0 if it may be spent now."""
+        """Returns the nanoseconds until CPU time may be spent; 0 if it may be spent now."""
         more_ns = int((now_ns - self._refilled_ns) * self._share)
         self._earned_ns = min(self._burst_ns, self._earned_ns + more_ns)
         self._refilled_ns = now_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from otel_kprofiler.host.access import HostFiles
 
-_MAX_CPU = 8191  # NR_CPUS is at most 8192, arch/x86/Kconfig
+_MAX_CPU = 8191  # NR_CPUS is at most 8192 (arch/x86/Kconfig)
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -31,6 +31,6 @@ def read_online_cpus(files: HostFiles) -> frozenset[int]:
 
 
 def read_possible_cpus(files: HostFiles) -> int:
-    """Returns the number above the highest possible CPU number in this boot. Raises ``OSError``."""
+    """Returns the highest possible CPU number in this boot, plus 1. Raises ``OSError``."""
     text = files.read_bytes("/sys/devices/system/cpu/possible").decode()
     return parse_cpu_list(text)[-1] + 1

@@ -49,7 +49,7 @@ def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
         flags: flags of memfd_create(2).
 
     Raises:
-        OSError: the kernel refused, or the C library is older than glibc 2.27.
+        OSError: the kernel refused the call, or the C library is older than glibc 2.27.
     """
     in_python = getattr(os, "memfd_create", None)
     if in_python is not None:

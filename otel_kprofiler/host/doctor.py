@@ -111,7 +111,7 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
 def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
     """Check perf_event_paranoid.
 
-    If it is above 2 on Debian's kernels, CAP_PERFMON is not enough.
+    If the setting is above 2 on Debian's kernels, CAP_PERFMON is not enough.
     """
     name = "kernel.perf_event_paranoid"
     level = find_sysctl(files, name)

@@ -102,7 +102,7 @@ class EventState(NamedTuple):
     Attributes:
         name: name of the event in ``perf list``.
         meaning: what the event counts.
-        problem: why it cannot be opened; None if it can be opened.
+        problem: why the event cannot be opened; None if it can be opened.
     """
 
     name: str
@@ -111,7 +111,7 @@ class EventState(NamedTuple):
 
 
 AnyEventSpec: TypeAlias = EventSpec | TracepointSpec | LockSpec
-"""An event to sample."""
+"""Any event that can be sampled."""
 
 
 def parse_event(
@@ -122,7 +122,7 @@ def parse_event(
     Any name that could be a tracepoint's is accepted; see :func:`parse_tracepoint`.
 
     Args:
-        text: the event.
+        text: the event, in one of these forms.
         rate: default target rate, in samples per second on each CPU.
         period: default number of events per sample; 0 means that ``rate`` applies instead.
         clock_rate: default target rate of cpu-clock; None means ``rate``.
@@ -140,7 +140,7 @@ def parse_event(
         raise ValueError(
             f"no event is called {name!r}"
             + (f"; did you mean {' or '.join(near)}?" if near else "")
-            + "; `record -e help` lists all"
+            + "; `record -e help` lists all events"
         )
     has_period = name not in (CPU_CLOCK, LOCK_EVENT)
     if not has_period:
@@ -160,7 +160,7 @@ def parse_event(
 
 
 def suggest_events(name: str) -> list[str]:
-    """Returns events that have similar names, except tracepoints."""
+    """Returns the names of events that resemble a name, except tracepoints."""
     return difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
 
 
@@ -184,7 +184,7 @@ def find_event_error(
 
     Args:
         error: the error that perf_event_open(2) reported.
-        name: the event.
+        name: name of the event.
         attributes: attributes of the event.
         files: access to the host's files.
     """
@@ -210,12 +210,12 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
     if not _has_counters(files):
         return KernelFeatureError(
             f"{name} cannot be counted: the kernel sees no performance counters of the processor",
-            hint="a virtual machine has them if its host passes them through "
+            hint="a virtual machine has counters if its host passes them through "
             "(QEMU: -cpu host,pmu=on); cpu-clock works everywhere",
         )
     return KernelFeatureError(
         f"the performance counters of this processor cannot sample {name} ({error.strerror})",
-        hint="`record -e help` lists the events that it has",
+        hint="`record -e help` lists the events that the processor has",
     )
 
 

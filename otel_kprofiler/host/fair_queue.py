@@ -19,7 +19,7 @@ RECENT_NS: Final = 60_000_000_000
 RESERVE: Final = 0.2
 """Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
-"""Maximum number of owners and groups whose cost is kept. Other owners start over."""
+"""Maximum number of owners and groups whose cost is kept. Forgotten owners start over."""
 
 _FILES: Final = Access()
 
@@ -32,7 +32,7 @@ class Turn(NamedTuple, Generic[T]):
     Attributes:
         owner: the process that caused the work.
         item: the work.
-        share: CPU budget that pays for it.
+        share: CPU budget that pays for the work.
     """
 
     owner: Hashable
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
     Args:
         share: share of one CPU, in CPU seconds per second.
         now_ns: any monotonic clock, in nanoseconds.
-        find_group: returns the group of an owner when its work is queued.
+        find_group: returns the group of an owner; called when work of the owner is queued.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(share * (1 - RESERVE))
         self._reserve = CpuShare(share * RESERVE)
         self._now_ns, self._find_group = now_ns, find_group
-        self._waiting: dict[Hashable, deque[T]] = {}  # non-empty groups only; longest waiting first
-        self._groups: dict[Hashable, Hashable] = {}  # groups of owners with a cost
+        self._waiting: dict[Hashable, deque[T]] = {}  # by owner; longest waiting first
+        self._groups: dict[Hashable, Hashable] = {}  # group of each owner that has a cost
         self._costs: dict[Hashable, _Costs] = {}  # costs of owners, by group
         self._group_costs = _Costs()
-        self._last_ns: dict[Hashable, int] = {}  # time of the last turn, oldest first
+        self._last_ns: dict[Hashable, int] = {}  # time of each owner's last turn, oldest first
         self._sizes: Counter[Hashable] = Counter()  # amount of pending work, by group
 
     def __len__(self) -> int:

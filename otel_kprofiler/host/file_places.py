@@ -44,7 +44,7 @@ class FilePlaces:
                 del self._listings[next(iter(self._listings))]
 
     def find(self, inode: int) -> Iterator[str]:
-        """Find files by inode number, on any file system; the caller must verify them.
+        """Yields paths of files with an inode number, on any file system; the caller verifies them.
 
         Changed directories are read again. Unreadable directories are skipped. A directory that
         another thread is reading is also skipped, because its file system may hang.

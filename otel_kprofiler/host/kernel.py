@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """Visibility of addresses in ``/proc/kallsyms`` to this process, and why they are hidden."""
+    """Visibility of addresses in ``/proc/kallsyms`` to this process; names the cause if hidden."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"
@@ -60,7 +60,7 @@ def find_sysctl(files: HostFiles, name: str) -> int | None:
 def find_lockdown(files: HostFiles) -> str | None:
     """Read the lockdown mode: ``none``, ``integrity`` or ``confidentiality``; None if unknown.
 
-    The file is in securityfs, which may not be mounted (kernel_lockdown(7)).
+    The mode is read from securityfs, which may not be mounted (kernel_lockdown(7)).
     """
     try:
         text = files.read_bytes("/sys/kernel/security/lockdown").decode()
@@ -76,7 +76,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     The rule is ``kallsyms_show_value`` in kernel/ksyms_common.c. With ``kptr_restrict`` 2, no
     process sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see
     them. With 0, all processes see them if ``perf_event_paranoid`` is below 2; otherwise, only
-    these holders do.
+    holders of CAP_SYSLOG do.
     """
     try:
         if _shows_addresses(files):

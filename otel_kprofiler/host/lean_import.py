@@ -33,7 +33,7 @@ def import_module_alone(name: str) -> ModuleType:
 def _defer(name: str) -> ModuleType:
     """Create a package whose ``__init__`` has not run.
 
-    The package's ``__getattr__`` (PEP 562) runs it.
+    The package's ``__getattr__`` (PEP 562) runs ``__init__`` when needed.
     """
     spec = importlib.util.find_spec(name)
     if spec is None:
@@ -49,7 +49,7 @@ def _defer(name: str) -> ModuleType:
             return importlib.import_module(module)
         with lock:
             if not running and "__getattr__" in vars(package):
-                running = True  # imports in __init__ may re-enter
+                running = True  # imports in __init__ may call find() again
                 try:
                     importlib.reload(package)
                 finally:

@@ -21,8 +21,8 @@ this package also write it.
 """
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""Signals by which a process dies if an allocation fails, or if the kernel kills it for lack of
-memory.
+"""Return codes of a child that aborts after a failed allocation, or that the kernel kills for lack
+of memory.
 """
 _NO_STATUS: Final = (
     "ended early; its status is unknown, since this process ignores SIGCHLD or reaps all children"
@@ -66,14 +66,14 @@ class ChildFailed(Exception):  # noqa: N818 - an outcome
 
 
 class ChildLimits(NamedTuple):
-    """Limits of a child.
+    """Resource limits of a child process.
 
     Attributes:
         memory_bytes: limit on the data segment; at most half of the memory that the cgroup has
             left.
         cpu: CPU time that the child may use.
         wall_s: time after which the child is killed, in seconds.
-        least_bytes: minimum memory for data. The child is not started if it would get less.
+        least_bytes: minimum memory for data, in bytes. A child that would get less is not started.
     """
 
     memory_bytes: int
@@ -102,10 +102,10 @@ class LimitedChildren:
                 kernel does not keep the exit status, ``DONE`` on standard error means success.
             fd: descriptor of the file.
             limits: limits for the child.
-            output: descriptor for the output.
+            output: descriptor for the child's standard output; by default, the output is returned.
 
         Returns:
-            The output; empty if it goes to a descriptor.
+            The child's standard output; empty if ``output`` is given.
 
         Raises:
             ChildFailed: the child produced no result.

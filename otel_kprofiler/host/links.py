@@ -64,11 +64,11 @@ def open_directory(path: str) -> int:
 
 
 def _open_next(here: int, rest: list[str]) -> int:
-    """Open the next directory, or resolve it if it is a link."""
+    """Open the next directory of a path; a link is replaced with its target in ``rest``."""
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:
-        flags = _DIRECTORY  # the target of such a link is not a path
+        flags = _DIRECTORY  # the target of a magic link is not a path
     elif stat.S_ISLNK(link.st_mode):
         if not is_trusted(os.fstat(here), link):
             raise OSError(errno.ELOOP, UNTRUSTED_LINK)

@@ -26,7 +26,7 @@ class LockSpec(NamedTuple):
 
     @property
     def period(self) -> int:
-        """Returns 0, because a sample does not stand for a number of waits."""
+        """Returns 0, because a sample does not stand for a fixed number of waits."""
         return 0
 
     @property

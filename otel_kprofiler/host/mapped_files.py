@@ -55,7 +55,7 @@ class MappedFileError(KProfilerError):
 
     Args:
         problem: why the file could not be opened.
-        detail: further details, for the log.
+        detail: explanation of the problem, for the log.
     """
 
     def __init__(self, problem: FileProblem, detail: str = "") -> None:
@@ -65,7 +65,7 @@ class MappedFileError(KProfilerError):
 
 
 class FileRequest(NamedTuple):
-    """A mapping of a file at the time of the interrupt.
+    """A request to open a mapped file, with the mapping as it was when the sample was taken.
 
     Attributes:
         key: identity of the file.
@@ -73,7 +73,7 @@ class FileRequest(NamedTuple):
         end: runtime address after the last byte of the mapping.
         file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
         tgid: id of a process that has mapped the file.
-        tid: id of the interrupted thread.
+        tid: id of the sampled thread.
         size: size of the file in bytes; 0 if unknown.
         modified: time of the last write, as seconds (modulo 2^32) << 32 | nanoseconds; 0 if
             unknown.
@@ -96,7 +96,7 @@ class ReferableFiles(HostFiles, Protocol):
         """Open a file as a reference (``O_PATH``), which has no effect on the file."""
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open a file as a reference, resolving its path and links relative to ``root``."""
+        """Open a file as a reference, with its path and links resolved relative to ``root``."""
 
 
 def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
@@ -180,8 +180,8 @@ def open_mapped(
         request: identifies the file, and a process that has mapped it.
         files: access to the host's files.
         known_path: path by which the file was opened before; used if the process has exited.
-        find_places: finds files by inode number; used if the process has exited. The size and the
-            modification time of these files must be known and match.
+        find_places: finds files by inode number; used if the process has exited, and if the request
+            has the file's size and modification time, which must match.
 
     Raises:
         MappedFileError: the file is gone, may not be opened by this process, or was replaced.
@@ -195,7 +195,7 @@ def open_mapped(
             outcome = outcome.or_worse(_problem_of(error), describe_error(error))
         except _OtherInodeError as error:
             has_gone |= way.route == "map_files"
-            if way.route != "exe" and not has_gone:  # usually a different file
+            if way.route != "exe" and not has_gone:  # exe is usually a different file
                 outcome = outcome.or_worse(error.problem, way.path)
         except MappedFileError as error:
             outcome = outcome.or_worse(error.problem, way.path)
@@ -243,7 +243,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
 
 
 def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Iterator[_Way]:
-    """Yields ways to open the file, most reliable first."""
+    """Yields ways to open a requested file, most reliable first."""
     paths = []
     for pid in dict.fromkeys((request.tgid, request.tid)):  # the main thread may have exited
         process = f"/proc/{pid}"
@@ -285,8 +285,8 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Inode, size, modification time and device must match, since inode numbers are reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
-    the inode's. In that case, the request must have a size, or the file must have been opened
-    through its mapping.
+    the inode's device. In that case, the request must have a size, or the file must have been
+    opened through its mapping.
 
     Args:
         request: identifies the file.

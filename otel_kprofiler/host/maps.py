@@ -93,7 +93,7 @@ def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMa
     Skips incomplete lines, and lines in other formats.
 
     Args:
-        maps: the text.
+        maps: the text of the file.
         only_code: whether to skip mappings that are not executable.
     """
     for match in _LINES[only_code].finditer(maps):

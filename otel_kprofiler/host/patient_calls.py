@@ -21,7 +21,7 @@ PATIENCE_S: Final = 1.0
 read.
 """
 MAX_LEFT: Final = 32
-"""Limit on the number of abandoned threads at a time. Once it is reached, callers wait."""
+"""Limit on the number of abandoned threads at a time. When the limit is reached, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
 
 _log = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class PatientCalls:
             device: device of the file that ``job`` reads.
             job: the function, which handles its own errors.
             find_hanging: called if ``job`` does not return; returns a hashable value that
-                identifies the device that hangs. By default, that is ``device``. This argument is
-                needed if ``job`` also reads files on other devices.
+                identifies the device that hangs. By default, the value is ``device``. This argument
+                is needed if ``job`` also reads files on other devices.
 
         Returns:
             True if the call has returned. Otherwise, the device hangs, and the call will return, or
@@ -151,7 +151,7 @@ class _Reader(threading.Thread):
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
         self._lock = lock  # guards against abandoning a thread that has returned
-        self.jobs: deque[Job] = deque()  # set once the thread is abandoned
+        self.jobs: deque[Job] = deque()  # calls to make once the file system responds
         self.on_free: Callable[[], bool] | None = (
             None  # called with the lock held; returns whether to stop
         )
@@ -194,7 +194,7 @@ def _call(job: Job) -> None:
 
 
 def find_storage_wait(directory: str) -> int | None:
-    """Returns the number of the current storage wait; None if there is none.
+    """Returns the number of the storage wait that a thread is in; None if it is in none.
 
     Args:
         directory: the thread's directory, ``/proc/PID/task/TID``.

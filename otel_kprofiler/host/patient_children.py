@@ -11,7 +11,7 @@ from otel_kprofiler.host.child_cpu import MeteredChild, charge_child
 from otel_kprofiler.host.patient_calls import MAX_LEFT, PATIENCE_S, find_storage_wait
 
 DEVICE_RETRY_S: Final = 30.0
-"""Time until a hanging device is tried again."""
+"""Time until a hanging device is tried again, in seconds."""
 
 
 class DeviceHangs(Exception):  # noqa: N818 - an outcome
@@ -43,7 +43,7 @@ class PatientChildren:
         """Refuse to start a child for a hanging device, or while too many children are abandoned.
 
         Raises:
-            DeviceHangs: no child should be started.
+            DeviceHangs: no child may be started for this device now.
         """
         with self._lock:
             now_s = time.monotonic()

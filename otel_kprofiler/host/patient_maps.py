@@ -55,7 +55,7 @@ class PatientMaps:
         return self._call(path, lambda: self._files.open_reference(path))
 
     def open_reference_in(self, root: str, path: str) -> int:
-        """Open a file as a reference, resolving its path and links relative to ``root``."""
+        """Open a file as a reference, with its path and links resolved relative to ``root``."""
         return self._files.open_reference_in(root, path)
 
     def stop(self) -> None:

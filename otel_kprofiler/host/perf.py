@@ -65,8 +65,8 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
 
     Args:
         attributes: the event to count.
-        pid: the thread whose events are counted; -1 for all.
-        cpu: the CPU whose events are counted; -1 for all (which requires ``pid``).
+        pid: the thread whose events are counted; -1 for all threads.
+        cpu: the CPU whose events are counted; -1 for all CPUs (which requires ``pid``).
 
     Raises:
         OSError: perf_event_open(2) failed, for example with ``ENODEV`` because the CPU is offline.

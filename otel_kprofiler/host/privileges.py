@@ -71,7 +71,7 @@ _T = TypeVar("_T")
 class Privileges:
     """Limits every thread of this process to the capabilities that it needs.
 
-    Create it before starting any thread.
+    Create the object before starting any thread.
 
     Args:
         drop_all: whether threads keep no capabilities at all.

@@ -16,14 +16,14 @@ class ProcessStat(NamedTuple):
     """A process as described by ``/proc/PID/stat``.
 
     Attributes:
-        parent: pid of the parent.
-        has_ended: whether its main thread has exited; other threads may still run.
+        parent: pid of the parent process.
+        has_ended: whether the main thread has exited; other threads may still run.
         start_ticks: start time in clock ticks since boot.
-        is_kernel_thread: whether it is a kernel thread.
-        name: name of its main thread (``comm``).
+        is_kernel_thread: whether the process is a kernel thread.
+        name: name of the main thread (``comm``).
         stack_start: start address of the main thread's stack, which changes when the process
             executes another program; 0 if this process may not trace the other (ptrace(2)).
-        cpu_ticks: CPU time of its threads in user and kernel mode, in clock ticks.
+        cpu_ticks: CPU time of the process's threads in user and kernel mode, in clock ticks.
     """
 
     parent: int
@@ -56,7 +56,7 @@ def parse_stat(stat: bytes) -> ProcessStat:
 
 
 def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
-    """Read a process; None if it does not exist."""
+    """Read the status of a process; None if the process does not exist."""
     try:
         return parse_stat(files.read_bytes(f"/proc/{pid}/stat"))
     except (OSError, ValueError):

@@ -9,7 +9,7 @@ from otel_kprofiler.host.process_stat import ProcessStat, parse_stat
 
 
 def read_process(files: HostFiles, pid: int) -> ProcessStat | None:
-    """Read a running process; None if it does not exist, or all of its threads have exited."""
+    """Read the status of a process; None if it is missing or all of its threads have exited."""
     try:
         stat = parse_stat(files.read_bytes(f"/proc/{pid}/stat"))
         if stat.has_ended and len(files.list_dir(f"/proc/{pid}/task")) < 2:
@@ -20,7 +20,7 @@ def read_process(files: HostFiles, pid: int) -> ProcessStat | None:
 
 
 def read_processes(files: HostFiles) -> dict[int, ProcessStat]:
-    """Read all visible running processes. Processes may start or exit during the scan."""
+    """Read the status of all visible running processes, which may change during the scan."""
     pids = [int(name) for name in files.list_dir("/proc") if name.isdecimal()]
     return {pid: process for pid in pids if (process := read_process(files, pid))}
 

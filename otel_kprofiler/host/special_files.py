@@ -20,7 +20,7 @@ def open_special(path: str) -> int | None:
     Opening a FIFO waits for its reader. The caller closes the descriptor.
 
     Raises:
-        OSError: the file cannot be opened; or, for root, another user can have created it.
+        OSError: the file cannot be opened; or, for root, another user could have created it.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):

@@ -99,7 +99,8 @@ def number_calls(machine: str = "") -> Mapping[str, int]:
     """Returns the numbers of system calls by name.
 
     Args:
-        machine: machine of 64-bit programs, as named by uname(2); empty for this host's.
+        machine: the machine of 64-bit programs, as named by uname(2); empty for this host's
+            machine.
     """
     words = (_AARCH64 if (machine or platform.machine()) == "aarch64" else _X86_64) + _COMMON
     numbers: dict[str, int] = {}

@@ -31,7 +31,7 @@ def get_tick_rate() -> int:
 
 
 def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
-    """Returns the lowest limit at which an event with this rate is never suspended."""
+    """Returns the lowest ``perf_event_max_sample_rate`` that never suspends events at this rate."""
     samples_per_tick = -(-samples_per_second // tick_rate)
     return int(samples_per_tick) * tick_rate + 1
 

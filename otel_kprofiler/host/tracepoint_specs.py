@@ -19,13 +19,15 @@ MAX_PERIOD: Final = 1 << 62
 
 
 class ValueSource(NamedTuple):
-    """Location of an event's value, which counts bytes.
+    """Location of an event's value, a number of bytes, in the arguments of its tracepoint.
 
     Attributes:
-        type: type of the argument: the struct to which it points, a typedef, or an integer.
+        type: type of the argument, which is the struct to which it points, a typedef or an integer
+            type.
         place: index of the argument among the arguments of this type, from 0.
         member: path of a 32-bit member of the struct; empty if the argument is the value.
-        is_order: whether the argument is an order, so that the value is 1 << argument pages.
+        is_order: whether the argument is an allocation order, so that the value is the size of 1 <<
+            argument pages.
     """
 
     type: str
@@ -96,7 +98,7 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
     ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, selects a system call by name or number.
 
     Args:
-        text: the event.
+        text: the event, in one of these forms.
         period: default number of events per sample; 0 means 1.
 
     Raises:

@@ -1,8 +1,8 @@
 """Writes files safely in directories that other users can write.
 
 Anyone who can write to a directory can replace any name in it, at any time, with a symbolic link,
-or with a hard link to root's file. So a directory is opened once, names are resolved relative to it
-without following links, and content is written to a single descriptor.
+or with a hard link to a file of root. So a directory is opened once, names are resolved relative to
+it without following links, and content is written to a single descriptor.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class AppendedFile:
     Attributes:
         fd: descriptor for reading and appending; -1 when closed.
         name: name of the file in the directory.
-        regular: whether it is a regular file.
-        movable: whether it is a regular file with a name.
+        regular: whether the file is a regular file.
+        movable: whether the file is a regular file with a name.
     """
 
     def __init__(self, path: str, *, mode: int = 0o600) -> None:
@@ -195,7 +195,7 @@ class AppendedFile:
         self.movable = self.regular and not self._magic
 
     def is_in_place(self) -> bool:
-        """Returns whether the path still leads to this file, if the file has a path."""
+        """Returns whether the path still leads to this file; True for files that cannot move."""
         try:
             return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
         except OSError:
@@ -273,7 +273,7 @@ class PrivateDirectory:
     """A directory to which only its owner can write, held open; created if missing.
 
     Args:
-        path: the directory. Created parts are accessible only to their owner.
+        path: path of the directory. Directories created for it are accessible only to their owner.
 
     Raises:
         OSError: the directory cannot be created or opened.

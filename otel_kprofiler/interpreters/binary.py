@@ -56,7 +56,7 @@ class Interpreter(NamedTuple):
             frame becomes the current frame; 0 if the frame is current from the first instruction
             on.
         texts: executable segments of the file.
-        build_id: build id of the file; None if it has none.
+        build_id: build id of the file; None if the file has none.
     """
 
     version: Version
@@ -109,7 +109,7 @@ def find_interpreter(source: Source, machine: str = platform.machine()) -> Inter
         elf = read_elf(source, machine)
         sections = read_sections(source, elf)
     except ElfError:
-        return None  # a different machine's, damaged, or not ELF
+        return None  # damaged, not ELF, or for a different machine
     section = next((entry for entry in sections if entry.name == _SECTION), None)
     if section is None:
         return None

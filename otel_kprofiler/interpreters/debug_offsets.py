@@ -14,7 +14,7 @@ from typing import Final
 COOKIE: Final = b"xdebugpy"
 VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
-"""Number of bytes read from ``_PyRuntime``."""
+"""Maximum number of bytes read from ``_PyRuntime``."""
 
 # Members up to the last one used here; /N is the minor version that added a member.
 _MEMBERS: Final = """
@@ -57,10 +57,10 @@ def parse_debug_offsets(data: bytes, minor: int) -> Mapping[str, int]:
 
     Args:
         data: the beginning of ``_PyRuntime``.
-        minor: CPython minor version: 13 for 3.13.
+        minor: CPython's minor version, such as 13 for 3.13.
 
     Raises:
-        ValueError: the data is not this struct.
+        ValueError: the data is not a ``_Py_DebugOffsets``.
     """
     names = ("version", "free_threaded", *_parse_members(minor))
     words = struct.Struct(f"<{len(names)}Q")

@@ -45,7 +45,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
     Args:
         source: bytes of the file.
         elf: the file's parsed headers.
-        symbol: ``_PyEval_EvalFrameDefault``.
+        symbol: the symbol of the loop's function, ``_PyEval_EvalFrameDefault``.
     """
     loop = range(symbol.address, symbol.address + symbol.size)
     try:

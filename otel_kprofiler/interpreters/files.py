@@ -1,4 +1,4 @@
-"""Finds interpreters in mapped files, each of which is read once."""
+"""Finds interpreters in mapped files; reads each file once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class InterpreterFiles:
             if _PYTHON in mapping.path.rpartition("/")[2]:
                 refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(read))
                 return self._refuse(mapping, refused)
-            return None  # not cached: it may be readable through a different process
+            return None  # not cached: the file may be readable through a different process
         interpreter = self._refuse(mapping, read) if isinstance(read, InterpreterRefused) else read
         if isinstance(interpreter, Interpreter) and self._on_found:
             self._on_found(interpreter)
@@ -103,7 +103,7 @@ class InterpreterFiles:
         device = mapping.device
         if self._calls.has_left(device) or not self._calls.call(device, read):
             return MappedFileError(FileProblem.UNREADABLE, "its file system does not respond")
-        failed = MappedFileError(FileProblem.UNREADABLE, "the log has the reason")
+        failed = MappedFileError(FileProblem.UNREADABLE, "reading failed; see the log")
         return outcome[0] if outcome else failed
 
     def _read(
@@ -126,7 +126,7 @@ class InterpreterFiles:
         return error.refusal
 
     def _open(self, pid: int, mapping: MemoryMapping, build_id: BuildId | None) -> OpenFile:
-        """Open the file; raises ``OSError`` or ``MappedFileError``."""
+        """Open a mapped file; raises ``OSError`` or ``MappedFileError``."""
         if not mapping.inode and build_id:
             try:
                 mapping = self._find_in_maps(pid, mapping)
@@ -143,7 +143,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open the file by its path.
+        """Open a mapped file by its path.
 
         This needs no capability, but works only in our mount namespace.
         """

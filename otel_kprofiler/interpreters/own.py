@@ -29,9 +29,9 @@ class OwnInterpreter(NamedTuple):
     """The interpreter of this process.
 
     Attributes:
-        interpreter: the interpreter in its file.
+        interpreter: the interpreter, with addresses in the interpreter's file.
         process: the interpreter's addresses in this process.
-        file: key of its file, without a generation.
+        file: key of the interpreter's file, without a generation.
     """
 
     interpreter: Interpreter

@@ -64,10 +64,10 @@ class PythonRegistry(Protocol):
 
         Args:
             tgid: id of the process.
-            layout: offsets of the structs of its interpreter.
+            layout: struct offsets of the process's interpreter.
             process: runtime addresses in the process.
-            image: the program that the process must be running; 0 to accept the program of its next
-                sample.
+            image: the program that the process must be running; 0 to accept the program of the
+                process's next sample.
         """
 
     def pass_over(self, program: Program) -> None:
@@ -101,7 +101,7 @@ class PythonCounts(NamedTuple):
     refused_processes: Mapping[Refusal, int]
 
     def as_dict(self) -> dict[str, object]:
-        """Returns plain values, for JSON."""
+        """Returns the counts as plain values for JSON."""
         return {
             **self._asdict(),
             "refused": _by_name(self.refused),
@@ -239,7 +239,7 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program, not to an earlier or later one in the process.
+    """Returns whether mappings belong to a program, not to a different program of the process.
 
     May return False even for the program's mappings, because on some file systems, maps show an
     inode other than the program's.
@@ -267,8 +267,8 @@ class PythonTracking:
         pids: the processes whose records are followed; empty for all.
         children: whether to follow the descendants of ``pids``, too.
         files: access to the host's files.
-        on_found: called in that thread with each interpreter, before a process is registered with
-            it.
+        on_found: called in the registering thread with each interpreter, before a process is
+            registered with it.
     """
 
     def __init__(

@@ -22,12 +22,12 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
-"""Number of attempts to find the calling thread while others start and exit. Each takes about 50
-µs.
+"""Maximum number of attempts to find the calling thread while other threads start and exit. An
+attempt takes about 50 µs.
 """
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
-"""Bit in the thread status; see python_thread.bpf.h."""
+"""The bit ``bound_gilstate`` of a thread's status; see python_thread.bpf.h."""
 _TYPE, _SIZE, _STATE, _DATA = 8, 16, 32, 32  # offsets in objects
 _POINTER_MASK: Final = ~3
 _OWNER_GENERATOR: Final = 1
@@ -61,7 +61,7 @@ class OwnMemory:
         Calls no Python function unless the read fails.
 
         Raises:
-            OSError: the address is unmapped, or the kernel refuses.
+            OSError: the address is unmapped, or the kernel refuses the read.
         """
         self._target.value = 0
         self._remote.at, self._local.size, self._remote.size = at, size, size
@@ -79,7 +79,7 @@ class _Frame(NamedTuple):
 
     Attributes:
         address: runtime address of the frame (``_PyInterpreterFrame``).
-        code: runtime address of its code object.
+        code: runtime address of the frame's code object.
         offset: distance in bytes from the code object to the frame's instruction.
         from_c: whether C code entered the frame.
         in_generator: whether a generator owns the frame.
@@ -134,7 +134,7 @@ class Proof:
         self._read = memory.read
 
     def prove(self) -> None:
-        """Raises ``InterpreterRefused`` if memory differs from what Python reports."""
+        """Compare memory with Python's reports; raises ``InterpreterRefused`` if they differ."""
         thread = self._find_thread()
 
         def look() -> _Look:
@@ -305,7 +305,7 @@ def _resumed(look: Callable[[], _Look]) -> _Look:
 
 
 _SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
-"""Functions, each with whether C code enters the next inner function."""
+"""Functions that call an inner function, each with whether C code makes that call."""
 
 
 def _make_code(name: str) -> CodeType:

@@ -24,8 +24,8 @@ class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is c
     """Raised for an interpreter whose frames must not be read.
 
     Args:
-        refusal: why it was refused.
-        detail: details, for the log.
+        refusal: why the interpreter was refused.
+        detail: explanation of the refusal, for the log.
     """
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:

@@ -1,8 +1,7 @@
 """Value types that all layers share; imports nothing else from the package.
 
-Addresses of different kinds are different types, ranges are half-open
-``[start, end)``, times are integers in nanoseconds. All values here are immutable
-and safe to share between threads.
+Addresses of different kinds have different types. Ranges are half-open: ``[start, end)``. Times are
+integers, in nanoseconds. All values are immutable and safe to share between threads.
 """
 
 from otel_kprofiler.model.account import (

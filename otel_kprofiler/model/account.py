@@ -48,7 +48,7 @@ SampleCounts = Counter[str]
 
 
 def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
-    """Returns the sum of several loss counts."""
+    """Returns the sums of several loss counts, by cause."""
     total: Counter[LossCause] = Counter()
     for counts in losses:
         total.update(counts)
@@ -62,12 +62,12 @@ class StreamTotals(NamedTuple):
     """Cumulative counts from the start of a sampler to the end of a window.
 
     Attributes:
-        stream_id: random; a new value for each start of a sampler.
+        stream_id: random id, which is new for each start of a sampler.
         samples: samples in all windows so far, including this window.
-        taken: samples that the kernel program took: ``samples``, and samples lost in the kernel or
-            still waiting for their window.
-        lost: samples lost so far, by cause: in the kernel and, once a window is encoded for a
-            receiver, on the way to that receiver.
+        taken: samples that the kernel program took, including samples lost in the kernel or still
+            waiting for their window.
+        lost: samples lost so far, by cause. They include samples lost in the kernel and, once a
+            window is encoded for a receiver, those lost on the way to that receiver.
         earlier_samples: samples of earlier streams that were in this receiver's spool.
         earlier_lost: number of ``earlier_samples`` lost so far, by cause.
         unknown_since_unix_ns: nonzero if the previous run was killed; samples that it took after
@@ -118,7 +118,7 @@ class ExporterAccount(NamedTuple):
 
     @classmethod
     def of_kinds(cls, name: str, kinds: Mapping[str, ExporterAccount]) -> ExporterAccount:
-        """Returns the sums over all kinds."""
+        """Returns an account with the sums over all kinds."""
         of_kind = kinds.values()
         return cls(
             name=name,
@@ -135,7 +135,7 @@ class ExporterAccount(NamedTuple):
         )
 
     def add_not_offered(self, samples: Mapping[str, int]) -> ExporterAccount:
-        """Returns the account with these samples added to ``not_offered``, by kind."""
+        """Returns the account with samples, given by kind, added to ``not_offered``."""
         kinds = {
             kind: self.of_kind(kind)._replace(
                 not_offered=self.of_kind(kind).not_offered + samples.get(kind, 0)
@@ -170,7 +170,7 @@ class Account(NamedTuple):
         received: samples read from the ring.
         lost: samples lost between kernel and user space, by cause.
         waiting: samples received, but not yet in a closed window.
-        exporters: counts of each exporter.
+        exporters: the accounts of the exporters.
         earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped, not included in ``taken``; see ``SamplerCounts``.
         kinds: accounts by name of the sample kind; empty in the account of a single kind.
@@ -194,10 +194,11 @@ class Account(NamedTuple):
         exporters: tuple[ExporterAccount, ...],
         earlier: Mapping[str, int] = MappingProxyType({}),
     ) -> Account:
-        """Returns the account of all kinds from samples and their outcomes.
+        """Returns the account of all kinds, from the sampler's and the exporters' accounts.
 
         Args:
-            sampled: account of each kind up to the last closed window; its exporters are replaced.
+            sampled: account of each kind up to the last closed window; the accounts' exporters are
+                replaced.
             exporters: accounts with their kinds, which may differ from the kinds currently sampled.
             earlier: samples from earlier runs, by kind.
         """

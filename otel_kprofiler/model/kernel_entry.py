@@ -45,7 +45,7 @@ _NAMES: Final = tuple(_ENTRIES)
 
 
 def find_entry(stack: Stack) -> str:
-    """Returns the innermost kernel entry of a sample.
+    """Returns the innermost kernel entry in a stack.
 
     An interrupt during a system call counts as an interrupt. Returned values: system call names
     (``read``), ``interrupt``, ``soft interrupt``, ``page fault``, ``exception``, ``kernel thread``,
@@ -62,7 +62,7 @@ def find_entry(stack: Stack) -> str:
 
 
 def entry_of_names(names: Iterable[str]) -> str:
-    """Returns the kernel entry from kernel function names, outermost first."""
+    """Returns the kernel entry that the names of kernel functions, outermost first, show."""
     entry, in_call = UNKNOWN_ENTRY, False
     for full_name in names:
         name = full_name.partition(".")[0]  # without compiler suffixes such as .isra.0

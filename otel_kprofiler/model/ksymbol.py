@@ -10,7 +10,7 @@ from otel_kprofiler.model.stack import BpfProgram, ModuleKind
 
 
 class Ksymbol(NamedTuple):
-    """Kernel code outside vmlinux and modules: a BPF function, a trampoline, a probe page.
+    """Kernel code outside vmlinux and modules: a BPF function, a trampoline or a probe page.
 
     Attributes:
         start: runtime address.
@@ -48,7 +48,7 @@ class KsymbolChange(NamedTuple):
     Attributes:
         time_ns: boottime of the change or of the snapshot's start; for a loss, boottime of the last
             change before the loss.
-        action: the event.
+        action: the kind of change.
         symbols: functions that were added or removed; for a snapshot, all functions present.
         until_ns: for a loss, the boottime at which it was detected.
     """

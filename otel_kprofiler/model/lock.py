@@ -37,7 +37,7 @@ UNCOUNTED_LOCK: Final = "uncounted"
 
 
 def name_lock(flags: int) -> str:
-    """Returns the type of a lock, given the flags in its tracepoint."""
+    """Returns the type of a lock, given the flags of a ``contention_begin`` event."""
     return LOCK_TYPES.get(flags, OTHER_LOCK)
 
 
@@ -91,13 +91,13 @@ _NONE: Final = LockTotal(0, 0)
 
 
 def add_lock_totals(first: LockTotals, second: LockTotals) -> LockTotals:
-    """Returns the sums by type."""
+    """Returns the sums of two sets of totals, by type."""
     return {
         name: first.get(name, _NONE).plus(second.get(name, _NONE)) for name in {**first, **second}
     }
 
 
 def subtract_lock_totals(later: LockTotals, earlier: LockTotals) -> LockTotals:
-    """Returns the growth by type, without types that did not grow."""
+    """Returns how much the totals have grown, by type; omits types that have not grown."""
     growth = {name: total.minus(earlier.get(name, _NONE)) for name, total in later.items()}
     return {name: total for name, total in growth.items() if any(total)}

@@ -54,7 +54,7 @@ class PythonFrame(NamedTuple):
     """One Python frame of a sample.
 
     Attributes:
-        code: id of its :class:`PythonCode`, or :data:`NO_CODE`.
+        code: id of the frame's :class:`PythonCode`, or :data:`NO_CODE`.
         instruction: index of the current instruction, in two-byte code units from the start of the
             code; or :data:`NO_INSTRUCTION`.
         is_from_c: whether C code entered the interpreter for this frame, creating a native frame of
@@ -81,7 +81,7 @@ class PythonStack(NamedTuple):
 
 
 def parse_python_word(word: int) -> PythonFrame:
-    """Decode a word into a frame: id, instruction and flag, from the lowest bit."""
+    """Decode a word into a frame: code id, instruction and flag, from the lowest bit."""
     return PythonFrame(word & MAX_CODE_ID, word >> _ID_BITS & NO_INSTRUCTION, word & _FROM_C != 0)
 
 
@@ -92,7 +92,7 @@ def parse_python_stack(raw: bytes) -> PythonStack:
 
 
 def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
-    """Returns end, tag and frame words, without creating an object per frame.
+    """Returns a stack's end, tag and frame words, without creating an object per frame.
 
     Raises:
         ValueError: the stack is damaged.
@@ -106,7 +106,7 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns the index after each frame that C code entered, given a stack's words."""
+    """Returns the index after each frame that was entered from C code, in a stack's words."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 

@@ -85,9 +85,9 @@ class RawSample(NamedTuple):
         owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. The kind
-            and the trace flags, a byte each, precede the attributes as the process encoded them
-            (OTEP 4947), or a goroutine's labels.
+        context: the thread context in which ``link`` was current; empty without a context. It
+            consists of the kind and the trace flags, a byte each, and then either the attributes as
+            the process encoded them (OTEP 4947) or a goroutine's labels.
     """
 
     kind: ProfileKind
@@ -132,8 +132,8 @@ class ProcessKey(NamedTuple):
         tgid: process id, as in samples.
         start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, which distinguishes
             processes with a reused id; None if unknown.
-        exec_id: ``self_exec_id`` of its ``task_struct``, which grows with each execve(2); a child
-            inherits its parent's value.
+        exec_id: ``self_exec_id`` of the process's ``task_struct``, which grows with each execve(2);
+            a child inherits its parent's value.
         owner: effective user id; None if unknown or irrelevant.
     """
 

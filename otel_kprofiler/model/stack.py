@@ -26,7 +26,7 @@ STACK_TRUNCATED: Final = StackStatus(1)
 _SIDE: Final = attrgetter("side")
 
 MAX_FRAMES: Final = 127
-"""Frames per side of a stack (the kernel's default ``kernel.perf_event_max_stack``)."""
+"""Maximum number of frames per side of a stack (default of ``kernel.perf_event_max_stack``)."""
 
 PYTHON_FRAMES: Final = 64
 """Default limit on Python frames per stack."""
@@ -70,7 +70,7 @@ class BpfProgram(NamedTuple):
     Attributes:
         id: program id; reused only after billions of loads.
         type: program type, such as ``kprobe`` or ``xdp``; empty if unknown.
-        tag: hash of its instructions, 16 hexadecimal digits.
+        tag: hash of the program's instructions, as 16 hexadecimal digits.
         load_time_ns: boottime at which the program was loaded; 0 if unknown.
         attached_to: attach point (a tracepoint, a function), empty if unknown.
     """
@@ -84,7 +84,7 @@ class BpfProgram(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The owner of code: vmlinux, a loaded module, a BPF program, a user object.
+    """The owner of code: vmlinux, a loaded module, a BPF program or a user object.
 
     Attributes:
         name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
@@ -93,13 +93,13 @@ class Module:
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
         base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
             of the ``.text`` section for a module, the start of the image for BPF. 0 for a user
-            object, whose addresses are its ELF file's (SVMA).
+            object, whose addresses are SVMAs of its ELF file.
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, in whole pages.
         range_source: source of ``ranges``.
         generation: serial number of the module, so that a reloaded module is a new module.
         program: the BPF program containing the code, if known.
-        file_offset: for a user object, the file offset of the first byte of its range.
+        file_offset: for a user object, the file offset of the first byte of ``ranges``.
     """
 
     name: str
@@ -157,17 +157,18 @@ class Unresolved(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SideKind:
-    """A separately collected part of a stack, such as the kernel's.
+    """A separately collected part of a stack, such as its kernel frames.
 
     Attributes:
         name: name of the side, in reports and in OTLP attribute names.
-        frame_type: OTLP ``profile.frame.type`` of its frames.
-        color: color of its frames in the flame graph, from the viewer's palette.
-        folded_mark: suffix of its frames in folded stacks, which flamegraph.pl maps to colors.
-        is_expected: whether every thread has this side; if so, reports mention its absence.
+        frame_type: OTLP ``profile.frame.type`` of the side's frames.
+        color: color of the side's frames in the flame graph, from the viewer's palette.
+        folded_mark: suffix of the side's frames in folded stacks, which flamegraph.pl maps to a
+            color.
+        is_expected: whether every thread has this side, so that reports mention a missing side.
         usual_reason: default reason why frames have no names; not sent.
-        has_files: whether its functions belong to source files rather than modules; if so, reports
-            show lines after names.
+        has_files: whether the side's functions belong to source files rather than modules; if so,
+            reports show lines after names.
     """
 
     name: str
@@ -197,7 +198,7 @@ class Line(NamedTuple):
 
     Attributes:
         function: display name.
-        system_name: linker name if it differs (``foo.isra.0``), else empty.
+        system_name: linker name (``foo.isra.0``) if different from ``function``, else empty.
         file: source file, empty if unknown.
         line: 1-based source line, 0 if unknown.
         start_line: 1-based first line of the function, 0 if unknown.
@@ -284,10 +285,10 @@ class Side(NamedTuple):
 
     Attributes:
         kind: kernel, user or another kind of side.
-        frames: its frames, leaf first. Frames in a tuple live as long as the side.
+        frames: frames of the side, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
-        is_provisional: whether it may be resolved further when the window closes.
-        entries: for a Python side, the index after each frame that C code entered.
+        is_provisional: whether the side may be resolved further when the window closes.
+        entries: for a Python side, the index after each frame that was entered from C code.
     """
 
     kind: SideKind
@@ -319,9 +320,9 @@ class Stack:
 
         Args:
             frames: frames of one or more sides, leaf first.
-            statuses: outcomes by side. A side without frames is added only if it is listed here; it
-                is added at the root if it was truncated. If a side has several runs of frames, the
-                last run gets the status.
+            statuses: outcomes by side. A side without frames is added only if it is listed here; if
+                truncated, it is added at the root. If a side has several runs of frames, the last
+                run gets the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

@@ -1,4 +1,4 @@
-"""Threads at one moment: state, wait and stack."""
+"""The states of threads at one moment, with their waits and stacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from otel_kprofiler.model.wait_cause import WaitCause
 
 
 class ThreadState(NamedTuple):
-    """A thread at one moment.
+    """The state of a thread at one moment.
 
     Attributes:
         tgid: process id, in the pid namespace of the reader.
@@ -20,13 +20,13 @@ class ThreadState(NamedTuple):
         state: why the thread is off the CPU; None while it runs.
         waited_ns: time since the thread left the CPU, excluding host suspends; None while it runs,
             or if unknown.
-        cause: the cause of its wait; None while it runs.
-        stack: its stack; without sides if it ran while it was read.
-        switches: number of its context switches so far.
-        link: its current span, if known.
-        labels: attributes of its thread context that are not part of ``link``.
-        has_moved: whether it ran, or its stack changed, since the first of two dumps; None if there
-            was only one, or if the thread is new.
+        cause: the cause of the thread's wait; None while the thread runs.
+        stack: the thread's stack; without sides if the thread ran while the stack was read.
+        switches: number of the thread's context switches so far.
+        link: the thread's current span, if known.
+        labels: attributes of the thread's context that are not part of ``link``.
+        has_moved: whether the thread ran, or its stack changed, since the first of two dumps; None
+            if there was only one dump, or if the thread is new.
     """
 
     tgid: int
@@ -53,7 +53,7 @@ class ProcessState(NamedTuple):
     Attributes:
         tgid: process id.
         name: the process's ``comm``.
-        threads: its threads, by id.
+        threads: threads of the process, by id.
         ended: number of threads that have exited but are not reaped yet.
         time_ns: ``CLOCK_BOOTTIME`` at that moment.
     """

@@ -25,7 +25,7 @@ class Segment(NamedTuple):
 
 
 class FileDetails(NamedTuple):
-    """Details of a file.
+    """Details of a mapped file.
 
     Attributes:
         path: path as seen by the process, or ``[vdso]``.
@@ -59,7 +59,7 @@ class OpenFile(NamedTuple):
     Attributes:
         fd: descriptor, open for reading.
         size: length of the file in bytes when it was verified.
-        modified_ns: Unix time of the last write at verification.
+        modified_ns: Unix time, in nanoseconds, of the last write before verification.
     """
 
     fd: int
@@ -67,7 +67,7 @@ class OpenFile(NamedTuple):
     modified_ns: int
 
     def has_changed(self) -> bool:
-        """Returns whether the file was written since verification. Raises ``OSError``."""
+        """Returns whether the file has been written to since verification. Raises ``OSError``."""
         now = os.fstat(self.fd)
         return (now.st_size, now.st_mtime_ns) != (self.size, self.modified_ns)
 
@@ -77,17 +77,17 @@ FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
 
 
 class KnownFiles:
-    """Keeps details by file; evicts the oldest first. Lookups are lock-free, from any thread.
+    """Keeps details of files; evicts the oldest first. Lookups are lock-free, from any thread.
 
     Args:
         most: maximum number of files.
-        on_opened: called with each opened file, before its details are added; must not wait.
+        on_opened: called with each opened file, before the file's details are added; must not wait.
     """
 
     def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:
         self._files: dict[FileKey, FileDetails] = {}
         self.version = 0
-        """Grows with each added file."""
+        """Number that grows with each added file."""
         self._most = most
         self._on_opened = on_opened
         self._lock = threading.Lock()
@@ -114,7 +114,7 @@ class KnownFiles:
             key: identity of the file.
             details: details of the file.
             content: the open file, or its image in memory; None if unavailable.
-            owner: id of the process that mapped it.
+            owner: id of the process that mapped the file.
         """
         if self._on_opened is not None and content is not None:
             self._on_opened(key, details, content, owner)

@@ -44,7 +44,7 @@ class StackEnd(enum.IntEnum):
     PENDING = 3
     """The unwind table of the next file is not loaded yet."""
     NO_RULE = 4
-    """The code has neither unwind table nor frame pointer."""
+    """The code has neither an unwind table nor a frame pointer."""
     UNREADABLE = 5
     """Memory is not resident."""
     UNSUPPORTED = 6
@@ -54,7 +54,7 @@ class StackEnd(enum.IntEnum):
     NOT_A_CALL = 8
     """The return address does not follow a call."""
     NO_PROGRESS = 9
-    """The caller's frame is not above its callee's."""
+    """The caller's frame is not above the callee's frame."""
     DAMAGED = 10
     """The file's unwind table is inconsistent."""
     OVER_BUDGET = 11
@@ -87,9 +87,9 @@ class FrameSource(enum.IntEnum):
     FRAME_POINTER = 2
     """Found by frame pointer; the return address follows a call. A callee may be missing."""
     GUESS = 3
-    """Caller of a leaf without unwind entry; the address on top of the stack follows a call."""
+    """Caller of a leaf without an unwind entry; the address on top of the stack follows a call."""
     SIGNAL = 4
-    """Interrupted by a signal; from the registers saved by the kernel."""
+    """Code interrupted by a signal; found in the registers that the kernel saved."""
     DISASSEMBLY = 5
     """Found by rules computed from the callee's machine code; the return address follows a call."""
 
@@ -99,7 +99,7 @@ class FileKey(NamedTuple):
 
     Attributes:
         inode: number of the file's inode on its device.
-        device: device of its file system, as ``MKDEV`` (major << 20 | minor); differs from
+        device: device of the file system, as ``MKDEV`` (major << 20 | minor); differs from
             ``st_dev`` on overlayfs and btrfs.
         generation: distinguishes files that reuse an inode number, and the old and new contents of
             a file that was overwritten in place.
@@ -110,12 +110,12 @@ class FileKey(NamedTuple):
     generation: int
 
     def pack(self) -> bytes:
-        """Encode as ``struct file_key``."""
+        """Encode the key as a ``struct file_key``."""
         return _KEY.pack(*self)
 
 
 class StackMapping(NamedTuple):
-    """A mapped file of a process.
+    """A mapping of a file in a process.
 
     Attributes:
         file: key of the mapped file.
@@ -159,7 +159,7 @@ def parse_user_stack(raw: bytes) -> UserStack:
 
 
 def find_user_addresses(raw: bytes) -> array[int]:
-    """Returns the addresses to look up for ``RawSample.user_stack``.
+    """Returns the addresses at which to look up symbols for ``RawSample.user_stack``.
 
     A caller's address is that of the byte before the return address, which belongs to the call.
 
@@ -220,7 +220,7 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 
 
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
-    """Returns end, mappings and frame words, without creating an object per frame.
+    """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
     Words have the same meaning in all stacks with equal mappings.
 
@@ -243,5 +243,5 @@ def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
 
 
 def mapping_fields(mappings: bytes) -> list[tuple[int, int, int, int]]:
-    """Decode the mappings of a stack: fields of the file key, and bias."""
+    """Decode each mapping of a stack into the fields of its file key, and its bias."""
     return list(_MAPPING.iter_unpack(mappings))

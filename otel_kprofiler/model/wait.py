@@ -88,7 +88,7 @@ class WaitTotals(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """Returns the sum over all states, in nanoseconds."""
+        """Returns the off-CPU time in all states together, in nanoseconds."""
         return sum(self.by_state)
 
     def plus(self, other: WaitTotals) -> WaitTotals:

@@ -74,7 +74,7 @@ class WaitCause(enum.Enum):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether such waits mean only a lack of work and so slow down no program."""
+        """Returns whether waits for this cause only mean a lack of work, and slow nothing down."""
         return self in _IDLE
 
 
@@ -145,7 +145,7 @@ DISK_PROOFS: Final = (
 )
 """Functions that imply :attr:`WaitCause.DISK` if no other cause is implied.
 
-Page faults and memory reclaim also wait for disks.
+Waits for page faults and memory reclaim can end in these functions, too.
 """
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
@@ -191,9 +191,10 @@ def find_cause(
 ) -> WaitCause:
     """Returns the cause of a wait.
 
-    If several causes fit, returns the more general one; if none does, :attr:`WaitCause.OTHER`. The
-    state takes precedence: a runnable thread waits for a CPU, whatever its stack. Next come
-    :data:`DIRECT_PROOFS`, :data:`PROOFS`, kernel threads whose main function waits, and disks.
+    If several causes fit, the first in this order is returned: the cause that the state implies (a
+    runnable thread waits for a CPU, whatever its stack), :data:`DIRECT_PROOFS`, :data:`PROOFS`,
+    kernel threads whose main function waits, and disks. If no cause fits, returns
+    :attr:`WaitCause.OTHER`.
 
     Args:
         state: why the thread is off the CPU.
@@ -216,7 +217,7 @@ def find_cause(
 
 
 def _find_proved(state: WaitState, names: Sequence[str]) -> WaitCause | None:
-    """Returns the cause that the functions imply, except for disks."""
+    """Returns the cause that function names imply, except ``DISK``; None if they imply no cause."""
     waiting = next((at for at, name in enumerate(names) if not _WAITING.fullmatch(name)), 0)
     direct = [_DIRECT[name] for name in names[waiting : waiting + 1] if name in _DIRECT]
     if causes := direct or [_CAUSES[name] for name in names if name in _CAUSES]:

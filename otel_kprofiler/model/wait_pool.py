@@ -32,7 +32,7 @@ _JAVA: Final = re.compile(
     r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"
     r"|ForkJoinPool;?(?:\.|::)awaitWork)\b"
 )
-"""Names in the forms that JIT maps and JVM profilers report."""
+"""Matches names of Java pool functions, in the forms that JIT maps and JVM profilers report."""
 
 
 def is_idle_in_pool(stack: Stack) -> bool:

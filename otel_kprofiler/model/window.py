@@ -56,7 +56,7 @@ class WindowWait(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Returns whether such waits only mean a lack of work."""
+        """Returns whether the waits only mean that a thread has no work."""
         return self.cause is not None and self.cause.is_idle
 
 
@@ -113,7 +113,7 @@ class ResourceSamples(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """The samples of a kind in a window.
+    """The samples of one kind in a window.
 
     Attributes:
         kind: sample kind.
@@ -169,7 +169,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A reporting interval.
+    """A reporting interval with its samples.
 
     All sample timestamps are in ``[start_unix_ns, end_unix_ns)``. Changing the sampling rate closes
     a window, so that ``period_ns`` holds for all samples of a profile.

@@ -40,7 +40,7 @@ from otel_kprofiler.otlp.conventions import (
 
 
 def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
-    """Returns attributes of a request's first profile of a kind; empty if nothing was counted."""
+    """Returns the account of a profile's kind as attributes; empty if nothing was counted."""
     totals = profile.totals
     if totals is None and not profile.taken:
         return {}

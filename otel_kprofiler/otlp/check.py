@@ -35,7 +35,7 @@ FORM_RULES: Final = {
 """Descriptions of the serialization rules, by id."""
 
 MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES
-"""The message rules."""
+"""Rules for messages, by id."""
 
 RULES: Final[dict[str, str]] = FORM_RULES | {
     name: rule.promise for name, rule in MESSAGE_RULES.items()

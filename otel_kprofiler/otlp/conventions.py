@@ -33,7 +33,7 @@ KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 PROGRAM: Final = "otel_kprofiler.program"
 """On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""Ours, on the Resource of all processes that waited but exited before their first sample."""
+"""Ours, on the Resource for all processes that waited but exited before their first sample."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """Ours, on mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
@@ -51,7 +51,7 @@ LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
 """Ours, on kernel-mode samples of services: system call, ``interrupt`` or other entry."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
-"""Ours, on samples with an incomplete side, followed by its name: ``truncated`` or an errno."""
+"""Ours, on samples with an incomplete side, whose name is inserted: ``truncated`` or an errno."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
@@ -92,8 +92,8 @@ EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
 """Attribute of a profile, followed by a cause: lost samples of earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Attribute of a profile: the previous run was killed, and the number of samples that it took after
-this time is unknown.
+"""Attribute of a profile: Unix time after which the previous run, which was killed, took an unknown
+number of samples.
 """
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"

@@ -181,7 +181,7 @@ def _window(start: int, end: int, profiles: list[Profile]) -> Window:
 
 
 class _Series:
-    """The timestamps and values of equal samples. The values stay empty while each is 1."""
+    """The timestamps and values of equal samples. The values stay empty while every value is 1."""
 
     __slots__ = ("times", "values")
 

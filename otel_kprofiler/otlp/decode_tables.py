@@ -107,7 +107,7 @@ class _FrameAttributes(NamedTuple):
         reason: why the location has no name; empty if absent.
         builtin: built-in modules that contain the code.
         found_by: unwinding method, if it is not conclusive.
-        start: start of the function, if it has no name; None if unknown.
+        start: start address of the function, if the function has no name; None if unknown.
     """
 
     side: SideKind
@@ -162,7 +162,7 @@ class Tables:
         )
 
     def identity(self, sample: Any) -> Identity:
-        """Returns a sample without its times or values."""
+        """Returns the parts of a sample that identify it: all but its times and values."""
         indices = tuple(sample.attribute_indices)
         attributes = self._taken.get(indices)
         if attributes is None:

@@ -173,7 +173,7 @@ class Dictionary:
     Modules are looked up by identity first, so they must outlive the dictionary. Not thread-safe.
 
     Attributes:
-        tables: the entries.
+        tables: the serialized entries of the seven tables.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class Dictionary:
         return self._writer.location_attributes(tokens)
 
     def _add_mapping(self, module: Module, *, inside: bool) -> Token:
-        """Returns the token of a module; the range is written only for addresses inside it."""
+        """Returns a module's mapping token; mappings for addresses outside the range lack it."""
         extent = module.extent
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
         if module.build_id:

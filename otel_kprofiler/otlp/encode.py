@@ -48,7 +48,7 @@ _ID_PREFIX_BYTES: Final = 12
 _MARGIN_SHARE: Final = 256
 """When a window is split, limit / 256 is reserved for bytes that are known only at the end."""
 _MORE_SHARE: Final = 8
-"""Further parts are tried with an eighth more samples, so that few samples are encoded twice."""
+"""A part is tried with an eighth more samples than the last part, so few are encoded twice."""
 
 
 class Encoded(NamedTuple):
@@ -112,9 +112,10 @@ def encode_window(
 ) -> Encoded:
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
-    Every timestamp of the window is in exactly one batch, or counted in ``too_large``. A window
-    whose Resources have no samples becomes one batch with only the account. Equal input yields
-    equal bytes, apart from profile ids. Thread-safe.
+    Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If no
+    Resource of the window has samples, the window becomes one batch that contains only the account
+    of each sample kind, or no batch if no kind has both a Resource and an account. Equal input
+    yields equal bytes, apart from profile ids. Thread-safe.
 
     Args:
         window: window to encode, which must not change during the call.
@@ -164,9 +165,10 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Encode a request with each kind's account under the first Resource, if any.
+    """Encode one request that reports each sample kind's account under the first Resource.
 
-    Each profile has one sample of value 0, because Collectors drop requests without samples.
+    Yields nothing if no kind has both a Resource and an account. Each profile has one sample of
+    value 0, because Collectors drop requests without samples.
     """
     writer, window = options.writer, options.window
     counted = [
@@ -199,7 +201,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
 
 
 def _units(options: _Options) -> list[_Unit]:
-    """Returns samples by Resource, then by kind; merges equal Resources."""
+    """Returns samples ordered by Resource, then by kind; merges equal Resources."""
     merged: dict[_Owner, list[_Unit]] = {}
     for profile in options.window.profiles:
         waits: dict[_Owner, WaitTotals | None] = {}
@@ -221,7 +223,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode several requests; divides the timestamps of a sample that is too large for one."""
+    """Encode several requests; a sample too large for a request is divided by timestamps."""
     batches = []
     too_large = SampleCounts()
     position = 0
@@ -257,7 +259,7 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 
 
 def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
-    """Encode as many of a sample's times as fit in a request; returns the batch and the number."""
+    """Encode as many timestamps of a sample as fit; returns the batch and their number."""
     group, sample = unit
 
     def encode(count: int) -> Batch | None:
@@ -278,7 +280,7 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """Encode a request with all of these samples; returns the batch and 0.
+    """Encode a request with all of the given samples; returns the batch and 0.
 
     If the batch is too large, returns None and the number of samples to try instead; 0 if there is
     only one sample.
@@ -343,13 +345,13 @@ def _write_samples(
     size: int,
     sizes: list[int],
 ) -> tuple[bytes, int]:
-    """Encode a profile's samples up to the size limit; returns their bytes and number.
+    """Encode a profile's samples up to the size limit; returns their encoding and number.
 
     Args:
         options: encoding and size limit of the request.
         dictionary: tables of the request, to which samples refer by index.
         units: the samples, at least one.
-        has_values: whether to write their values.
+        has_values: whether to write the samples' values.
         size: lower bound of the bytes before the samples.
         sizes: receives a lower bound of the bytes up to each sample.
     """
@@ -384,7 +386,7 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """Returns the number of samples to try next, because all together are too large."""
+    """Returns the number of samples to try next, because ``count`` samples are too large."""
     fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(fitting, 1), count - 1)
 
@@ -392,7 +394,7 @@ def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
 def _envelopes(
     options: _Options, dictionary: Dictionary, profiles: Iterable[Profile]
 ) -> dict[ProfileKind, Envelope]:
-    """Encodes the profiles of each kind, without their samples."""
+    """Encodes the fields around the samples of each kind's profile."""
     string, envelopes = dictionary.string, {}
     for profile in dict.fromkeys(profiles):
         kind = profile.kind

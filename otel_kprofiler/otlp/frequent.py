@@ -28,7 +28,7 @@ def intern_frequent(
     """Intern the most frequent frames and raw addresses of a request's stacks.
 
     Args:
-        dictionary: the request's dictionary, without locations yet.
+        dictionary: the request's dictionary, which has no locations yet.
         stacks: the stack of each sample.
         pause: called frequently, to let other threads run.
     """

@@ -50,7 +50,7 @@ def _text(name: bytes, text: str) -> bytes:
 
 
 def _last_text(schema_url: str) -> bytes:
-    """Returns an object's last field, if any, and the object's end."""
+    """Returns the closing brace of an object, after the field ``schemaUrl`` if that is set."""
     return b"," + _text(b"schemaUrl", schema_url) + b"}" if schema_url else b"}"
 
 
@@ -81,7 +81,7 @@ class JsonWriter:
     sample_bytes = len(b',{"timestampsUnixNano":[]}') - len(b",")
 
     def token(self, index: int) -> Token:
-        """Returns an index as a number."""
+        """Returns an index as a JSON number."""
         return b"%d" % index
 
     def string(self, text: str) -> bytes:
@@ -227,7 +227,7 @@ class JsonWriter:
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """Returns one ResourceProfiles."""
+        """Returns one element of ``resourceProfiles``."""
         return profiles[1:].join(scope).join(resource)
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:

@@ -18,7 +18,7 @@ _GROUPS: Final = (3, 4)
 
 
 def refuse_many_messages(data: bytes) -> None:
-    """Reject a request whose messages are so small that decoding takes many times its size.
+    """Reject a request with messages so small that decoding takes many times its size in memory.
 
     Wire format: https://protobuf.dev/programming-guides/encoding. Counting stops at damaged data,
     which the decoder reports.
@@ -45,7 +45,7 @@ def _children(descriptor: Any) -> dict[int, Any]:
 
 
 def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
-    """Returns the number of messages, at most the limit plus one."""
+    """Returns the number of messages in a request; stops counting above the limit."""
     count, parts = 0, [(0, len(data), children)]
     try:
         while parts:

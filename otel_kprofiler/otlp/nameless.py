@@ -77,7 +77,7 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
 
     Args:
         data: requests in any form.
-        find: returns names. It is called once per message.
+        find: returns the names of locations; called once per message.
 
     Raises:
         PayloadError: the data is not OTLP profiles, or an index is out of range.

@@ -45,7 +45,7 @@ def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> N
     """Add functions to locations, and remove the attributes that explain missing names.
 
     Args:
-        message: a request without an index outside its tables.
+        message: a request, all of whose indices are within its tables.
         tree: the JSON that the message was parsed from, which gets the same changes; None for
             protobuf.
         lines: functions by location index, innermost inlined function first.

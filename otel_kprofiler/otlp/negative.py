@@ -12,7 +12,7 @@ from otel_kprofiler.text import describe_count
 def refuse_negative_values(windows: Iterable[Window]) -> None:
     """Reject windows with negative sample values.
 
-    A profile with negative values is the difference of two profiles. OTLP allows it
+    A profile with negative values is the difference of two profiles. OTLP allows such profiles
     (profiles.proto, ``Sample.values``), but percentages and flame graph widths would be
     meaningless.
 

@@ -33,7 +33,7 @@ byte.
 """
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
-"""Field of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
+"""Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
 """Whitespace in JSON (RFC 8259). Python's other whitespace occurs only in damaged messages."""
 
@@ -82,7 +82,7 @@ class Framing(enum.Enum):
 
 
 def detect_framing(data: bytes) -> Framing:
-    """Detect the form of serialized requests from their first bytes."""
+    """Detect the framing of serialized requests from their first bytes."""
     if data.lstrip(_JSON_SPACE)[:1] == b"{" and not _is_message_like_json(data):
         return Framing.JSON
     return Framing.PREFIXED if data[:1] < bytes([_FIRST_TAG]) else Framing.ONE
@@ -110,7 +110,7 @@ OnDamage = Callable[[PayloadError], None]
 
 
 def refuse(error: PayloadError) -> None:
-    """Raise the error."""
+    """Raise the error; the default of ``on_damage``."""
     raise error
 
 

@@ -1,9 +1,9 @@
 """Encodes and decodes OpenTelemetry's process context: resource attributes as protobuf.
 
 The format is the message ``ProcessContext`` of OTEP 4719, with
-opentelemetry/proto/common/v1/common.proto and opentelemetry/proto/resource/v1/resource.proto. Does
-not use protobuf's message classes. Decoded data is untrusted. Malformed messages are rejected, and
-unsupported values are ignored.
+opentelemetry/proto/common/v1/common.proto and opentelemetry/proto/resource/v1/resource.proto. This
+module does not use protobuf's message classes. Decoded data is untrusted. Malformed messages are
+rejected, and unsupported values are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ProcessContext(NamedTuple):
 
     Attributes:
         resource: attributes of the process's Resource.
-        extra: attributes outside the Resource, such as for thread contexts.
+        extra: attributes outside the Resource, such as those for thread contexts.
     """
 
     resource: Attributes

@@ -31,7 +31,7 @@ def find_references(message: Any) -> Iterator[tuple[str, int]]:
 
 
 def renumber_references(message: Any, renumber: Callable[[str, int], int]) -> None:
-    """Replace the indices in a message and its submessages, by table and index."""
+    """Replace each index in a message and its submessages with ``renumber(table, index)``."""
     for field, value in message.ListFields():
         table = find_table(field.name)
         if table and field.is_repeated:

@@ -115,7 +115,7 @@ class Contents:
         yield from self.table("location_table")
 
     def attributes(self, indices: Iterable[int]) -> dict[str, Any]:
-        """Returns keys and AnyValues of ``attribute_indices``."""
+        """Returns the AnyValues of the attributes with these indices, by key."""
         entries = [self.entry("attribute_table", index) for index in indices]
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 

@@ -30,7 +30,7 @@ _OFFSET_OR_MODULE: Final = re.compile(r"\+0x[0-9a-f]+|\s\[.*\]$")
 
 @rule
 def zero_entries(contents: Contents) -> Iterator[Problem]:
-    """Each table starts with its zero value: link Link{}, attribute without value."""
+    """Each table starts with its zero value, such as an empty Link or an empty attribute."""
     for name in TABLES:
         table = getattr(contents.dictionary, name)
         where = f"dictionary.{name}"
@@ -51,7 +51,7 @@ def _is_set(entry: Any) -> bool:
 
 
 def _references(contents: Contents) -> Iterator[tuple[str, str, int]]:
-    """Yields every index in the request: location, table and index."""
+    """Yields the location, the table and the value of every index in a request."""
     for where, profile in contents.profiles:
         for kind in ("sample_type", "period_type"):
             value = getattr(profile, kind)
@@ -296,7 +296,7 @@ def mapping_range(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def location_in_mapping(contents: Contents) -> Iterator[Problem]:
-    """A location's address lies within the range of its mapping, where that is known."""
+    """A location's address lies within the range of its mapping, if that range is known."""
     for where, entry in contents.table("location_table"):
         mapping = contents.entry("mapping_table", entry.mapping_index)
         if (

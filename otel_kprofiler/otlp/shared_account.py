@@ -1,4 +1,4 @@
-"""Preserves accounts when a message is divided: in each part, the first profile of a kind has them.
+"""Keeps the account of each sample kind in every part of a message that is divided.
 
 In a message, the first profile of a kind carries the account, which also applies to the following
 profiles. Before a message is divided, the account is copied to all profiles of the kind. Each part
@@ -51,7 +51,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove accounts equal to the previous profile's."""
+    """Undo :func:`spread_accounts`: remove each account equal to that of the previous profile."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:
@@ -62,7 +62,7 @@ def thin_accounts(message: Any) -> None:
 
 
 def _accounts(message: Any) -> Iterable[tuple[Any, KindKey, list[int]]]:
-    """Yields profiles in order, with kinds and indices of account attributes."""
+    """Yields each profile, in order, with its kind and the indices of its account attributes."""
     dictionary = message.dictionary
     strings = dictionary.string_table
     names = [

@@ -43,7 +43,7 @@ _FIRST_TIME: Final = 1 << 63
 parts.
 """
 _MARGIN: Final = 1.1
-"""Parts are larger than their share of the samples, because they repeat common entries."""
+"""Factor by which parts exceed their share of a request, because they repeat common entries."""
 
 
 class _Place(NamedTuple):
@@ -98,7 +98,7 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         max_bytes: intended size of the parts; some may be larger.
 
     Returns:
-        The parts in order; none if the request has a single timestamp or is unreadable.
+        The parts in order; empty if the request has a single timestamp or is unreadable.
     """
     try:
         message = _parse(batch)
@@ -152,7 +152,7 @@ def _serialize(message: Any, form: Form) -> bytes:
 
 
 def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
-    """Write ids in hexadecimal, as OTLP requires in JSON, unlike other bytes."""
+    """Write ids in hexadecimal, as OTLP requires in JSON; other bytes remain base64."""
     for name in names:
         if name in node:
             node[name] = base64.b64decode(node[name]).hex()
@@ -246,9 +246,9 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Returns messages with about equal numbers of samples.
+    """Divides a message into messages with about equal numbers of samples.
 
-    Returns an empty list if there is a single timestamp.
+    Returns an empty list if the message has a single timestamp.
     """
     spread_accounts(message)
     divided = _divide_samples(message, parts)
@@ -278,7 +278,7 @@ def _divide_samples(message: Any, parts: int) -> list[Any]:
 
 
 def _halve_times(message: Any) -> list[Any]:
-    """Divide the timestamps of the only sample into halves."""
+    """Divide the timestamps of a message's only sample into halves."""
     halves = []
     for index in range(2):
         half = _take(message, _slices(message))

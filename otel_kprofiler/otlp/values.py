@@ -14,7 +14,7 @@ from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.model import AttributeScalar, AttributeValue
 
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
-"""Maximum characters of the text created from a message's maps, bytes and nested lists."""
+"""Maximum number of characters created from a message's maps, bytes and nested lists."""
 MAX_DEPTH: Final = 64
 """Maximum nesting depth of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})

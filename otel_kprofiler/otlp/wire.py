@@ -1,4 +1,4 @@
-"""Encodes and decodes protobuf's wire format: varints, length-delimited fields, message fields.
+"""Encodes and decodes protobuf's wire format: varints, fixed-size values, length-delimited fields.
 
 The format is described at https://protobuf.dev/programming-guides/encoding/. All functions are
 pure.
@@ -14,7 +14,7 @@ from typing import Final
 MASK_64: Final = (1 << 64) - 1
 LENGTH_DELIMITED: Final = 2
 FIXED_BYTES: Final = {1: 8, 5: 4}
-"""Value sizes by wire type."""
+"""The sizes of fixed-size values, in bytes, by wire type."""
 _MAX_SHIFT: Final = 63
 
 ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
@@ -31,11 +31,11 @@ def varint(value: int) -> bytes:
 
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
-"""A cached :func:`varint`, because addresses in an object share their high bits."""
+"""A cached :func:`varint` for the high bits, which are the same in most addresses of an object."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint; returns value and end. Drops bits above the 64th, as other decoders do.
+    """Decode a varint; returns its value, without bits above the 64th, and its end position.
 
     Raises:
         ValueError: the varint is truncated, or longer than 10 bytes.
@@ -51,9 +51,9 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             at += 1
             shift += 7
             if shift > _MAX_SHIFT:
-                raise ValueError("a number is too long")
+                raise ValueError("a varint is longer than 10 bytes")
     except IndexError:
-        raise ValueError("a number is truncated") from None
+        raise ValueError("a varint is truncated") from None
     return (value | byte << shift) & MASK_64, at + 1
 
 

@@ -1,4 +1,4 @@
-"""Defines the interface between the encoder and the serialized forms.
+"""Defines the interface between the encoder and the writers of the serialized forms.
 
 A *token* is the serialized index of a table entry (a varint, or decimal digits). The empty token is
 index 0, which is omitted. Entries and samples are self-contained, so the size of a request is the
@@ -56,7 +56,7 @@ class Writer(Protocol):
     first_tokens: tuple[Token, ...]
     """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
-    """Minimum size of a sample without its head or timestamps."""
+    """The minimum size of a sample, in bytes, without its head and timestamps."""
 
     def token(self, index: int) -> Token:
         """Serialize an index."""
@@ -69,7 +69,7 @@ class Writer(Protocol):
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
         """Returns an entry of the mapping table.
 
-        The place consists of start, limit and file offset.
+        ``place`` consists of the mapping's start address, limit address and file offset.
         """
         ...
 
@@ -115,17 +115,17 @@ class Writer(Protocol):
         ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns timestamps of a sample. Results may be concatenated."""
+        """Serializes timestamps of a sample; the results of several calls may be concatenated."""
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns values of a sample, one for each timestamp; results may be concatenated."""
+        """Serializes values of a sample, one for each timestamp; results may be concatenated."""
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
         """Returns a sample of a profile.
 
-        If there are no values, each timestamp counts 1. If there are no timestamps, there is a
+        If there are no values, each timestamp counts as 1. If there are no timestamps, there is a
         single value.
         """
         ...
@@ -155,9 +155,9 @@ class Writer(Protocol):
         ...
 
     def group(self, resource: Envelope, scope: Envelope, profiles: bytes) -> bytes:
-        """Returns one ResourceProfiles with these profiles, in order."""
+        """Returns one ResourceProfiles with the given profiles, in order."""
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """Returns the whole request. ``tables`` do not include the zero entries."""
+        """Returns the whole request. ``tables`` lacks the entries at index 0."""
         ...

@@ -1,4 +1,4 @@
-"""Reads the fields of binary data; checks every length against the data."""
+"""Reads fields from binary data, checking that each lies within the data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cursor:
     """A position in a range of binary data.
 
     Args:
-        data: the data; not copied.
+        data: the bytes to read from; not copied.
         start: the position of the first byte.
         end: the end of the range, exclusive.
     """

@@ -143,7 +143,7 @@ class Reader:
             self._read_features(flags)
 
     def _read_features(self, flags: int) -> None:
-        """Reads the sections of the features in ``flags``; their table follows the records."""
+        """Reads the sections of the features in ``flags``, listed in a table after the records."""
         present = [number for number in range(_FEATURES) if flags >> number & 1]
         table = Cursor(self.data, self._end, len(self.data))
         for number in present:
@@ -155,7 +155,7 @@ class Reader:
                     self.problem = error.message
 
     def records(self) -> Iterator[RawRecord]:
-        """Yields the kernel's records in the order of the file, up to the first damage.
+        """Yields the kernel's records in the order of the file, up to the first damaged record.
 
         Raises:
             PayloadError: the records are compressed.
@@ -176,7 +176,7 @@ class Reader:
             self.problem = self.problem or "the file is truncated"
 
     def _read_own(self, type_: int, misc: int, cursor: Cursor) -> int:
-        """Reads a record that perf wrote; returns how many bytes after the record belong to it."""
+        """Reads a record that perf wrote; returns the size of the data that follows the record."""
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
                 "the records of the perf.data file are compressed",

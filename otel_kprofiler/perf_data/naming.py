@@ -21,23 +21,23 @@ class Names(Protocol):
     """Finds the names of code addresses."""
 
     def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
-        """Returns the frame at an offset in a file; None if no file here has the build id."""
+        """Returns the frame at a file offset; None if this host has no file with the build id."""
 
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
         """Returns the frame at a kernel address; None if this host does not have the symbols.
 
         Args:
             module: the kernel, or one of its modules, with its base on the recorded host.
-            rva: the address relative to the base.
+            rva: the address relative to the module's base.
             address: the runtime address on the recorded host.
         """
 
 
 class CodeNames:
-    """Names code if this host has its file, or runs the same kernel. Not thread-safe.
+    """Names user code whose file this host has, and code of this host's kernel. Not thread-safe.
 
     Args:
-        paths: further candidates for :class:`InstalledFiles`.
+        paths: further candidate files, for :class:`InstalledFiles`.
         symbolizer: the running kernel's symbols; by default, read on first use.
     """
 

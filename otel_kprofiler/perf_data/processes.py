@@ -17,7 +17,7 @@ _MAX_COPIED: Final = 10_000_000
 class AddressSpace:
     """The executable mappings of a process, or of the kernel; they never overlap.
 
-    Forked processes share the lists until one of them maps a file.
+    Forked processes share the lists of mappings until one of the processes maps a file.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,10 @@ class Process:
             self.stacks.clear()
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping; the first file is the program. Returns how many mappings were copied."""
+        """Adds a mapping; returns how many mappings this copied.
+
+        The first mapped file is taken as the program.
+        """
         copied = self.space.add(mapping)
         self.stacks.clear()
         if not self.program and mapping.path.startswith(b"/") and self.resource is None:
@@ -106,7 +109,7 @@ class Process:
 
 
 class Processes:
-    """The processes of a recording, after the records that have been added so far."""
+    """The processes of a recording, as of the latest record that has been added."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Process] = {}
@@ -117,21 +120,21 @@ class Processes:
         """Records a mapping of a process.
 
         Raises:
-            PayloadError: forked processes have more mappings than fit in memory.
+            PayloadError: too many mappings would have to be copied for forked processes.
         """
         self._copied += self.process(mapping.pid).add(mapping)
         if self._copied > _MAX_COPIED:
-            raise PayloadError(f"forked processes have more than {_MAX_COPIED:,} mappings")
+            raise PayloadError(f"forked processes exceed the maximum of {_MAX_COPIED:,} mappings")
 
     def process(self, pid: int) -> Process:
-        """Returns the process that has an id at this point of the recording."""
+        """Returns the process that has the given id at this point in the recording."""
         process = self._processes.get(pid)
         if process is None:
             process = self._processes[pid] = Process(pid)
         return process
 
     def name(self, pid: int, tid: int) -> bytes:
-        """Returns a thread's name; its process's name if unknown; empty if both are unknown."""
+        """Returns a thread's name, or else its process's name; empty if both are unknown."""
         return self._names.get(tid) or self._names.get(pid, b"")
 
     def rename(self, comm: Comm) -> None:

@@ -142,7 +142,7 @@ class _Decoder:
         self._data = reader.data
 
     def decode(self, raw: RawRecord) -> Iterator[Record]:
-        """Yields the decoded record; nothing if it is irrelevant."""
+        """Yields the decoded record; nothing if records of its type are not used."""
         cursor = Cursor(self._data, raw.start, raw.end)
         if raw.type == SAMPLE:
             yield self._sample(raw, cursor)
@@ -169,7 +169,7 @@ class _Decoder:
             yield Throttle(time_ns)
 
     def _trailer(self, cursor: Cursor) -> tuple[int, int]:
-        """Returns the time and event index from a record's end, and cuts them off the cursor."""
+        """Returns the time and event index from a record's end; excludes them from the cursor."""
         attrs = self._reader.file.attrs
         if not attrs or not attrs[0].has_ids:
             return NO_TIME, 0
@@ -187,7 +187,7 @@ class _Decoder:
         """Returns the index of a sample's event."""
         file = self._reader.file
         if not file.attrs:
-            raise PayloadError("samples precede the description of their event")
+            raise PayloadError("a sample precedes the description of its event")
         if len(file.attrs) == 1:
             return 0
         if file.attrs[0].sample_type & _IDENTIFIER:

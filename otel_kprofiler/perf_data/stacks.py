@@ -60,13 +60,13 @@ class Stacks:
     def map_kernel(self, mapping: FileMapping) -> None:
         """Adds the mapping of the kernel, or of a module."""
         if mapping.path.startswith(_KERNEL_IMAGE):
-            # The path ends with the name of a symbol, _text; the offset is its address.
+            # The path ends with the name of a symbol, _text; the offset is that symbol's address.
             base = mapping.offset or mapping.start
             mapping = mapping._replace(offset=0, start=min(base, mapping.start))
         self._kernel.add(mapping)
 
     def load(self, symbol: Ksymbol) -> None:
-        """Adds kernel code with a name, such as a BPF program."""
+        """Adds named kernel code, such as a BPF program."""
         name = symbol.name
         self._kernel.add(FileMapping(symbol.time_ns, -1, symbol.start, symbol.end, 0, name, ""))
         self._bpf[symbol.start] = decode_name(name)

@@ -44,7 +44,7 @@ from otel_kprofiler.text import decode_name, describe_count
 _SOFTWARE: Final = 1  # PERF_TYPE_SOFTWARE
 _CLOCKS: Final = (0, 1)  # PERF_COUNT_SW_CPU_CLOCK, _TASK_CLOCK
 _MODIFIERS: Final = re.compile(r":[ukhHGIpPSDWeb]+$")
-"""The modifiers of an event, such as ``:u`` for user mode (see perf-list(1))."""
+"""Matches the modifiers in an event's name, such as ``:u`` for user mode (see perf-list(1))."""
 _IDLE: Final = "swapper"
 
 _Group = tuple[Process, Stack, int, str, int]
@@ -81,7 +81,7 @@ def read_perf_data(
         names: finds the names of code addresses; by default, in the files of this host.
 
     Returns:
-        One window.
+        A list with one window.
 
     Raises:
         PayloadError: the file is damaged, not supported, or has no samples.
@@ -219,7 +219,7 @@ class _Recording:
         return Profile(kind, period, resources, taken, {LossCause.RING_FULL: lost} if lost else {})
 
     def _kind(self, index: int, event: _Event) -> tuple[ProfileKind, int]:
-        """Returns an event's profile kind and period; 0 if the samples have separate values."""
+        """Returns an event's profile kind and its period, or 0 if each sample has its own value."""
         attr = self._file.attrs[index]
         if _is_clock(attr):
             if len(event.periods) == 1 and index == self._first_clock:
@@ -230,7 +230,7 @@ class _Recording:
         return ProfileKind(name, name, "count"), 0
 
     def _name(self, index: int, attr: EventAttr) -> str:
-        """Returns an event's name, with ``_`` for ``-``, and with modifiers if it is ambiguous."""
+        """Returns an event's name with ``_`` for ``-``, and with its modifiers if ambiguous."""
         full = [self._file.names.get(at, f"event {at}") for at in range(len(self._file.attrs))]
         short = [_MODIFIERS.sub("", name) for name in full]
         name = full[index] if short.count(short[index]) > 1 else short[index]

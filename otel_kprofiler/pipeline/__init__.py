@@ -1,6 +1,7 @@
-"""Takes samples through the gate into windows, on this host or from a recording.
+"""Collects samples, live or from a recording, into windows.
 
-Other names are imported on first use: reading the configuration requires only schedules.
+Only the names that reading the configuration requires are imported at once; all others are imported
+on first use.
 """
 
 from __future__ import annotations

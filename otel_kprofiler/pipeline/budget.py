@@ -1,4 +1,4 @@
-"""Limits each process's share of the time of the thread that handles all samples."""
+"""Limits how much of the pipeline thread's time each process may use."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from otel_kprofiler.model import (
 )
 
 SHARE: Final = 0.1
-"""A process's long-term share of the thread's time, after a burst of one second."""
+"""A process's long-term share of the pipeline thread's time, after a burst of one second."""
 GROUP_SHARE: Final = 0.3
 """Long-term share of all young processes of a user in a cgroup, after a burst of one second. The
 user's older processes in the cgroup have the same share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
 """Maximum age of a young process."""
 ROOT_CGROUP_ID: Final = 1
-"""Inode of the cgroup v2 root. With only cgroup v1, it contains all processes. Its older processes
-form no group, because all services of a user would otherwise share a budget."""
+"""Inode of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
+processes in the root form no group, because a user's services would otherwise share a budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes that run when the agent starts."""
 GROUP_NS: Final = 50_000
@@ -78,7 +78,7 @@ class Resources(Protocol):
 
 
 class ProcessBudgets:
-    """Resolves samples, and charges each process for new work.
+    """Resolves samples, and charges each process for the time that its samples take.
 
     The most expensive work is identifying a new program, resolving a new stack, and adding a group
     of samples unlike all others in the window. A process that constantly changes its thread names,
@@ -147,7 +147,7 @@ class ProcessBudgets:
                 self._identify(sample)
 
     def _identify(self, sample: RawSample) -> Resource:
-        """Returns the Resource of a sample's process; a coarser one if its budget is spent."""
+        """Returns a sample's Resource; a coarser one if the sample's process exceeds its budget."""
         began_ns = self._now_ns()
         shares = self._get_shares(sample) if self._is_limiting else ()
         if _is_spent(shares, began_ns):
@@ -173,7 +173,7 @@ class ProcessBudgets:
         return True
 
     def _get_shares(self, sample: RawSample) -> tuple[CpuShare, ...]:
-        """Returns the budgets of the process and, if it has a group, of the group."""
+        """Returns the budgets of a sample's process and of its group, if any."""
         share = self._shares.get(sample.tgid)
         if share is None:
             share = _keep(self._shares, sample.tgid, CpuShare(SHARE))

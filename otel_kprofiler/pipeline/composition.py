@@ -68,7 +68,7 @@ def open_symbols(
 ) -> KernelSymbolizer:
     """Starts tracking symbol changes, then reads this host's symbols.
 
-    No thread starts before the first ``advance``. The caller closes the symbolizer.
+    No thread starts before the symbolizer's first ``advance``. The caller closes the symbolizer.
 
     Args:
         access: reads files of the host.
@@ -94,7 +94,7 @@ def open_resources(
     on_new: Callable[[ProcessKey, Resource], None] | None = None,
     service_sources: Sequence[str] = (),
 ) -> ProcessResources:
-    """Opens the Resources of this host's processes, including published attributes.
+    """Opens the Resources of this host's processes, including attributes that processes publish.
 
     Args:
         access: reads files of the host.
@@ -236,7 +236,7 @@ def _open_ksymbols(
 def _open_modules(
     files: HostFiles, sink: EventSink | None, missed_since_ns: int | None, *, until_bpf: bool
 ) -> ModuleSource | None:
-    """Opens a source of module changes before kallsyms is read; None if modules are off."""
+    """Opens a source of module changes before kallsyms is read; None if modules are disabled."""
     try:
         files.read_bytes("/proc/modules")
     except OSError:

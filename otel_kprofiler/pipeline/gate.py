@@ -1,7 +1,7 @@
 """The event-time gate: a sample waits until every symbol stream has passed its timestamp.
 
-Samples, module events and BPF symbol records arrive separately. Resolving a sample as soon as it
-is read could use symbols from before or after its time.
+Samples, module events and BPF symbol records arrive separately. If a sample were resolved as soon
+as it is read, the symbols could be older or newer than the sample.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class EventTimeGate:
         """Returns the boottime up to which all data has arrived, or is no longer awaited.
 
         Args:
-            samples_ns: every sample before this boottime has been pushed.
-            symbols_ns: every symbol event before this boottime has been applied.
+            samples_ns: the boottime before which every sample has been pushed.
+            symbols_ns: the boottime before which every symbol event has been applied.
             now_ns: the current boottime.
         """
         samples_ns = max(samples_ns, now_ns - self._max_stall_ns)

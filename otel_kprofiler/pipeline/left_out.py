@@ -17,17 +17,17 @@ OF_OTHERS: Final = tuple(_BY_CAPABILITY)
 
 
 def describe_sampling(config: SamplerConfig) -> str:
-    """Describes rates and stack sides, as in ``19 samples per second on each, kernel stacks``."""
+    """Describes rates and stack sides: ``19 samples per second on each CPU, kernel stacks``."""
     return ", ".join(_describe_kinds(config))
 
 
 def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
     stacks = {"both": "kernel and user stacks"}.get(config.stacks, f"{config.stacks} stacks")
     if config.on_cpu:
-        yield f"{config.samples_per_second} samples per second on each, {stacks}"
+        yield f"{config.samples_per_second} samples per second on each CPU, {stacks}"
     if config.off_cpu:
         rate = config.off_cpu.samples_per_second
-        yield f"{rate} waits per second on each" if rate else "times of waits"
+        yield f"{rate} waits per second on each CPU" if rate else "times of waits"
     for event in config.events:
         yield str(event)
 
@@ -35,7 +35,7 @@ def _describe_kinds(config: SamplerConfig) -> Iterator[str]:
 def describe_left_out(
     config: SamplerConfig, user_symbols: str, missing: Collection[str] = ()
 ) -> str:
-    """Returns ``; left out:`` with the missing parts and reasons; empty if nothing is missing.
+    """Returns ``; left out:`` with the missing data and reasons; empty if nothing is missing.
 
     Args:
         config: what is sampled.

@@ -59,7 +59,7 @@ _FINISH_S: Final = 20.0
 """Maximum wait, in seconds, for symbols that are still being read after a stop."""
 _END_OF_TIME_NS: Final = 2**63
 _FEW: Final = 3
-"""Number of samples in a drain up to which the next step waits for the first sample."""
+"""Maximum number of samples in a drain after which the next step waits for the first sample."""
 
 WindowSink = Callable[[Window], None]
 SamplerT = TypeVar("SamplerT", bound=Sampler)
@@ -165,7 +165,7 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
-        """End the window at a boottime, and apply a new schedule and the sampler's new period."""
+        """End the window at ``at_boot_ns``; apply a new schedule and the sampler's new period."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(
@@ -175,8 +175,9 @@ class Pipeline(Generic[SamplerT]):
 
         The wait ends with the window, so that the window closes without delay. If the previous step
         had few samples, the wait starts with the first sample, which is awaited for up to
-        ``idle_s``. If both ``longest_s`` and ``idle_s`` exceed the timeout, samples may wait
-        longer: a step may then only identify new processes, and waits longer while there are none.
+        ``idle_s``. If both ``longest_s`` and ``idle_s`` exceed the timeout, the wait is longer if
+        no new process is sampled, and a step may identify new processes without processing any
+        samples.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -293,7 +294,7 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add the samples before a time; returns False if interrupted by a stop.
+        """Resolve and add the samples before ``before_ns``; returns False if a stop interrupts.
 
         A full window ends before the next sample; the remaining samples wait for the next window.
         """
@@ -313,7 +314,7 @@ class Pipeline(Generic[SamplerT]):
                 windows.add(sample, stack, resource)
                 if self._whole:
                     self._whole.add(sample, stack, resource)
-                samples.pop()  # early, because a backlog uses much memory
+                samples.pop()  # freed early, because a backlog uses much memory
                 if pause:
                     pause()
         finally:
@@ -410,7 +411,7 @@ class Pipeline(Generic[SamplerT]):
         reported: Mapping[str, SamplerCounts],
         waits: Mapping[Resource, WaitTotals],
     ) -> WindowCounts:
-        """Returns a window's counts; ``reported`` are the totals at the end of the previous one."""
+        """Returns a window's counts; ``reported`` has the previous window's totals."""
         counts = self._counts[kind]
         earlier = reported.get(kind, SamplerCounts(0, {}, 0, {}))
         lost = Counter(counts.lost) - Counter(earlier.lost)
@@ -429,7 +430,7 @@ class Pipeline(Generic[SamplerT]):
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _add_left_out(self, kind: str, lost: Losses) -> Losses:
-        """Adds a kind's samples that were excluded from windows so far to its losses."""
+        """Returns a kind's losses plus its samples that were excluded from windows so far."""
         count = self._left_out[kind]
         return {**lost, LossCause.SELF_PROFILED: count} if count else lost
 

@@ -1,4 +1,4 @@
-"""Selects the processes whose Python frames are read, and reports why others are not."""
+"""Selects the processes whose Python frames are read; reports why other processes are not."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PythonFrames:
         self._tracking.start()
 
     def describe(self) -> dict[str, object]:
-        """Returns state and counts as plain values for JSON.
+        """Returns the state and counts of Python frames as plain values for JSON.
 
         ``problem`` is the reason why there are no Python frames, and is otherwise empty. ``stacks``
         counts Python stacks and code-object descriptions, by outcome. If several processes are

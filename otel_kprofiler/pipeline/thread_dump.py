@@ -108,7 +108,7 @@ class ThreadDumper:
             self._close = undo.pop_all().close
 
     def dump(self) -> list[ProcessState]:
-        """Returns what the threads of the processes are doing, by process id.
+        """Returns what the threads of the processes are doing, sorted by process id.
 
         Processes that have exited are absent.
 
@@ -244,7 +244,7 @@ class ThreadDumper:
 def compare_dumps(
     first: Sequence[ProcessState], second: Sequence[ProcessState]
 ) -> list[ProcessState]:
-    """Returns the second dump, in which threads that have moved since the first are marked.
+    """Returns the second dump, with marks on the threads that have moved since the first dump.
 
     A thread has not moved if it has the same stack and has had no context switch since the first
     dump.

@@ -67,7 +67,7 @@ class WindowCounts(NamedTuple):
     Attributes:
         taken: the samples that the BPF program took in this window.
         lost: the taken samples that were lost, by cause.
-        totals: the cumulative counts of the stream, including this window.
+        totals: the cumulative counts from the sampler's start to the end of this window.
         threshold_ns: the duration, in nanoseconds, from which every wait is sampled; 0 for kinds
             other than waits.
         waits: the off-CPU time in this window, by Resource; empty for kinds other than waits.
@@ -168,7 +168,7 @@ class WindowBuilder:
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
-        """End the window before the next sample if it is full."""
+        """End the window before the next sample if the window is full."""
         limit = self._schedule.max_samples
         if limit is None or self._count < limit or next_ns <= self._last_ns:
             return False
@@ -217,7 +217,7 @@ class WindowBuilder:
 
         Args:
             end_boot_ns: the end of the window; None for the scheduled end.
-            counts: the counts by kind; each of these kinds has a profile in the window, even
+            counts: the sample counts by kind; each of these kinds has a profile in the window, even
                 without samples.
             resolve_again: called once for each stack with unresolved frames that may now be
                 resolvable.

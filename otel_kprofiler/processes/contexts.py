@@ -74,13 +74,13 @@ class Claims(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the approximate size in bytes."""
+        """Returns the approximate size of the claims, in bytes."""
         size = sum(len(key) + len(str(value)) for key, value in self.environment.items())
         return size + (self.published.size if self.published else 0)
 
 
 def filter_claims(resource: Attributes) -> dict[str, AttributeValue]:
-    """Returns the attributes to use: none ``RESERVED``, and at most :data:`MAX_VALUES` values."""
+    """Returns the accepted attributes: no reserved ones, and at most :data:`MAX_VALUES` values."""
     claims: dict[str, AttributeValue] = {}
     left = MAX_VALUES
     for key, value in resource.items():
@@ -245,7 +245,7 @@ class ProcessContexts:
         return False
 
     def _keep(self, key: ProcessKey, claims: Claims | None) -> None:
-        """Store the claims of a process; above the limit, evict those least recently seen."""
+        """Store a process's claims; above the limit, evict the least recently seen process."""
         with self._changed:
             last = self._known.pop(key, None)
             self._known_bytes -= last.size if last else 0
@@ -280,7 +280,7 @@ class ProcessContexts:
         try:
             published = self._read_context(key, last_published)
         except PermissionError:
-            published = None  # reading the environment requires less
+            published = None  # reading the environment requires fewer privileges
             self.unread.deny(key)
         if last_claims and published and published is last_published:
             return last_claims

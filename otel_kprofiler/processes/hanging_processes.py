@@ -1,4 +1,4 @@
-"""Calls functions that read processes, without waiting for processes whose memory hangs."""
+"""Calls functions that read processes, and abandons calls that hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ read.
 
 
 class HangingProcesses:
-    """Abandons a thread for each hanging process, up to a limit.
+    """Calls functions in threads, abandoning a thread for each hanging process, up to a limit.
 
     Belongs to one thread. At the limit, processes are skipped, because one more hanging process
     would block the caller.

@@ -61,7 +61,7 @@ class Owners:
 
 
 def parse_user_name(passwd: bytes, uid: int) -> str:
-    """Returns the first name with a user id in a passwd(5) file; empty if there is none."""
+    """Returns the first name with the given user id in a passwd(5) file; empty if there is none."""
     match = re.search(rb"^([^:\n#][^:\n]*):[^:\n]*:0*%d:" % uid, passwd, re.MULTILINE)
     return decode_name(match[1]) if match else ""
 

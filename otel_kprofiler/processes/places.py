@@ -69,7 +69,7 @@ class Places:
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns those names of the attributes' container that are known so far.
+        """Returns the names of the container in ``attributes``, as far as they are known.
 
         Container runtimes and the kubelet write the names while the container starts.
         """
@@ -85,7 +85,7 @@ class Places:
             if path and not path.startswith("/.."):
                 outer = self._find_own()
                 return CgroupNames(outer.id, outer.pod)
-        return names._replace(unit="", user_unit="")  # may be units of the host or of a container
+        return names._replace(unit="", user_unit="")  # units may be the host's or a container's
 
     def _find_own(self) -> OwnContainer:
         if self._own is None:
@@ -96,7 +96,7 @@ class Places:
         return self._own
 
     def _find_path(self, cgroup_id: int) -> str:
-        """Returns the path of a cgroup v2, given its id; empty if unknown.
+        """Returns the path of a v2 cgroup, given its id; empty if unknown.
 
         Walks all cgroups, which uses at most 0.5 % of a core.
         """

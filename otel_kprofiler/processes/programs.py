@@ -26,8 +26,8 @@ class _Options(NamedTuple):
 
     Attributes:
         valued: the options whose value is the next argument.
-        code: the options that replace the script by code, or by nothing.
-        module: the options whose value is the program.
+        code: the options that replace the script with code, or with nothing.
+        module: the options whose value is the program, such as ``-m``.
         letters: the single-letter options with a value, which may be combined.
         code_letters: the single-letter options with the meaning of ``code``, such as ``c`` in
             ``-c``, which may be combined.
@@ -108,7 +108,7 @@ def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):
         return _read_option(word, rest, options)
     elif options is _JAVA and word.startswith(b"@"):
-        return None  # a file with arguments
+        return None  # a file with further arguments, which is not read
     return _find_file(word, options)
 
 

@@ -134,12 +134,12 @@ class ProcessReader:
             self._programs.popitem(last=False)
 
     def name(self, attributes: Attributes) -> Mapping[str, AttributeValue]:
-        """Returns those names of the attributes' container that are known so far."""
+        """Returns the names of the container in ``attributes``, as far as they are known."""
         return self._places.name(attributes)
 
 
 def _identify(sample: RawSample) -> tuple[int, int]:
-    """Returns a sample's program identity, which forked children share with their parent."""
+    """Returns the identity of a sample's program, which forked children share with their parent."""
     return sample.exec_id, sample.stack_start
 
 

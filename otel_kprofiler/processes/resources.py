@@ -1,4 +1,4 @@
-"""Finds the Resources of samples, which describe the process, host and service."""
+"""Finds the Resource of each sample, which describes the sample's process, host and service."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class ProcessResources:
         self._running: dict[Resource, _Process] = {}  # processes whose attributes may change
         self._fixed: dict[int, dict[int | None, Resource]] = {}  # by pid and owner
         self._ended: Resource | None = None
-        # The thread that reads contexts reads process memory, which can block.
+        # Reading command lines can block, so they are left to the thread that reads contexts.
         self._reader = ProcessReader(files, reads_arguments=contexts is None)
         self._shared = SharedResources(self._reader, self._make_shared)
 
@@ -199,7 +199,7 @@ class ProcessResources:
         return process.resource
 
     def find(self, sample: RawSample) -> Resource | None:
-        """Returns the Resource of the sample's process if it is cached; else None."""
+        """Returns the cached Resource of the sample's process; None if it is not cached."""
         if self._fixed and (fixed := self._fixed.get(sample.tgid)):
             return fixed.get(sample.owner) or self._fix_owner(fixed, sample.owner)
         place = self._place(sample)
@@ -212,7 +212,7 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the latest Resource of the sample's process, whatever its program; else None."""
+        """Returns the latest Resource of the sample's process, even of another program, or None."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
@@ -259,7 +259,7 @@ class ProcessResources:
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
-        """Makes the Resource of a process that was first seen in a cgroup."""
+        """Makes or reuses the Resource of a process that is seen in a cgroup for the first time."""
         attributes = self._known.get(key)
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
@@ -280,7 +280,7 @@ class ProcessResources:
         return process
 
     def _read_again(self, process: _Process, sample: RawSample) -> None:
-        """Read the program again if the first sample was taken in execve(2)."""
+        """Read a process again, because the last attempt did not identify the sampled program."""
         reading = self._reader.read(process.key, sample)
         if reading is None or not reading.is_sure:
             process.tried = sample.stack_start
@@ -390,7 +390,7 @@ class ProcessResources:
     def decode_context(
         self, key: ProcessKey, context: bytes, link: SpanLink | None
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Decodes those attributes of a thread context in a sample whose names are known.
+        """Decodes the attributes of a sample's thread context, except those with unknown names.
 
         Returns:
             The link, with the local root's name, and the other attributes as labels.
@@ -402,7 +402,7 @@ class ProcessResources:
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
-        """Read the start times of pids again whose samples lack one."""
+        """Clear the cached start times of pids, which are used for samples that lack one."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:
@@ -422,7 +422,7 @@ class ProcessResources:
         if key.tgid and not (reading and reading.is_sure):
             attributes |= self._reader.find_program(sample)
         if "process.executable.name" not in attributes and sample.tid == sample.tgid:
-            # The process exited, or is a kernel thread or the idle task without an executable.
+            # The process has exited, or is a kernel thread or the idle task and has no executable.
             comm = decode_name(sample.comm)
             attributes["process.executable.name"] = comm if key.tgid else _IDLE
         if not key.tgid:

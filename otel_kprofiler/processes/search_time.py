@@ -14,8 +14,8 @@ class SearchTime:
 
     Args:
         cpu_s: the limit on CPU time, in seconds.
-        blocked_s: the limit on blocked time, in seconds, as in reads of memory that is on a slow
-            file system.
+        blocked_s: the limit on the time that the thread is blocked, in seconds, for example while
+            it reads memory that is on a slow file system.
         now_s: returns the time of a steady clock, in seconds.
         cpu_clock_s: returns the thread's CPU time, in seconds.
         read_delay_s: returns the time that the thread has waited for a CPU, in seconds.

@@ -30,7 +30,7 @@ _BPF_MAP: Final = "anon_inode:bpf-map"
 
 
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
-    """Returns whether a process publishes that it samples itself, and holds a BPF map.
+    """Returns whether a process publishes that it samples itself, and has a BPF map open.
 
     Args:
         files: reads files of the host.

@@ -15,7 +15,7 @@ MOST_SHARED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A Resource and its attributes; ``located`` are those derived from the cgroup and user."""
+    """A Resource and its attributes; ``located`` has those derived from the cgroup and user."""
 
     sample: RawSample
     program: Attributes
@@ -26,7 +26,7 @@ class _Shared:
 class SharedResources:
     """Keeps one Resource for all processes of a cgroup, user and program. Not thread-safe.
 
-    The program is known if the process was forked by a process that has been read. At
+    The program is known if the process was forked by a process that has been read. Once there are
     :data:`MOST_SHARED` Resources, all are forgotten.
 
     Args:

@@ -54,7 +54,7 @@ GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions; other versions differ in format."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Offset of the pointer to the record within the writer's object, whose address V8 stores.
+"""Attribute: the offset of the record's pointer in the writer's object, whose address V8 stores.
 
 If the attribute is absent, V8 stores the address of the record itself.
 """
@@ -190,7 +190,7 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
 
 def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
-    """Decodes the labels of a goroutine, except for the ids of its span."""
+    """Decodes the labels of a goroutine, except for the span's ids."""
     labels: dict[str, str] = {}
     for key, value in split_named(context[2:]):
         name = _check_name(key.decode("utf-8", "replace"))
@@ -202,13 +202,13 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 
 
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
-    """Names the local root of a link, using the attributes of a thread context.
+    """Adds the local root's name to a link, using the attributes of a thread context.
 
     The name is taken from the attribute for the local root, or else consists of the request's
     method and route.
 
     Returns:
-        The link, and the attributes without that for the local root.
+        The link with the name, and the attributes other than the local root's name.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
@@ -231,7 +231,7 @@ def find_place(
         files: reads files of the host.
         pid: the id of the process.
         memory: a descriptor of ``/proc/PID/mem``.
-        variable: the variable; by default, ``otel_thread_ctx_v1``.
+        variable: the variable to locate; by default, ``otel_thread_ctx_v1``.
 
     Raises:
         OSError: the process has exited.
@@ -243,7 +243,7 @@ def find_place(
 
 
 def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObject], int]:
-    """Returns a time-limited reader of the memory, the loaded files and the headers' address."""
+    """Returns a time-limited memory reader, the loaded files, and the program headers' address."""
     objects = find_objects(parse_mappings(read_maps(files, pid)))
     auxv = read_limited(files, f"/proc/{pid}/auxv", _MAX_AUXV_BYTES)
 

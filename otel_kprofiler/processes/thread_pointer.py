@@ -66,8 +66,8 @@ class _Machine(NamedTuple):
         dtpmod: the relocation type for a module id that is followed by an offset.
         tpoff: the relocation type for an offset from the thread pointer.
         tlsdesc: the relocation type for a TLS descriptor.
-        head: the bytes from the thread pointer to the program's TLS block; None if the block is
-            below the thread pointer.
+        head: the distance, in bytes, from the thread pointer up to the program's TLS block; None if
+            the block is below the thread pointer.
         glibc_vector: the offset from the thread pointer at which glibc stores the DTV's address.
         musl_vector: the corresponding offset in musl.
     """
@@ -192,7 +192,8 @@ def _find_in_library(
     symbol, value = variable
     wanted = (kinds.tpoff, kinds.tlsdesc, kinds.dtpmod)
     for relocation in islice(find_relocations(read, elf, symbol, wanted), MAX_REFERENCES):
-        # A reference without a symbol is to the file itself; its addend is the variable's offset.
+        # A reference without a symbol refers to the file itself; its addend is the variable's
+        # offset.
         if not relocation.symbol and relocation.kind != kinds.dtpmod and relocation.addend != value:
             continue
         first, second = _WORDS_2.unpack(read(relocation.address, _WORDS_2.size))

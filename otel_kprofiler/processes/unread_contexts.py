@@ -63,7 +63,7 @@ class UnreadContexts:
         self._counts[subject, reason] += 1
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the number of processes by unread data and reason. Thread-safe."""
+        """Returns the number of processes by kind of unread data and reason. Thread-safe."""
         return {
             f"{subject}: {reason}": count
             for (subject, reason), count in self._counts.copy().items()

@@ -94,7 +94,7 @@ class ReplayedKsymbols:
         self._details = dict(details)
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns the changes up to a boottime that have not been returned yet."""
+        """Returns the changes up to ``now_ns`` that have not been returned yet."""
         return KsymbolBatch(*self._changes.poll(now_ns))
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:

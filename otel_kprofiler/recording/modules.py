@@ -19,7 +19,7 @@ _UEVENTS: Final = "uevents"
 
 
 class RecordedModules:
-    """Forwards and records readings of modules; not thread-safe.
+    """Forwards and records module readings; not thread-safe.
 
     Args:
         watch: watches the modules of the running kernel.
@@ -51,7 +51,7 @@ class RecordedModules:
 
 
 class ReplayedModules:
-    """Replays the readings in a recording, up to a requested time.
+    """Replays the module readings in a recording, up to a requested time.
 
     Raises ``KProfilerError`` if the recording is damaged.
     """
@@ -61,10 +61,10 @@ class ReplayedModules:
         self._readings = EventReader(recording, _READINGS, lambda rows: map(unpack, rows))
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Does nothing, because every reading has all modules."""
+        """Does nothing, because every reading contains all modules."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the readings up to a boottime that have not been returned yet."""
+        """Returns the readings up to ``now_ns`` that have not been returned yet."""
         return self._readings.poll(now_ns)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ def pack_python_code(code: PythonCode) -> bytes:
 
 
 def parse_python_code(row: Any) -> PythonCode:
-    """Unpacks a row that :func:`pack_python_code` wrote, from decoded JSON.
+    """Unpacks a row of decoded JSON that :func:`pack_python_code` wrote.
 
     Raises:
         TypeError, ValueError: the row is damaged.

@@ -323,7 +323,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
-        """Returns the new items up to a boottime, and the boottime until which they are complete.
+        """Returns the new items up to ``now_ns``, and the boottime until which they are complete.
 
         Raises:
             KProfilerError: the recording is damaged.

@@ -79,7 +79,7 @@ class ReplaySampler:
         return samples
 
     def _find_start(self, recording: Recording) -> int:
-        """Returns the time of the first sample, for recordings without the time of the start."""
+        """Returns the time of the first sample, for recordings that lack the start time."""
         _, data = next(recording.blocks(), (0, b""))
         records = WaitRecords([], [])
         samples = self._parse(data, records) + [record.sample for record in records.waits]
@@ -122,7 +122,7 @@ class ReplaySampler:
         return self._complete_until_ns + self._facts.offset_ns
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """Returns the recorded counters, with the number of samples returned so far as received."""
+        """Returns the recorded counters; ``received`` counts the samples returned so far."""
         kinds = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken

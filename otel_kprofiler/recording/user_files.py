@@ -9,7 +9,7 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import BuildId, FileDetails, FileId, FileKey, KnownFiles, Segment
 
 NAME: Final = "user_files.json"
-"""Name in the archive. A row has the fields of a FileKey, then those of its FileDetails."""
+"""Name of the archive member. A row has the fields of a FileKey, then those of its FileDetails."""
 
 
 def pack_user_files(files: KnownFiles) -> list[list[object]]:

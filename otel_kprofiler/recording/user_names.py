@@ -24,9 +24,9 @@ from otel_kprofiler.model import (
 from otel_kprofiler.symbols import NamedAddress
 
 NAME: Final = "user_names.json"
-"""Name in the archive. A row has the build id and hash of a file, an address (SVMA), the start of
-the function at the address (0 if there is none), the reason for a missing name (otherwise empty),
-and the lines.
+"""Name of the archive member. A row has the build id and hash of a file, an address (SVMA), the
+start of the function at the address (0 if there is none), the reason for a missing name (otherwise
+empty), and the lines.
 """
 
 CODE_NAME: Final = "code_names.json"
@@ -62,7 +62,7 @@ class CodeNameCollector:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
 
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
-        """Add the name at an address in a process at a boottime."""
+        """Add the name that an address in a process had at a boottime."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
             return  # the stack will be resolved again later
         runs = self._runs.setdefault((process, address), [])
@@ -105,7 +105,7 @@ class UserNameCollector:
             self._named[module.build_id, module.file_id, frame.address] = named
 
     def rows(self) -> list[list[object]]:
-        """Returns JSON rows."""
+        """Returns the collected names as JSON rows."""
         return [
             [build_id, file_id, address, *_pack(named)]
             for (build_id, file_id, address), named in self._named.items()
@@ -144,7 +144,7 @@ class RecordedNames:
         return self._named.get((details.build_id, details.file_id, address), _UNKNOWN)
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the recorded name of an address at a time, or else at the nearest time."""
+        """Returns the name recorded for an address at, or nearest to, the given time."""
         runs = self._code.get((process, address))
         return min(runs, key=lambda run: run.distance(at_ns)).named if runs else _NO_FILE
 
@@ -156,7 +156,7 @@ class RecordedNames:
 
 
 def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
-    """Unpacks :meth:`UserNameCollector.rows`.
+    """Unpacks the rows that :meth:`UserNameCollector.rows` returned.
 
     Raises:
         KeyError, TypeError, ValueError: a row is damaged.
@@ -173,7 +173,7 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
 
 
 def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
-    """Unpacks :meth:`CodeNameCollector.rows`; raises like :func:`parse_user_names`."""
+    """Unpacks the rows of :meth:`CodeNameCollector.rows`; raises like :func:`parse_user_names`."""
     code = {}
     for *key, address, runs in rows:
         code[parse_process_key(key), checked_number(address)] = [
@@ -207,7 +207,7 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
     )
     why = _REASONS[checked_text(reason)] if reason else None
     if (why is None) != bool(names):
-        raise ValueError("a frame needs a name or the reason for a missing one")
+        raise ValueError("a frame has neither a name nor the reason for its absence")
     return NamedAddress(names, checked_number(start), why)
 
 

@@ -259,7 +259,7 @@ def _find_stack_limit(config: SamplerConfig, files: HostFiles) -> int:
 
 
 def _follow_spans(program: LoadedObject, config: SamplerConfig, loader: str) -> bool:
-    """Let the program read the current span from the interpreter, if it can."""
+    """Let the program read the current span from the interpreter, if possible."""
     if config.span_path is None or config.span_layout is None or loader != "libbpf":
         return False
     set_span_path(program.map_fd("span_path"), config.span_path)

@@ -26,7 +26,7 @@ _NOT_EXECUTABLE: Final = 126
 
 
 class CommandError(KProfilerError):
-    """Raised if the command cannot be run. Message and exit status are the same as in shells."""
+    """Raised if the command cannot be run. The message and the exit status are those of shells."""
 
     def __init__(self, message: str, exit_status: int, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -42,7 +42,7 @@ class HeldCommand:
 
     Attributes:
         pid: the command's process id, for :attr:`SamplerConfig.child_pid`.
-        is_ended: whether :meth:`terminate` ended the command.
+        is_ended: whether :meth:`terminate` terminated the command.
 
     Raises:
         CommandError: the program does not exist, or cannot be executed.
@@ -125,7 +125,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """Make the command exit if it was not released; otherwise wait for it."""
+        """Make the command exit if it was not released; otherwise wait for it to exit."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:

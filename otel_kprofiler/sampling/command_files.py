@@ -40,7 +40,7 @@ def find_command_files(program: str) -> tuple[str, ...]:
 
 
 def _find_programs(program: str) -> Iterator[str]:
-    """Yields a program, and for a script its interpreter, and so on (execve(2))."""
+    """Yields the program's path and, if it is a script, its chain of interpreters (execve(2))."""
     for _ in range(_MOST_INTERPRETERS):
         with open(program, "rb") as file:
             line = file.read(_LINE_BYTES).partition(b"\n")[0]
@@ -69,7 +69,7 @@ def _list_libraries(program: str) -> list[str]:
 
 
 def _read_linker(program: str) -> str:
-    """Returns the dynamic linker of an ELF file; empty if the file is static."""
+    """Returns the path of an ELF file's dynamic linker; empty if the file is static."""
     with open(program, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         return os.fsdecode(read_dynamic_linker(FileSource(file.fileno(), size)))

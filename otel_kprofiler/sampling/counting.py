@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from otel_kprofiler.sampling.attachment import Attachment
 
 _CUT_TRIES: Final = 64
-"""Maximum number of attempts. It suffices for 64 CPUs at 10 kHz, when a record is in flight 90 % of
-the time.
+"""Maximum number of attempts at a consistent snapshot. It suffices for 64 CPUs at 10 kHz, when a
+record is in flight 90 % of the time.
 """
 
 
@@ -106,7 +106,7 @@ def name_wait_counts(
 ) -> dict[str, SamplerCounts]:
     """Returns the counters of waits.
 
-    ``added`` is the number of samples besides those that the program took.
+    ``added`` is the number of samples in addition to those that the program took.
     """
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)

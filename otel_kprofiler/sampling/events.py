@@ -81,8 +81,8 @@ class _CpuEvent(NamedTuple):
 class PerCpuEvents(EventPerCpu[_CpuEvent]):
     """An event on each online CPU.
 
-    If a CPU went offline and came back between two checks, its event is dead: the program has not
-    run on the CPU, and the event's enabled time has not advanced.
+    If a CPU went offline and came back between two calls of :meth:`follow`, its event is dead: the
+    program has not run on the CPU, and the event's enabled time has not advanced.
 
     Args:
         files: reads files of the host.
@@ -236,16 +236,17 @@ class CpuEvents(PerCpuEvents):
         """Change the interval between two samples.
 
         The kernel starts a new period immediately, so each CPU's event is changed just after a
-        sample. This takes as long as the old period.
+        sample, which takes up to one old period.
         """
         for cpu in self._just_sampled(tuple(self._events)):
             set_period(self._events[cpu].fd, period_ns)
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Run a function that calls bpf(2) just after a sample, so that it ends before the next.
+        """Run a function that calls bpf(2) just after a sample on this thread's CPU.
 
-        The kernel skips samples on a CPU that is inside bpf(2). This method waits up to a period.
+        The kernel skips samples on a CPU that is inside bpf(2), so the function should return
+        before the next sample. This method waits for up to one period.
         """
         allowed = os.sched_getaffinity(0)
         cpu = sorted(allowed & self._events.keys())[:1]

@@ -52,8 +52,8 @@ class Groups:
     """The groups to sample. A process is sampled if it is in any of these groups.
 
     Attributes:
-        containers: the names, or prefixes of ids with at least four digits.
-        pods: the UIDs, names, or ``NAMESPACE/NAME``.
+        containers: the names of containers, or prefixes of their ids with at least four digits.
+        pods: the pods, each given as UID, name or ``NAMESPACE/NAME``.
         units: the units of the system service manager; ``.service`` may be omitted.
     """
 
@@ -129,7 +129,7 @@ class GroupFollower:
         )
 
     def describe(self) -> str:
-        """Returns a description of the selection for messages."""
+        """Returns a description of the selected groups, for messages."""
         if self._pids is not None:
             return f"{describe_count(len(self._pids), 'process', 'processes')} by their ids"
         return describe_count(len(self._cgroups), "cgroup")

@@ -38,7 +38,7 @@ class HostEvents:
 
     Args:
         clock: the events that trigger on-CPU samples; None if there are no on-CPU samples.
-        others: the sets of other events.
+        others: the sets of all other events.
     """
 
     def __init__(self, clock: CpuEvents | None, others: Sequence[EventSet]) -> None:
@@ -150,7 +150,7 @@ def choose_events(
         program_fd: the descriptor of the program that perf events run.
         runs: returns how often the program has run on a CPU for an event, given by its number; by
             default for cpu-clock.
-        traced: the programs at tracepoints; None for each group that is not configured.
+        traced: the groups of programs at raw tracepoints; None for a group that is not configured.
     """
     if not config.on_cpu and not config.events:
         return NoEvents()

@@ -1,4 +1,4 @@
-"""Plans sampling of waits for the kernel's locks, and attaches the programs."""
+"""Plans the sampling of waits for kernel locks, and attaches the programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LockPlan(NamedTuple):
     """A plan for sampling waits for locks.
 
     Attributes:
-        spec: the event.
+        spec: the configured lock-contention event.
         number: the event's number, from 1.
         offsets: the struct offsets of the running kernel.
     """
@@ -50,7 +50,7 @@ class LockPlan(NamedTuple):
     offsets: LockOffsets
 
     def constants(self, program: str) -> dict[str, bytes]:
-        """Returns the programs' constants.
+        """Returns the values of the programs' constants, by name.
 
         Args:
             program: the name of the program for on-CPU samples, which determines how stacks are
@@ -75,14 +75,14 @@ def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> 
             if offsets is None:
                 raise KernelFeatureError(
                     f"{spec.name} needs the tracepoints contention_begin and contention_end",
-                    hint="they exist since Linux 5.19: use a newer kernel, or leave the event out",
+                    hint="use Linux 5.19 or later, which has both, or leave the event out",
                 )
             return LockPlan(spec, number, offsets)
     return None
 
 
 def lock_map_entries(plan: LockPlan | None, possible_cpus: int) -> dict[str, int]:
-    """Returns the sizes of the maps for lock contention."""
+    """Returns the number of entries of each map for lock contention, by map name."""
     if plan is None:
         return {"lock_buckets": 1, "lock_lines": 1}
     return {"lock_buckets": LOCK_BUCKETS, "lock_lines": possible_cpus}
@@ -92,7 +92,7 @@ class Locks(TracedPrograms):
     """The programs that sample lock contention; not thread-safe.
 
     Args:
-        spec: the event.
+        spec: the configured lock-contention event.
         files: reads files of the host.
         program: the loaded object.
         traced: the CPUs on which waits are measured if they begin there.
@@ -100,7 +100,7 @@ class Locks(TracedPrograms):
         cpus: the CPUs to sample; empty means all.
 
     Attributes:
-        spec: the event.
+        spec: the configured lock-contention event.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Locks(TracedPrograms):
             self._attach(tracepoint, self._program.program_fd(name), self.spec.name)
 
     def adapt(self, now_ns: int, taken: int) -> None:
-        """Adjust the threshold once a second.
+        """Adjust the sampling threshold once a second.
 
         Args:
             now_ns: the time of ``CLOCK_MONOTONIC``.

@@ -232,9 +232,10 @@ class EbpfSampler(ForkAware):
         return changed_ns
 
     def retarget(self, pids: tuple[int, ...]) -> None:
-        """Replace the sampled processes.
+        """Replace the set of sampled processes.
 
-        Both the old and the new set must be non-empty, and must fit into the map together.
+        Both the old and the new set must be non-empty, and must fit into the BPF map of targets
+        together.
         """
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
@@ -369,7 +370,7 @@ class EbpfSampler(ForkAware):
             attached.close()
 
     def before_fork(self) -> None:
-        """Finish work on mapped memory, and take the locks for it."""
+        """Finish work on mapped memory, and take the locks that protect this memory."""
         self._lock.acquire()
         for part in self._locked():
             part.before_fork()
@@ -403,7 +404,7 @@ class EbpfSampler(ForkAware):
 
 
 def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCpuConfig | None:
-    """Returns the new settings, if the loaded programs support them."""
+    """Returns the new settings, or the old ones if the change requires other programs."""
     if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
         return old
     return new

@@ -11,7 +11,7 @@ _OWN_NAME: Final = "kprofiler-"
 
 
 class OwnThreads:
-    """The threads of this process that are excluded; not thread-safe.
+    """The threads of this process whose waits are excluded; not thread-safe.
 
     Args:
         leaves_out: see :class:`OffCpuConfig`.
@@ -23,7 +23,7 @@ class OwnThreads:
         self._tids: set[int | None] = set()
 
     def update(self) -> None:
-        """Update the set of threads.
+        """Add the profiling threads that have started since the last call.
 
         Exited threads stay in the set, because records of their waits may follow.
         """
@@ -35,7 +35,7 @@ class OwnThreads:
             }
 
     def has(self, tgid: int, tid: int) -> bool:
-        """Returns whether a thread is excluded."""
+        """Returns whether a thread's waits are excluded."""
         if tgid != self._pid or not self._leaves_out:
             return False
         return self._leaves_out == "process" or tid in self._tids

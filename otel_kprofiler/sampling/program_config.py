@@ -43,7 +43,7 @@ def pack_config(
         offsets: the offsets of fields in ``task_struct``; None if unknown.
         thread_pointer: the offset of the user thread pointer in ``task_struct``; 0 disables thread
             contexts.
-        wakeup_bytes: the fill mark of the ring at which the reader is woken.
+        wakeup_bytes: the fill mark of the ring, in bytes, at which the reader is woken.
         stack_limit: the maximum size of a stack side, in bytes.
         regular_since_ns: see :meth:`Attachment.configure`.
 

@@ -41,7 +41,7 @@ def plan_python(
 def describe_problem(
     planned: PythonOffsets | None, loaded: PythonOffsets | None, problem: str | None
 ) -> str | None:
-    """Log and return why configured Python frames are missing; returns None if they are not."""
+    """Returns and logs why configured Python frames are missing; None if none are missing."""
     if planned and not loaded:
         problem = "this kernel does not accept the program"
     if problem:

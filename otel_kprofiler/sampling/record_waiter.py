@@ -11,7 +11,7 @@ from typing import Final
 from otel_kprofiler.bpf import NO_WAKEUP_NS, CpuLines, ReaderFlag, RingReader
 
 _START_NS: Final = 50_000_000
-"""Longest usual time, in nanoseconds, from a process's fork to its exec."""
+"""The usual maximum, in nanoseconds, of the time from a process's fork to its exec."""
 
 
 class RecordWaiter:
@@ -57,7 +57,7 @@ class RecordWaiter:
         return woken
 
     def wait_new(self, since_ns: int, least_s: float, most_s: float) -> None:
-        """Block until the ring has a record of a process that started after a boottime.
+        """Block until the ring has a record of a process that started after ``since_ns``.
 
         Blocks for at least ``least_s`` and at most ``most_s`` seconds, unless the fill mark is
         passed or :meth:`wake` is called.

@@ -10,16 +10,16 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 _PLANNED_FRAMES: Final = 64
 _PLANNED_DRAINS: Final = 4
 _MIN_RING_BYTES: Final = 256 * 1024
-_MIN_WAIT_RING_BYTES: Final = 1 << 20  # holds the sums of exited threads
+_MIN_WAIT_RING_BYTES: Final = 1 << 20  # also holds the wait totals of exited threads
 _EVENT_RING_BYTES: Final = 16 << 20
 
 
 def plan_ring_bytes(config: SamplerConfig, cpus: int) -> int:
     """Returns the size of the ring, in bytes.
 
-    The ring holds four drain intervals of 64-frame stacks, or eight with waits; its size is at
-    least 256 KiB (1 MiB with waits, 16 MiB if an event has a fixed period), and at most the limit.
-    Waits and events may each use three quarters of the ring.
+    The ring can hold the 64-frame stacks of four drain intervals, or of eight if waits are sampled.
+    Its size is at least 256 KiB (1 MiB with waits, 16 MiB if an event has a fixed period), and at
+    most ``max_ring_bytes``. Waits and events may each use three quarters of the ring.
     """
     record = RECORD_OVERHEAD + RECORD_HEADER_BYTES + 8 * _PLANNED_FRAMES
     per_cpu = config.samples_per_second + sum(event.rate for event in config.events)

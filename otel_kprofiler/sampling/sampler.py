@@ -46,12 +46,13 @@ class SamplerConfig:
             with frame pointers.
         max_unwind_work: the limit on the work for unwinding a user stack in the interrupt. 1000
             units take at most 25 µs, and a cached frame costs 15 units.
-        max_tables_bytes: the limit on the kernel memory for unwind tables.
-        max_table_bytes: the limit on the size of a file's table. Larger tables are not used.
+        max_tables_bytes: the limit, in bytes, on the kernel memory for unwind tables.
+        max_table_bytes: the limit, in bytes, on the size of a file's unwind table. Larger tables
+            are not used.
         max_preload_s: the time limit, in seconds, for loading the tables of running programs before
-            the first sample. The limit is up to half as long again if listing these programs had to
-            wait for a process. At 0, tables are loaded only on demand, too late for the first
-            sample that requires them.
+            the first sample. The limit is extended by up to half if a process delays the listing of
+            these programs. At 0, tables are loaded only on demand, too late for the first sample
+            that requires them.
         preload_paths: further files whose tables are loaded before the first sample, such as those
             of a command that starts later (:meth:`HeldCommand.find_files`).
         python_frames: the limit on Python frames in stacks of registered processes
@@ -64,10 +65,11 @@ class SamplerConfig:
         target_cgroups: the v2 cgroups to sample, with their descendants; empty for all. Each
             consists of its depth below the root, 1 to 15, and its id (the inode number). Requires
             libbpf.
-        min_process_age_ns: the age below which processes are not sampled. Without BTF, ages are
-            unknown, and all processes are sampled.
-        max_ring_bytes: the maximum ring size, regardless of other settings.
-        map_scale_factor: the power of 2 by which the computed ring size is multiplied.
+        min_process_age_ns: the age, in nanoseconds, below which processes are not sampled. Without
+            BTF, ages are unknown, and all processes are sampled.
+        max_ring_bytes: the maximum ring size, in bytes, regardless of other settings.
+        map_scale_factor: the exponent of the power of 2 by which the computed ring size is
+            multiplied.
         drain_interval_s: the intended interval between calls of ``drain``, in seconds.
         interrupt_ranges: the half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a

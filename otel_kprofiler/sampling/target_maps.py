@@ -48,7 +48,7 @@ class TargetMaps:
 
 
 def target_map_entries(config: SamplerConfig) -> dict[str, int]:
-    """Returns the sizes of the maps."""
+    """Returns the number of entries of each target map, by map name."""
     pids = max(SLOTS, len(config.target_pids))
     return {
         "targets": pids,

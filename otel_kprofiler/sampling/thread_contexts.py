@@ -23,13 +23,13 @@ def plan_contexts(read_types: Callable[[], KernelTypes]) -> int:
 
 
 def context_map_entries(thread_pointer: int) -> dict[str, int]:
-    """Returns the sizes of the maps for thread contexts."""
+    """Returns the number of entries of each map for thread contexts, by map name."""
     processes = MAX_CONTEXT_PROCESSES if thread_pointer else 1
     return {"thread_contexts": processes, "context_slots": SLOT_WORDS}
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """Open the maps. No processes can be registered if thread contexts cannot be read."""
+    """Open the maps; if thread contexts cannot be read, no process can be registered."""
     if not thread_pointer:
         return ThreadContexts(None)
     return ThreadContexts(program.map_fd("thread_contexts"), program.map_fd("context_slots"))

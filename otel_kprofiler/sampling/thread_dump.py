@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
-"""The names of the programs. Those that require newer kernels come first."""
+"""The names of the iterator programs. Those that require newer kernels come first."""
 _FIND_MEMORY: Final = "kprofiler_find_memory"
 _PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
@@ -88,17 +88,18 @@ _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
 _GIB: Final = 1 << 30
 _HOLES_GIB: Final = 64
-"""Maximum size of the holes below the last memory, such as device registers, in GiB."""
+"""Maximum size, in GiB, of the holes below the end of physical memory, such as device registers."""
 
 _log = logging.getLogger(__name__)
 
 
 class ThreadReading(NamedTuple):
-    """The result of a pass over all threads.
+    """The result of a pass over the target threads.
 
     Attributes:
         rows: one row for each thread.
-        samples: the stacks, by thread id. Threads on a CPU have no stacks.
+        samples: the stacks, by thread id. A thread that is running has no stack unless it could be
+            preempted.
     """
 
     rows: list[DumpRow]
@@ -189,7 +190,7 @@ class ThreadReader:
             self._close = undo.pop_all().close
 
     def read(self) -> ThreadReading:
-        """Read all threads once.
+        """Read each target thread once.
 
         Raises:
             OSError: the kernel refused to run the BPF iterator.
@@ -219,7 +220,7 @@ class ThreadReader:
                     if now is None or sample is not None:
                         del left[tid]
                     else:
-                        left[tid] = now  # may now be on another CPU
+                        left[tid] = now  # the thread may now be on another CPU
                     if now and sample and now.wait_state is WaitState.RUNNABLE:
                         reading.samples[tid] = sample
         except OSError as error:  # the CPU went offline, or the kernel is older than 6.1
@@ -315,7 +316,7 @@ class ThreadReader:
             ) from error
 
     def _find_memory(self) -> None:
-        """Find the kernel's mapping of all memory, by searching for a random word."""
+        """Find the kernel's direct map of physical memory, by searching for a random word in it."""
         proof = ctypes.c_uint64.from_buffer_copy(os.urandom(8))
         packed = pack_memory_layout(
             read_physical_mask(self._files), ctypes.addressof(proof), proof.value
@@ -331,11 +332,11 @@ class ThreadReader:
                 if layout.tried == tried:
                     break
             if not layout.is_found:
-                self.user_problem = "the kernel's map of all memory was not found"
+                self.user_problem = "the kernel's direct map of memory was not found"
 
 
 def _read(link: int) -> Iterator[bytes]:
-    """Runs a linked iterator in pieces, and closes the link."""
+    """Runs a linked iterator, yields its output in pieces, and closes the link."""
     try:
         reader = open_iterator(link)
     finally:

@@ -42,12 +42,12 @@ _MOST_SUGGESTIONS: Final = 5
 
 
 class TracepointPlan(NamedTuple):
-    """A plan for sampling a tracepoint.
+    """A plan for sampling at a tracepoint.
 
     Attributes:
-        spec: the tracepoint.
+        spec: the configured tracepoint.
         number: the number of the event, from 1.
-        value: the location of the value in the tracepoint's arguments.
+        value: the location of the event's value in the tracepoint's arguments.
     """
 
     spec: TracepointSpec
@@ -55,7 +55,7 @@ class TracepointPlan(NamedTuple):
     value: TracepointValue
 
     def pack(self, program: str) -> bytes:
-        """Packs the program's constants.
+        """Packs the constants of the tracepoint's program.
 
         Args:
             program: the name of the program for on-CPU samples, which determines how stacks are
@@ -178,7 +178,7 @@ class TracedPrograms:
             raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Update counts from the kernel; does nothing by default."""
+        """Update the counts that are read from the kernel; by default, there are none."""
 
     def disable(self) -> None:
         """Detach the programs."""
@@ -248,7 +248,7 @@ class Tracepoints(TracedPrograms):
 
     @property
     def missed(self) -> Mapping[int, int]:
-        """Returns the samples that the kernel skipped, by event number, as of :meth:`follow`."""
+        """Returns the number of skipped samples by event number, as of the last :meth:`follow`."""
         return self._recursions
 
     def open(self) -> None:
@@ -275,7 +275,7 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Loads all programs but the first for the duration of a context; None if there are no plans.
+    """Loads all programs but the first while a context lasts; yields None if there are no plans.
 
     Args:
         plans: the plans for the tracepoints.

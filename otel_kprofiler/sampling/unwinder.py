@@ -50,10 +50,10 @@ _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
-"""Share of ``max_preload_s`` reserved for loading, regardless of how long listing took before."""
+"""Share of ``max_preload_s`` reserved for loading tables, however long listing the files took."""
 _PATIENCE: Final = 0.5
-"""Share of ``max_preload_s`` between two checks. If the listing is waiting at both checks, it is
-abandoned.
+"""Interval between checks of the file listing, as a share of ``max_preload_s``. A listing that is
+blocked at two consecutive checks is abandoned.
 """
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
@@ -114,7 +114,7 @@ def say_frame_pointers(reason: str) -> None:
 
 
 def map_entries(plan: UnwindPlan | None, possible_cpus: int) -> dict[str, int]:
-    """Returns the sizes of the unwinder's maps."""
+    """Returns the number of entries of each unwinder map, by map name."""
     if plan is None:
         return dict(_UNUSED)
     return {

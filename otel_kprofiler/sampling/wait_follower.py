@@ -85,7 +85,7 @@ def plan_waits(
 def wait_map_entries(
     offsets: WaitOffsets | None, files: HostFiles, possible_cpus: int
 ) -> dict[str, int]:
-    """Returns the sizes of the maps, for at least four times the current number of threads.
+    """Returns the number of entries of each map: at least four per existing thread.
 
     The spare room is necessary because some buckets are full when half of the entries are in use.
     """
@@ -194,7 +194,7 @@ class WaitFollower:
 
     @property
     def added(self) -> int:
-        """Returns the number of samples besides those that the program counted."""
+        """Returns the number of samples in addition to those that the program counted."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
@@ -221,7 +221,7 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the increase in the totals since the last call, and samples ongoing waits.
+        """Samples ongoing waits; returns the increase in the totals since the last call.
 
         Args:
             now_ns: the time of ``CLOCK_MONOTONIC``.
@@ -261,9 +261,9 @@ class WaitFollower:
         self._configure()
 
     def note_wakers(self, config: OffCpuConfig) -> None:
-        """Follow wake-ups if wakers are wanted, or if the kernel lacks run-queue delays.
+        """Follow wake-ups if wakers are to be recorded, or if the kernel lacks run-queue delays.
 
-        Raises ``OSError`` (before 5.19 without CAP_BPF).
+        Raises ``OSError`` (before Linux 5.19, without CAP_BPF).
         """
         if not config.wakers and self._has_run_delay:
             if link := self._links.pop(_WAKING, None):
@@ -340,7 +340,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Attach the loaded programs for the duration of a context; None if offsets are missing.
+    """Attach the loaded programs for the duration of a context; yields None if waits are off.
 
     Raises:
         HostError: this process may not attach the programs.

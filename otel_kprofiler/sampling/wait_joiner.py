@@ -37,7 +37,7 @@ class _Pending:
     runnable_ns: int = 0
 
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
-        """Count all time so far as sampled; returns the added times: asleep and runnable.
+        """Count all time so far as sampled; returns the sleep and runnable time that this added.
 
         The time is limited to the ``CLOCK_BOOTTIME`` that has passed since the wait began, because
         the threads' clock may be unstable.
@@ -69,7 +69,7 @@ class WaitJoiner:
     Attributes:
         added: the number of samples minus the number of records of sampled waits. It is negative if
             many records are excluded.
-        lasting_threshold_ns: the threshold of the last call of :meth:`sample_lasting`.
+        lasting_threshold_ns: the threshold that the last call of :meth:`sample_lasting` used.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class WaitJoiner:
 
         Args:
             threads: the current states of threads.
-            now_ns: the time of the threads' clock before the states were read.
+            now_ns: a time taken before the states were read, on the same clock as their timestamps.
             boot_ns: the time of ``CLOCK_BOOTTIME``, used for the samples.
             epoch: the current epoch. Waits from a different epoch may have ended.
             most: the maximum number of sampled parts, on average; above 0.

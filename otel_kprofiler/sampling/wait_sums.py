@@ -27,12 +27,13 @@ class WaitSums:
     def read(
         self, threads: Iterable[WaitThread], now_ns: int, epoch: int
     ) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns each process's totals since the last call.
+        """Returns each process's off-CPU totals since the last call.
 
         Args:
             threads: the live threads. A thread that has just exited may be missing, or may also be
                 passed to :meth:`add_ended` later.
-            now_ns: the time of the threads' clock before the threads were read.
+            now_ns: a time taken before the threads were read, on the same clock as their
+                timestamps.
             epoch: the current epoch. Waits from a different epoch may have ended.
         """
         self._round += 1

@@ -77,7 +77,7 @@ class ConsoleProfileExporter(ProfileExporter):
     """Prints each batch as one line of OTLP JSON.
 
     Args:
-        out: where to print; standard output by default.
+        out: the stream to print to; standard output by default.
         formatter: converts a batch in JSON form to the text that is printed.
     """
 

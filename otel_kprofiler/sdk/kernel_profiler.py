@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelProfiler(ForkAware):
-    """Profiles what this process does in the kernel. Thread-safe; only one may run at a time.
+    """Profiles what this process does in the kernel. Thread-safe; one per process may run.
 
     ::
 
@@ -228,7 +228,7 @@ class KernelProfiler(ForkAware):
         return self
 
     def stop(self, timeout_millis: float = _STOP_MILLIS) -> None:
-        """Stop and hand over the last window; idempotent.
+        """Stop profiling and pass the last window to the provider; idempotent.
 
         A profiler that opened its own exporters (:meth:`from_env`) exports pending samples and
         shuts the exporters down, within the timeout.
@@ -286,7 +286,7 @@ class KernelProfiler(ForkAware):
             self._change_pauses(-1)
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Hand over the samples taken so far.
+        """Pass the samples taken so far to the provider.
 
         Returns False on timeout, and True if the profiler is not running.
         """

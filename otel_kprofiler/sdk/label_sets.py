@@ -95,7 +95,7 @@ class LabelSets:
         return number
 
     def find(self, number: int) -> LabelSet:
-        """Returns the label set with a number; empty if the set was forgotten."""
+        """Returns the label set with the given number; empty if the set was forgotten."""
         return self._sets.get(number, ())
 
 
@@ -126,7 +126,8 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
 
     Raises:
         ValueError: a name is not a string, empty, too long, or reserved; or there are more than 16
-            labels. If nested blocks have more than 16 labels in total, outer ones are left out.
+            labels. If nested blocks have more than 16 labels in total, labels of outer blocks are
+            left out.
     """
     forks.catch_up()
     inside = _check({**(given or {}), **more})

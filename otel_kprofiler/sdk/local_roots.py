@@ -2,8 +2,8 @@
 
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. Nothing runs when the current span changes. The profiler looks up the spans of samples
-when it drains them, and the roots' names when it closes a window, so that a route that is set late
-is included.
+when it drains the samples, and the roots' names when it closes a window, so that a route that is
+set late is included.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEEP_S: Final = 2.0
 """Minimum time for which ended spans are kept, because their samples may still be in the ring."""
 
 _TRACE_ID, _SPAN_ID, _IS_REMOTE = 0, 1, 2
-"""Indices into a span context, which is a tuple. Its properties would be slower."""
+"""Indices into a span context, which is a tuple. Access by property would be slower."""
 
 
 class LocalRoot(weakref.ref[Any]):
@@ -74,7 +74,7 @@ class LocalRoot(weakref.ref[Any]):
 
 
 def describe(span: Any) -> str:
-    """Returns a request's method and ``http.route``, or else the span's name, truncated."""
+    """Returns the request's method and ``http.route``, or else the span's name; truncated."""
     try:
         get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
@@ -117,7 +117,7 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """From now on, keep the encoded name of each active span's root, by the span's id.
 
-        The name is the one that the root had when one of its spans last started.
+        The encoded name is the root's name at the time when a span below the root last started.
 
         Args:
             encode: encodes a name; exceptions are counted as failures.
@@ -231,7 +231,7 @@ class LocalRoots(ForkAware):
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
-        """Returns the root of a parent that has ended, or that started before the recording."""
+        """Returns the root of a parent that has ended, or started before spans were recorded."""
         root = self.find(parent.trace_id, parent.span_id)
         if root is not None:
             return root
@@ -373,7 +373,7 @@ class RootNames:
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Names each link; above the limit, keeps the names with the most samples."""
+        """Adds the names with the most samples, up to the limit, to their links."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}

@@ -93,13 +93,13 @@ def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
 
 
 def _find_size_bits(number: int) -> tuple[int, int] | None:
-    """Returns the layout's ``size_shift`` and ``negative_bit``, from an integer's known digits."""
+    """Finds the layout's ``size_shift`` and ``negative_bit`` in an integer of known digits."""
     if sys.int_info.bits_per_digit != _DIGIT_BITS or number.__sizeof__() != 24 + 4 * len(_DIGITS):
         return None
     _, type_, size = (ctypes.c_uint64 * 3).from_address(id(number))
     digits = (ctypes.c_uint32 * len(_DIGITS)).from_address(id(number) + 24)
     if type_ != id(int) or tuple(digits) != _DIGITS:
         return None
-    # Up to CPython 3.11, the word is the number of digits with the integer's sign. In later
-    # versions, the low 3 bits are flags.
+    # Up to CPython 3.11, this is ob_size: the number of digits, negated if the integer is negative.
+    # Since 3.12, it is lv_tag, whose low 3 bits are flags.
     return {len(_DIGITS): (0, 0), len(_DIGITS) << 3: (3, 2)}.get(size)

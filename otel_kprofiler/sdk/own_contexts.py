@@ -68,7 +68,7 @@ class OwnContexts:
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Keep this process's first sample, for the start time; register the process if due."""
+        """Keep this process's first sample, for its start time; register the process if due."""
         if self._sample is None:
             self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
             self._register()

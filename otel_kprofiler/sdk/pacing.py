@@ -18,8 +18,8 @@ class Pacer:
     """Sleeps briefly after every 0.3 ms of CPU time. Call it repeatedly during long work.
 
     A busy thread keeps the GIL for 5 ms before others can run (``sys.getswitchinterval()``), which
-    would be noticeable in a service. CPU time is measured, because no pause is due after waiting.
-    Belongs to one thread.
+    would be noticeable in a service. CPU time is measured rather than elapsed time, because no
+    pause is due after waiting. Belongs to one thread.
     """
 
     def __init__(self) -> None:

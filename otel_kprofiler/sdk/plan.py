@@ -49,8 +49,8 @@ class Plan:
 
     Attributes:
         target: what to profile.
-        sampler: the sampling rate, stacks and so on. The target and the drain interval are set when
-            sampling starts.
+        sampler: the sampler's settings, such as rate and stack sides. The target and the drain
+            interval are set when sampling starts.
         schedule: the window length.
         user_symbols: the detail of user frames beyond their addresses.
         loader: the library that loads the BPF program.

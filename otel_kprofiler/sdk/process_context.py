@@ -1,7 +1,7 @@
 """Publishes the Resource of this process for profilers outside it (OTEP 4719).
 
 Readers find a page of memory by the name of its mapping. The page points to the payload. Publishing
-requires no privileges, and costs nothing afterwards. See
+requires no privileges, and a published context costs nothing until it changes. See
 :mod:`otel_kprofiler.processes.published_context` for the layout.
 """
 

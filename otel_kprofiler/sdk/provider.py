@@ -48,7 +48,7 @@ class ProfileProcessor(abc.ABC):
         """Export pending samples within the timeout; idempotent."""
 
     def accounts(self) -> tuple[ExporterAccount, ...]:
-        """Returns each exporter's account, with the accounts of each kind of samples."""
+        """Returns each exporter's account, which has a separate account for each sample kind."""
         return ()
 
     def after_fork_in_child(self) -> None:  # noqa: B027 - not every processor has threads
@@ -154,7 +154,7 @@ class SimpleProfileProcessor(ProfileProcessor):
         return (self._account,)
 
     def after_fork_in_child(self) -> None:
-        """Start a new account."""
+        """Start a new account in a forked child."""
         self._begin()
 
 
@@ -173,7 +173,7 @@ class Source(Protocol):
         """Close the current window; returns False on timeout."""
 
     def stop(self, timeout_millis: float) -> None:
-        """Stop, and hand over the last window."""
+        """Stop profiling, and pass the last window to the provider."""
 
 
 class ProfilerProvider(ForkAware):

@@ -19,7 +19,7 @@ def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampli
     Args:
         plan: the settings for publishing and sampling.
         find_resource: returns the service's Resource; also called in forked children.
-        sampling: whether this process samples the plan's target, or else nothing.
+        sampling: whether this process is sampling the plan's target.
     """
     publish_context(plan, find_resource, sampling=sampling)
     if plan.publish_context and plan.publish_thread_contexts:

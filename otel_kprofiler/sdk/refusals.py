@@ -32,7 +32,7 @@ def refuse_subinterpreters() -> None:
 
 
 def refuse_green_threads() -> None:
-    """Raise an error if threads are green, because the profiler would block all of them.
+    """Raise an error if the process uses green threads, all of which the profiler would block.
 
     Raises:
         HostError: gevent or eventlet has replaced ``threading`` or ``select``.

@@ -126,7 +126,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Convert a string to the key's type; leave invalid strings to the validation."""
+    """Convert a string to the key's type; keep invalid strings for the validation to reject."""
     field = Settings.model_fields.get(key)
     kind = field.annotation if field else None
     if kind is bool:

@@ -35,7 +35,9 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Room for about 600 records per CPU. Small, because each process of a service has such rings."""
+"""Size of each CPU's ring for BPF program records, with room for about 600. The size is small
+because each process of a service has such rings.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Session:
     Attributes:
         symbolizer: resolves kernel addresses.
         root_names: names samples after local roots; None if links or names are disabled.
-        failure: why the daemon thread exited unexpectedly; empty if it has not.
+        failure: why the daemon thread exited unexpectedly; empty if there was no failure.
 
     Raises:
         HostError: this host cannot be profiled, or this user may not profile it.
@@ -182,7 +184,7 @@ class Session:
         return {"source": "interpreter", "possible": True, "problem": "", **more, **names}
 
     def stop(self, timeout_s: float) -> None:
-        """Stop sampling and hand over the last window; waits up to the timeout."""
+        """Stop sampling and pass the last window to the sink; waits up to the timeout."""
         self._stopping = True
         if self._thread.is_alive():
             self._pipeline.wake()
@@ -248,7 +250,7 @@ class Session:
 
 
 def _describe_start(plan: Plan, config: SamplerConfig) -> str:
-    """Describes what is profiled: the target, and the parts that settings leave out."""
+    """Describes what is profiled: the target, and the data that settings leave out."""
     target = {"self": "this process", "children": "this process and its descendants"}
     left_out = describe_left_out(config, plan.user_symbols.detail)
     return f"profiling {target.get(plan.target, 'the host')}: {describe_sampling(config)}{left_out}"

@@ -74,7 +74,7 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
 
 
 def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object]) -> None:
-    """Install a handler that exports before SIGTERM's current action.
+    """Install a handler that exports pending samples before SIGTERM's current action is taken.
 
     Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit
     the handler.
@@ -99,7 +99,7 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Delay the effect of SIGTERM until the export at exit; a second one takes effect at once.
+    """Delay SIGTERM until the export at exit; a second SIGTERM takes effect at once.
 
     Does nothing unless :func:`come_before_sigterm` has installed the handler.
     """

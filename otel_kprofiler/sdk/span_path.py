@@ -138,7 +138,7 @@ def find_other_classes() -> frozenset[str]:
 
 
 def _find_oldest(read: Read) -> int:
-    """Returns the last thread state in the list, to whose other end new states are added."""
+    """Returns the last thread state in the list; new states are added at the other end."""
     state = get_thread_state()
     for _ in range(MAX_THREADS):
         older = read_word(read, state + _OLDER_AT)
@@ -156,7 +156,7 @@ def _hash_in_hamt(key: object) -> int:
 
 
 def _make_spans() -> Iterator[list[Any]]:
-    """Yields spans of each known class, one for each way of keeping attributes."""
+    """Yields spans of each known class, one for each way of storing attributes."""
 
     def make_context(number: int) -> SpanContext:
         return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))

@@ -65,7 +65,8 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-# A PyDLL keeps the GIL, so no thread can start or exit, and change the list, during a call.
+# A PyDLL keeps the GIL, so no thread can start or exit, and change the list of thread states,
+# during a call.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
@@ -181,7 +182,7 @@ class SpanReader:
         return self._word(values + head + 8 * span_class.place)
 
     def _find_otel_context(self, tid: int) -> int:
-        """Returns the keys table of a thread's current OpenTelemetry context."""
+        """Returns the address of the keys of a thread's current OpenTelemetry context."""
         path = self._path
         state = self.find_thread_state(tid)
         context = self._word(state + path.context_at) if state else 0
@@ -226,7 +227,7 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Returns an instance's values (0 if in a dictionary), their header's size, and dictionary.
+    """Returns an instance's values (0 if in a dictionary), their header's size, and its dict.
 
     Raises:
         OSError: the memory cannot be read.

@@ -4,8 +4,8 @@ A library in C writes the records. It is called where OpenTelemetry's context va
 (``ContextVar.set``, ``ContextVar.reset``), where a thread enters or leaves a
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function). From CPython
 3.14 on, the interpreter's context watcher reports that a context is entered or left. In earlier
-versions, ``Context.run`` does, which event loops and executors call. In these versions, a context
-that C code enters directly is noticed only if a library imports the function for this
+versions, the library replaces ``Context.run``, which event loops and executors call, and notices
+that C code enters a context directly only if a shared library imports the function for this
 (``imports.c``). If the function is linked into the interpreter, a span attached in such a context
 is not published.
 """
@@ -42,7 +42,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum number of endpoint names kept encoded. Services with ids in span names have more."""
+"""Maximum number of endpoint names kept in encoded form. With ids in span names, there are more."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -66,7 +66,7 @@ class _Attributes:
         return tuple(self._numbers)
 
     def encode(self, labels: LabelSet) -> bytes:
-        """Returns labels as a record's attributes; leaves out those beyond the limits."""
+        """Returns labels as a record's attributes; leaves out labels beyond the limits."""
         encoded = bytearray()
         count = len(self._numbers)
         for name, value in labels:
@@ -276,6 +276,6 @@ def describe_threads() -> dict[str, object]:
 def stop_thread_contexts() -> None:
     """Withdraw the announcement of thread contexts, so that readers stop. Thread-safe.
 
-    The hooks stay, so that records are correct when they are announced again.
+    The hooks stay installed, so that records are correct when they are announced again.
     """
     _writer.stop()

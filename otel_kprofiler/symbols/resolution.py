@@ -23,17 +23,17 @@ FIRST_KERNEL_ADDRESS: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The result for an address. Nothing is guessed, and each missing part has a reason.
+    """The result of resolving an address. Nothing is guessed, and a missing name has a reason.
 
     Attributes:
-        address: the requested address, in the process, in the running kernel, or in a file without
-            a process.
+        address: the requested address: a runtime address in the process or kernel, or, without
+            either, an address in a file.
         frame: module (name, build id), address in the module's file, functions with file and line,
             and distance from the function's start; or else the reason why there is no function.
         process: pid and start time; None for the kernel, and for a file without a process.
         path: path of the file as seen by the process; empty if there is none, or if unknown.
-        file_offset: offset in the file in bytes, as uprobes use it; None if the file has no bytes
-            there.
+        file_offset: offset in the file in bytes, as for uprobes; None if the address has no bytes
+            in the file.
     """
 
     address: int
@@ -49,7 +49,7 @@ class Resolution:
 
     @property
     def build_id(self) -> BuildId | None:
-        """Returns the GNU build id of the file; None if the file has none, or is unknown."""
+        """Returns the file's GNU build id; None if the file has no build id, or is unknown."""
         return self.frame.module.build_id if self.frame.module else None
 
     @property
@@ -78,7 +78,7 @@ class Resolution:
 
     @property
     def unresolved(self) -> Unresolved | None:
-        """Returns why there is no name; None if there is one."""
+        """Returns why the address has no function name; None if it has a name."""
         return self.frame.unresolved
 
     def __str__(self) -> str:
@@ -102,8 +102,8 @@ class Resolver(Protocol):
         Args:
             addresses: addresses of instructions, not return addresses; see
                 :func:`lookup_addresses`.
-            pid: process of the addresses; None for the kernel, or for
-                a file without a process.
+            pid: id of the process to which the addresses belong; None for the kernel, or for a file
+                without a process.
 
         Returns:
             A result for each address, in the same order.

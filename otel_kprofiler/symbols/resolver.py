@@ -26,8 +26,8 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the size of cached raw stacks, in bytes. The resolved stacks take about three times as
-much memory in addition.
+"""Limit on the size of cached raw stacks, in bytes. The resolved stacks need about three times as
+much memory on top.
 """
 
 StateT = TypeVar("StateT", bound=Hashable)
@@ -45,7 +45,7 @@ class VariableSide(Protocol):
 
 
 class SideResolver(Protocol[StateT]):
-    """Resolves one side of stacks, such as the kernel side.
+    """Resolves one kind of stack side, such as the kernel side.
 
     A lookup has two steps, so that results can be cached. :meth:`state` finds the process's state
     at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
@@ -78,7 +78,7 @@ class SideResolver(Protocol[StateT]):
 
         Returns:
             The boottime up to which information is complete. A sample waits until this boottime is
-            later than its own, but at most half a second.
+            later than the sample's, but at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ class Stateless:
     """A resolver whose results depend on neither process nor time."""
 
     def state(self, sample: RawSample) -> None:
-        """Returns the same state for all samples. It is not called for each sample."""
+        """Returns None, the state of all samples; not called for each sample."""
 
 
 class RawAddresses(Stateless):
@@ -109,7 +109,7 @@ class RawAddresses(Stateless):
         self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
 
     def resolve(self, raw: RawSide, state: None) -> Side:
-        """Returns the side with raw frames."""
+        """Returns the side with unresolved frames."""
         if raw.kind is USER_SIDE:
             addresses = find_user_addresses(raw.words)
         else:
@@ -117,7 +117,7 @@ class RawAddresses(Stateless):
         return Side(raw.kind, RawFrames(raw.kind, addresses, self._reason), raw.status)
 
     def advance(self, now_boot_ns: int) -> int:
-        """Does nothing, because there is no state."""
+        """Returns ``now_boot_ns``, because there is nothing to update."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
@@ -174,7 +174,7 @@ class StackResolver:
         return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
-        """Advance the resolvers, and return the time up to which all of them are complete."""
+        """Advance the resolvers; returns the boottime up to which all have complete information."""
         return min(
             [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
         )
@@ -213,7 +213,7 @@ def _cache_sides(
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
-        # Takes a third of the time that RawSide(…) takes.
+        # tuple.__new__ takes a third of the time of RawSide(…).
         lambda key: resolve(new(RawSide, (kind, key[0], key[1])), key[2]),
         weigh=lambda key: len(key[0]),
         max_weight=MAX_STACK_BYTES_CACHED // 2,
@@ -221,7 +221,11 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Makes a function that returns all resolvers' states, or just the only resolver's state."""
+    """Returns a function that maps a sample to its states.
+
+    With a single resolver, the function returns that resolver's state, otherwise a tuple of all
+    resolvers' states.
+    """
     return (
         states[0]
         if len(states) == 1

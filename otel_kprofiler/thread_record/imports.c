@@ -63,7 +63,7 @@ static void write_word(void **word, void *value, const struct dl_phdr_info *obje
 			is_readonly = page >= (start & ~(size - 1)) && page < (end & ~(size - 1));
 	}
 	if (is_readonly && mprotect((void *)page, size, PROT_READ | PROT_WRITE))
-		return; /* forbidden by a security module: this library's changes go unnoticed */
+		return; /* forbidden by a security module: calls from this library go unnoticed */
 	__atomic_store_n(word, value, __ATOMIC_RELEASE);
 	if (is_readonly)
 		mprotect((void *)page, size, PROT_READ);
@@ -131,7 +131,7 @@ static int look_at(struct dl_phdr_info *object, size_t size, void *data)
 	if (size < offsetof(struct dl_phdr_info, dlpi_adds) + sizeof(object->dlpi_adds))
 		return 1;
 	if (!search->is_new && object->dlpi_adds == search->loaded)
-		return 1; /* all have been searched */
+		return 1; /* all libraries have been searched */
 	search->is_new = 1;
 	search->loaded = object->dlpi_adds;
 	if (object->dlpi_addr == (uintptr_t)&__ehdr_start)

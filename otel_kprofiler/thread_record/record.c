@@ -63,7 +63,7 @@ static PyObject *encoded;    /* attributes by label set number, as bytes */
 static PyObject *endpoints;  /* attributes with the name of a span's local root, by span id */
 static PyObject *classes;    /* types of spans whose _context is their span context */
 static Py_ssize_t context_at; /* offset of the current context in PyThreadState; 0: unused */
-static Py_ssize_t entered_at; /* offset of ctx_entered in a context: false in a thread's first */
+static Py_ssize_t entered_at; /* offset of ctx_entered in a context; false for a thread's first */
 static PyObject *modules;    /* sys.modules */
 static PyInterpreterState *interpreter; /* the main interpreter */
 static PyObject *plain_set, *plain_reset, *plain_run;
@@ -115,7 +115,7 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 	if (syscall(SYS_gettid) != getpid()) {
 		PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
 		Py_DECREF(value);
-	} else if (Py_AddPendingCall(raise_now, value)) { /* the interpreter's queue is full */
+	} else if (Py_AddPendingCall(raise_now, value)) { /* the queue of pending calls is full */
 		failures++;
 		Py_DECREF(value);
 	}
@@ -126,8 +126,8 @@ static void raise_later(PyObject *type, PyObject *value, PyObject *traceback)
 /* Calls get_span_context() of a span whose class is not the SDK's; null: an exception.
  *
  * This runs Python code, and thus signal handlers, whose exceptions belong to the service (time
- * limits, KeyboardInterrupt): they are raised later. Exceptions that a second call raises again are
- * the span's own, and are not. */
+ * limits, KeyboardInterrupt): they are raised later. If a second call raises the same type again,
+ * the exception is the span's own, and is dropped. */
 static PyObject *call_get_span_context(PyObject *span)
 {
 	PyObject *result, *type, *value, *traceback;
@@ -521,12 +521,12 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 	}
 	if (context_at)
 		replace_imports(imports);
-	if (context_at && is_outside) /* the service's code entered it, and stays in it */
+	if (context_at && is_outside) /* the service's code entered this context, and stays in it */
 		entered = current_context();
 	Py_RETURN_NONE;
 }
 
-/* The trace function of greenlets, called after each switch; self is the next one or None. */
+/* Trace function of greenlets, called after each switch; self: the next trace function or None. */
 static PyObject *refresh(PyObject *self, PyObject *arguments)
 {
 	if (context_at)

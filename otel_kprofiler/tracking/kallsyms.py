@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """Reads this host's files; reads hidden :data:`PROC_KALLSYMS` from the iterator instead.
+    """Reads this host's files, but :data:`PROC_KALLSYMS` through the iterator if it is hidden.
 
-    Satisfies ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
+    Implements ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
 
     Args:
         files: reads files of the host.
 
     Attributes:
         is_used: whether the iterator is used.
-        refused: why the iterator cannot be used; empty if it can, or is not needed.
+        refused: why the iterator cannot be used; empty if it can be used, or is not needed.
     """
 
     def __init__(self, files: HostFiles) -> None:

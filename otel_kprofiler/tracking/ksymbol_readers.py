@@ -48,9 +48,9 @@ class BaselineReader:
         files: reads files of the host.
 
     Attributes:
-        method: how programs are read.
+        method: the method by which programs are read.
         refused: why better methods are not used; one sentence for each method.
-        kallsyms_reads: how often kallsyms was read.
+        kallsyms_reads: number of times that kallsyms was read.
     """
 
     def __init__(self, files: HostFiles) -> None:
@@ -61,7 +61,10 @@ class BaselineReader:
         self.kallsyms_reads = 0
 
     def read_programs(self) -> Reading | None:
-        """Reads all BPF functions, or None if only kallsyms is left; never retries a method."""
+        """Reads all BPF functions; None if only kallsyms is left.
+
+        Never retries a refused method.
+        """
         ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
             (ReadMethod.WALK, self._programs.read),
             (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),
@@ -80,7 +83,7 @@ class BaselineReader:
         return None
 
     def read_all(self, keep_on: Callable[[], bool]) -> Reading | None:
-        """Reads all symbols, including trampolines and pages; None if hidden or interrupted.
+        """Reads all symbols outside modules; None if addresses are hidden or reading was stopped.
 
         Args:
             keep_on: polled while reading, which may take seconds; reading stops when it returns
@@ -100,7 +103,7 @@ class BaselineReader:
         return Reading(KsymbolAction.ALL_READ, (*programs.symbols, *others))
 
     def _find_lines(self, keep_on: Callable[[], bool]) -> list[Ksymbol] | None:
-        """Reads the symbols in kallsyms; None if hidden or interrupted."""
+        """Reads the symbols in kallsyms; None if addresses are hidden or reading was stopped."""
         self.kallsyms_reads += 1
         symbols: list[Ksymbol] = []
         rest = b""

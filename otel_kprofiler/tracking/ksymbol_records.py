@@ -71,10 +71,10 @@ class PerfRecords(NamedTuple):
 
 
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
-    """Parse records of the types in ``PerfRecord``; skips other records and never raises.
+    """Parse records of the types in ``PerfRecord``, skipping others; never raises.
 
     The time follows a record's fields, but need not be at the record's end: for each further event
-    on the same CPU, the kernel makes the record eight bytes longer than what it writes
+    on the same CPU, the kernel makes the record eight bytes longer than the data that it writes
     (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c increase
     the size in a shared header).
 
@@ -121,7 +121,7 @@ def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
 
 
 def make_changes(records: Iterable[PerfRecord]) -> list[KsymbolChange]:
-    """Convert one CPU's records, in order, to changes."""
+    """Convert one CPU's records, given in stream order, to ksymbol changes."""
     changes: list[KsymbolChange] = []
     added: list[KsymbolRecord] = []  # functions whose program record has not come yet
     for record in records:

@@ -1,8 +1,8 @@
 """Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
-Perf events on every CPU receive a record for each symbol loaded there. ``poll`` empties the rings.
-From the first poll on, a thread also empties the rings when any is half full, handles CPU hotplug,
-and reads all symbols again after records were lost.
+A perf event on each CPU receives a record of each symbol that this CPU loads. ``poll`` empties the
+rings. From the first poll on, a thread also empties the rings when any is half full, handles CPU
+hotplug, and reads all symbols again after records were lost.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two reads of kallsyms."""
 ALL_REST: Final = 50
-"""Minimum pause between reads, as a multiple of the last read's duration (up to seconds)."""
+"""Minimum pause between reads, as a multiple of the last read's duration, which may be seconds."""
 QUIET_S: Final = 0.5
-"""Time without losses before kallsyms is read."""
+"""Time without losses that must pass before kallsyms is read, in seconds."""
 
 _log = logging.getLogger(__name__)
 _TIME = attrgetter("time_ns")
@@ -53,9 +53,9 @@ class KsymbolCounts(NamedTuple):
         added: number of symbols loaded.
         removed: number of symbols unloaded.
         lost: number of lost records by cause and CPU; a loss of unknown size counts as one.
-        readings: how often all programs were read after losses.
-        kallsyms_reads: how often ``/proc/kallsyms`` was read, for other symbols.
-        wakeups: how often the thread was woken.
+        readings: number of times that all programs were read after losses.
+        kallsyms_reads: number of times that ``/proc/kallsyms`` was read, for other symbols.
+        wakeups: number of times that the thread was woken.
     """
 
     added: int
@@ -69,7 +69,7 @@ class KsymbolCounts(NamedTuple):
 class KsymbolWatch(ForkAware):
     """Reports ksymbol changes on this host until closed.
 
-    To miss nothing, open it before kallsyms is read; the first ``poll`` starts its thread.
+    To miss no change, open the watch before kallsyms is read; the first ``poll`` starts its thread.
     ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` are thread-safe. In a
     forked child, the watch is closed.
 
@@ -78,8 +78,8 @@ class KsymbolWatch(ForkAware):
         missed_since_ns: boottime since which changes were missed, as in a forked child; all
             symbols are then read again.
         ring_bytes: ring size per CPU in bytes; the number of pages is a power of two. None: 512
-            KiB, or less with more than 16 CPUs, which any user may lock.
-        queue_bytes: limit on data queued for ``poll``.
+            KiB, or less on hosts with more than 16 CPUs; any user may lock this much memory.
+        queue_bytes: limit on data queued for ``poll``, in bytes.
 
     Raises:
         HostError: the kernel refuses the events, which need CAP_PERFMON.
@@ -153,7 +153,7 @@ class KsymbolWatch(ForkAware):
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
-        """Returns type, attachment and source lines of a function's program, as far as readable."""
+        """Returns the readable details of a BPF function's program, such as type and attachment."""
         return describe(symbol)
 
     def counts(self) -> KsymbolCounts:

@@ -44,13 +44,13 @@ def parse_uevent(data: bytes) -> ModuleEvent | None:
 
 
 class ModuleEvents(Protocol):
-    """Source of the kernel's announcements; see ``otel_kprofiler.host.Uevents``."""
+    """Source of the kernel's module announcements; see ``otel_kprofiler.host.Uevents``."""
 
     def wait(self, timeout_s: float | None) -> None:
         """Block until a datagram arrives, ``wake`` is called, or the timeout expires."""
 
     def wake(self) -> None:
-        """Wake the thread that waits."""
+        """Wake the waiting thread."""
 
     def is_waiting(self) -> bool:
         """Returns whether a datagram is ready."""
@@ -63,7 +63,7 @@ class ModuleEvents(Protocol):
 
 
 class NoEvents:
-    """Replaces the kernel's announcements where they are not available."""
+    """Stands in for the kernel's module announcements where they are not available."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
@@ -74,7 +74,7 @@ class NoEvents:
         self._woken.clear()
 
     def wake(self) -> None:
-        """Wake the thread that waits."""
+        """Wake the waiting thread."""
         self._woken.set()
 
     def is_waiting(self) -> bool:

@@ -1,9 +1,9 @@
 """Tracks modules as they are loaded and unloaded.
 
 A thread, started by the first poll, sleeps until the kernel announces a module. It then reads the
-sections and build ids of new modules, which suffice for file id and RVA, and then their names.
-``poll`` also checks the list of modules: a module whose init function is still running has not been
-announced, and never will be if that function fails.
+sections and build ids of new modules, which suffice for file id and RVA, and finally the modules'
+symbol names. ``poll`` also checks the list of modules: a module whose init function is still
+running has not been announced, and will never be announced if the init function fails.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from otel_kprofiler.tracking.module_uevents import (
 SCAN_INTERVAL_NS: Final = 100_000_000
 """Minimum interval between two checks of the module list without an announcement."""
 BATCH_NS: Final = 20_000_000
-"""Announcements within this time are handled together."""
+"""Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05
 """Long-term share of one CPU for reading names."""
 MAX_ATTEMPTS: Final = 5
-"""Failed attempts before retries slow down to one per :data:`RETRY_INTERVAL_NS`."""
+"""Number of failed attempts after which retries slow down to one per :data:`RETRY_INTERVAL_NS`."""
 RETRY_INTERVAL_NS: Final = 60_000_000_000
 """Interval between attempts to read a module's names or sections after repeated failures."""
 
@@ -76,8 +76,8 @@ class ModuleWatch(ForkAware):
 
     Args:
         files: reads files of the host.
-        open_events: opens the announcements; an ``OSError`` becomes :attr:`problem`, and modules
-            are then detected only by polling the list.
+        open_events: opens the source of announcements. If it raises an ``OSError``, the error
+            becomes :attr:`problem`, and modules are detected only by polling the list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
         keep_datagrams: whether to keep datagrams for :meth:`take_datagrams`.
         missed_since_ns: boottime since which changes were missed, as in a forked child; all modules
@@ -147,7 +147,7 @@ class ModuleWatch(ForkAware):
         self._events.wake()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns readings since the last call, and the boottime up to which they are complete."""
+        """Returns the new readings, and the boottime up to which readings are complete."""
         if self._thread.ident is None and not self._closed:
             self._thread.start()
         with self._lock:
@@ -195,7 +195,7 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Returns whether the list is unchanged. Call with the lock held and the thread idle."""
+        """Returns whether the module list is unchanged. Call with lock held and thread idle."""
         looked_ns = self._now()
         try:
             lines = self._read_list()
@@ -292,7 +292,7 @@ class ModuleWatch(ForkAware):
             self._busy = bool(self._busy or self._added or self._removed or self._rescan)
 
     def _scan(self) -> None:
-        """Read the list, and the sections and build ids of new modules."""
+        """Read the module list, and the sections and build ids of new modules."""
         with self._lock:
             added, self._added = self._added, {}
             removed, self._removed = self._removed, {}
@@ -375,7 +375,7 @@ class ModuleWatch(ForkAware):
         self._retry_ns = min(self._retry_ns, self._now() + pause_ns)
 
     def _read_names(self) -> None:
-        """Read missing names, unless the CPU share for reading names is used up."""
+        """Read missing symbol names, unless the CPU share for reading names is used up."""
         began_ns = self._now()
         attempts = {name: module.attempts for name, module in self._known.items()}
         failed = {name for name, count in attempts.items() if count and count >= MAX_ATTEMPTS}

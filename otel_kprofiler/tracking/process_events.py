@@ -1,7 +1,7 @@
 """Streams process events (start, exec, mapped code, exit) in time order.
 
-Perf events on every CPU receive a record of each event; running processes are read from ``/proc``.
-Example::
+A perf event on each CPU receives a record of each process event on this CPU. Processes that are
+already running are read from ``/proc``. Example::
 
     from otel_kprofiler.tracking import Mapped, ProcessEvents
 
@@ -84,7 +84,8 @@ class ProcessEvents(ForkAware):
         children: whether to report all descendants of ``pids``, too.
         files: reads files of the host.
         ring_bytes: size of the kernel's buffer per CPU in bytes; the number of pages is a power of
-            two. None: 512 KiB, or less with more than 16 CPUs, which any user may lock.
+            two. None: 512 KiB, or less on hosts with more than 16 CPUs; any user may lock this much
+            memory.
 
     Raises:
         HostError: the kernel refuses the events, which need CAP_PERFMON. Reading other users'
@@ -269,7 +270,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Reads a process; returns it and the end time of reading, or None if it is gone."""
+        """Returns the reading of a process, and when it ended; None if the process has exited."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

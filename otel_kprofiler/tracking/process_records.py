@@ -74,7 +74,7 @@ class ProcessRecords(NamedTuple):
 
 
 def parse_process_records(data: bytes) -> ProcessRecords:
-    """Parse the records of process events; skips other records and never raises."""
+    """Parse the records of process events, skipping others; never raises."""
     records: list[ProcessRecord] = []
     at, end = 0, len(data)
     while at < end:
@@ -152,7 +152,7 @@ def _time(body: bytes) -> int:
 
 
 def _cut(body: bytes, at: int) -> bytes:
-    """Extracts a zero-terminated string from a record that ends with its time."""
+    """Extracts a zero-terminated string from a record that ends with a timestamp."""
     return body[at : max(len(body) - _TIME.size, at)].partition(b"\0")[0]
 
 

@@ -22,7 +22,7 @@ class Started(NamedTuple):
         time_ns: boottime of the event.
         process: pid and start time. A forked process's start time is ``time_ns``, a few
             milliseconds later than in ``/proc``; a running process's start time is from ``/proc``.
-        parent: parent's pid; None if the process was already running.
+        parent: pid of the parent; None if the process was already running.
     """
 
     time_ns: int
@@ -55,7 +55,7 @@ class Mapped(NamedTuple):
         process: the affected process.
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
         build_id: build id of the file, from kernel 5.12 on; None if the file has no build id, or if
-            the code was mapped already.
+            the code was mapped before the stream started.
     """
 
     time_ns: int
@@ -106,9 +106,9 @@ class Reading(NamedTuple):
     """A process as read from ``/proc``.
 
     Attributes:
-        time_ns: boottime before reading.
+        time_ns: boottime just before the reading began.
         process: pid and start time.
-        threads: ids of its threads.
+        threads: ids of the process's threads.
         mappings: executable mappings of files.
     """
 

@@ -21,7 +21,7 @@ _READ_BYTES: Final = 256 * 1024
 
 
 def read_iterator(loader: Loader, name: str) -> bytes:
-    """Run a program of iterators.bpf.c and return its output.
+    """Run a program from iterators.bpf.c and return the program's output.
 
     Raises:
         OSError: the kernel refused, or has no such iterator.

@@ -88,7 +88,7 @@ class _ProgramInfo(ctypes.Structure):
 
 
 class HiddenAddressesError(OSError):
-    """The kernel lists programs, but hides their addresses from processes without CAP_SYSLOG."""
+    """Raised if the kernel lists programs, but hides their addresses (no CAP_SYSLOG)."""
 
 
 class ProgramFacts(NamedTuple):
@@ -171,7 +171,7 @@ class ProgramReader:
 
 
 class _Arrays:
-    """The struct for a query, and buffers for a program with up to ``capacity`` functions."""
+    """The query struct, and the buffers for a program with up to ``capacity`` functions."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -58,7 +58,7 @@ class WantedRecords(NamedTuple):
     """The kinds of records to request.
 
     Attributes:
-        name: what is tracked, for error messages ("… cannot be tracked").
+        name: name of the tracked code or events in error messages ("… cannot be tracked").
         flags: bits of ``struct perf_event_attr``.
         largest_bytes: maximum size of a record in bytes.
         extra_flags: bits to omit on older kernels that reject them.
@@ -78,7 +78,7 @@ LossSink = Callable[[RecordLoss, int, int], None]
 
 
 class _CpuEvent:
-    """An event, its ring, and its count of lost records."""
+    """A CPU's event, the event's ring, and the number of records that were lost."""
 
     __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
 
@@ -90,7 +90,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self) -> tuple[int, int, int]:
-        """Returns the count, the time enabled in ns, and the lost records (0 if not reported)."""
+        """Returns the event's count, time enabled in ns, and lost records (0 if not reported)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost
@@ -103,21 +103,21 @@ class _CpuEvent:
 
 
 class _LockLimitError(OSError):
-    """The user may not lock more memory: mmap(2) of the ring failed with ``EPERM``."""
+    """Raised if the user may not lock more memory: mmap(2) of the ring failed with ``EPERM``."""
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
-    """An event per CPU; the constructor opens all of them, or raises and leaves none open.
+    """A perf event per CPU; the constructor opens all of them, or raises and leaves none open.
 
     Args:
         files: reads files of the host.
-        wanted: the records, and their name in errors.
-        ring_bytes: size of each ring; None for the default. The size is halved while the kernel
-            refuses to lock the memory.
+        wanted: the kinds of records, and their name in error messages.
+        ring_bytes: size of each ring in bytes; None for the default. The size is halved while the
+            kernel refuses to lock the memory.
         lose: called when records are lost.
 
     Attributes:
-        epoll: wakes when a ring is half full.
+        epoll: epoll(7) object, which wakes when a ring is half full.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from the stack pointer to the return address is computed along the control flow,
 starts of functions and backwards from returns. Where two paths disagree, or an instruction cannot
 be decoded, the distance is unknown.
 
-Imports only :mod:`x86_code`, since child processes run without the rest of this package.
+Imports only :mod:`x86_code`, because child processes run this code without the rest of the package.
 """
 
 from __future__ import annotations
@@ -104,8 +104,7 @@ class Flow:
         texts: start (SVMA) and bytes of each executable segment.
         gaps: ranges of code whose states are needed.
         entry: the program's first instruction; its caller is the kernel.
-        endless_slots: addresses of the slots that hold addresses of imported functions that never
-            return.
+        endless_slots: addresses of the GOT slots of imported functions that never return.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class Flow:
         return returns and all(self.states.get(at, state) == state for at, state in states.items())
 
     def _settle(self) -> None:
-        """Find the functions that do not return, and follow their callers again."""
+        """Find further functions that do not return, and follow their callers again."""
         waiting = list(self._functions)
         while waiting:
             start = waiting.pop()
@@ -320,7 +319,7 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Follow code that no known function reaches, backwards from where it returns.
+        """Follow code that no known function reaches, backwards from return instructions.
 
         Examples are the cases of a switch, and functions that are only called by address.
         """
@@ -366,7 +365,7 @@ class Flow:
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
     ) -> None:
-        """Find the states of connected code. Returns no states if they contradict each other."""
+        """Find the states of connected code; add none if they contradict each other."""
         members = set(part)
         sources: defaultdict[int, list[int]] = defaultdict(list)
         states: dict[int, State] = {}

@@ -1,4 +1,4 @@
-"""Makes ``.eh_frame`` for x86-64 code without it, such as musl's, by following its instructions.
+"""Makes ``.eh_frame`` for x86-64 code that has none, such as musl's, from its instructions.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -38,7 +38,7 @@ from otel_kprofiler.unwinding.frame_writing import (
     write_tables,
 )
 
-_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # D marks frames made here
+_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # "D": made by this module
 _BY_RBP: Final = b"\x0c\6"  # def_cfa rbp
 _FP_SAVED: Final = b"\x86"  # offset rbp
 _CALLED: Final = b"\xd0"  # restore rip
@@ -81,7 +81,7 @@ class Symbols:
                     yield address
 
     def endless_slots(self) -> Iterator[int]:
-        """Yields the slots that hold the addresses of imported functions that never return."""
+        """Yields the addresses of the GOT slots of imported functions that never return."""
         symbols, names = self._read(".dynsym", _SYMBOL.size), self._read(".dynstr", 1)
         for address, info, _ in self._relocations():
             at = (info >> 32) * _SYMBOL.size
@@ -117,8 +117,9 @@ def follow(
     Args:
         file: content of the file.
         parts: segments and sections of the file, as parsed by :func:`main`.
-        starts: the program's entry point, or 0 if there is none; then its ``main``, if it is known.
-        gaps: ranges of code without rules.
+        starts: address of the program's entry point, or 0 if there is none; then that of ``main``,
+            if known.
+        gaps: ranges of code without unwind rules.
     """
     symbols = Symbols(file, parts)
     texts = [(text.address, file[text.offset : text.offset + text.size]) for text in parts["text"]]

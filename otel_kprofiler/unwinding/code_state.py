@@ -1,6 +1,6 @@
 """Describes where a function's return address is on the stack, and how instructions move it.
 
-Imports only :mod:`x86_code`, since child processes run without the rest of this package.
+Imports only :mod:`x86_code`, because child processes run this code without the rest of the package.
 """
 
 from __future__ import annotations

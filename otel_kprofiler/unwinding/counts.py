@@ -12,7 +12,8 @@ class TableCounts(NamedTuple):
     """Counts of requests for unwind tables, all taken at the same instant.
 
     Attributes:
-        requested: number of requests since the start, which is loaded + refused + pending.
+        requested: number of requests since the start; the sum of loaded, refused and pending
+            requests.
         loaded: number of requests for which a table was loaded.
         refused: number of requests refused, by reason.
         pending: number of requests not yet completed.

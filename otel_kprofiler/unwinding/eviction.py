@@ -13,11 +13,11 @@ class Limits(NamedTuple):
     """Limits on kernel memory for tables.
 
     Attributes:
-        total_bytes: limit for all tables.
-        file_bytes: limit for a single table.
-        idle_ns: time without a sample after which a table may be evicted. If the tables in use do
-            not all fit, some stay loaded and the others are unavailable, so that they do not evict
-            each other in turn.
+        total_bytes: limit for all tables together, in bytes.
+        file_bytes: limit for a single file's table, in bytes.
+        idle_ns: time without a sample, in nanoseconds, after which a table may be evicted. If the
+            tables in use do not all fit, some stay loaded and the others are unavailable, so that
+            they do not evict each other in turn.
     """
 
     total_bytes: int = 64 << 20
@@ -29,7 +29,7 @@ class Table(NamedTuple):
     """A loaded table.
 
     Attributes:
-        key: key of the table's file.
+        key: key of the file to which the table belongs.
         slot: slot of the table in the program's map.
         size: size of the table's map in bytes.
         loaded_ns: boottime of loading; 0 if no sample has requested the table.
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
     Attributes:
         slot: slot for the table; may be a victim's slot.
         size: number of bytes reserved.
-        victims: tables to remove first.
+        victims: tables to remove before the new table is loaded.
     """
 
     slot: int
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 
 
 class TableSpace:
-    """Manages slots and bytes; not thread-safe.
+    """Manages the slots and the memory of tables; not thread-safe.
 
     A claim reserves its bytes and slot immediately. Removing victims takes milliseconds. During
     this time, the tables in the kernel may exceed the limit by the victims' size.
@@ -77,7 +77,7 @@ class TableSpace:
 
         Args:
             size: size of the new table in bytes.
-            last_uses_ns: boottime of the last sample for each slot.
+            last_uses_ns: boottime of the last sample that used each slot's table.
             now_ns: current boottime.
             evicts: whether other tables may be evicted.
 

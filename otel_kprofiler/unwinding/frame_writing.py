@@ -94,7 +94,7 @@ def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -
         back: distance in bytes from the CIE to the entry's second word.
         start: address of the code.
         address: address of the entry.
-        size: size of the code.
+        size: size of the code in bytes.
         program: CFA instructions, from :func:`make_program`.
     """
     length = _ENTRY.size - 4 + len(program)

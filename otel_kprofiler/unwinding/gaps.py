@@ -24,7 +24,8 @@ about 200 bytes in a file.
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Maximum entries of a table whose functions' sizes are all read if ``main`` has no rule."""
+"""Up to this number of table entries, all functions' sizes are read if ``main`` has no unwind rule.
+"""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
@@ -37,7 +38,7 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds ranges of code without rules, ascending; empty if filling them is not worthwhile.
+    """Finds code without unwind rules, by ascending address; empty if not worth filling.
 
     Args:
         source: content of the file.
@@ -96,7 +97,7 @@ def _size_of(gaps: list[Gap]) -> int:
 def _find(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> list[Gap]:
-    """Finds gaps larger than padding that contain a start, or exceed a given distance."""
+    """Finds gaps larger than padding that contain a start or exceed ``far_bytes``."""
     gaps: list[Gap] = []
     covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:

@@ -209,7 +209,7 @@ def index_code(
         fd: the file, open for reading.
         source: the file's content.
         elf: the file's parsed headers.
-        gaps: ranges of code without rules.
+        gaps: ranges of code without unwind rules.
         others: the file's existing tables.
         children: runs the child process.
 

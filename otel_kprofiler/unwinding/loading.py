@@ -46,7 +46,7 @@ class MakeTables(Protocol):
 
 
 Index = Callable[[MakeTables], Tables]
-"""Function that makes missing tables."""
+"""Function that runs a :class:`MakeTables` and returns the tables."""
 
 _FRAMES: Final = b".eh_frame"
 _TEXT: Final = b".text"
@@ -135,7 +135,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
         known_files.add(request.key, details)
         raise
     details = details._replace(build_id=elf.build_id, texts=elf.texts)
-    # if the file has changed, the build id may belong to content written since
+    # if the file has changed, the build id may belong to newer content
     _check_unchanged(opened)
     known_files.add(request.key, details, opened.content, request.tgid)
     return Code(source, elf, opened)
@@ -206,7 +206,7 @@ def _index_frames_of_c(
 def _find_code(
     source: Source, elf: ElfFile, opened: OpenedFile, others: Tables | None, index: Index
 ) -> Tables | None:
-    """Makes tables for code without rules, combined with ``others``; None if all code has rules."""
+    """Makes tables for code without unwind rules, merged with ``others``; None if not needed."""
     if elf.machine != MACHINES["x86_64"] or not (gaps := find_gaps(source, elf, others)):
         return None
     try:

@@ -13,14 +13,16 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open until their tables are loaded. Others are reopened."""
+"""Maximum number of files kept open until their tables are loaded. Further files are reopened
+later.
+"""
 
 
 class Opened(NamedTuple):
     """A request whose file has been opened.
 
     Attributes:
-        request: identifies the file to open.
+        request: the request, which identifies the file.
         code: the open file; None if it must be reopened.
     """
 
@@ -101,7 +103,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files, after all workers have ended. May be called in a forked child."""
+        """Close the files, after all workers have exited. May be called in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

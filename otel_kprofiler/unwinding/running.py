@@ -56,7 +56,7 @@ def list_running(
     Args:
         program_fd: the loaded program ``kprofiler_list_files``.
         files: reads files of the host.
-        pids: process ids of ``/proc``; empty for all.
+        pids: process ids as in ``/proc``; empty for all processes.
         mapped: inode numbers of further files, which this process has mapped (:func:`map_files`).
         is_inner: whether this process is in a pid namespace other than the initial one.
         until_s: monotonic time at which listing ends, even if incomplete.

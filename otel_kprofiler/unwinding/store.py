@@ -60,7 +60,7 @@ share of the same size, so that a large Go program does not delay other files.
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made at a time before the first sample. Later, one is made at a time."""
+"""Number of tables made at a time before the first sample. Later, one table is made at a time."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class _PostponedError(Exception):
-    """Raised while other tables are being built; the request is kept until they are done."""
+    """Raised to postpone a request until other tables have been built."""
 
 
 class TableStore:
@@ -171,8 +171,8 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Wait until at most ``most`` early requests are pending; returns False on timeout.
 
-        Files that wait for their turn to have tables made count only if ``most`` is 0, so that they
-        do not delay other files.
+        A file that waits for its turn to have tables made counts only if ``most`` is 0, so that it
+        does not delay other files.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -204,7 +204,7 @@ class TableStore:
     def close(self) -> None:
         """Stop the threads and release the maps; pending files stay pending.
 
-        In a forked child, which has no such threads, only inherited resources are released.
+        In a forked child, which has none of these threads, only inherited resources are released.
         """
         threads: list[threading.Thread] = []
         if os.getpid() == self._pid:
@@ -226,7 +226,7 @@ class TableStore:
         self._gate.before_fork()
 
     def after_fork(self) -> None:
-        """Continue in the parent."""
+        """Resume work in the parent."""
         self._gate.after_fork()
 
     def _take(self) -> None:
@@ -368,7 +368,7 @@ class TableStore:
             is_early = self._end(key)
             if is_early and reason is Refusal.MEMORY_IN_USE:
                 self._requested -= 1
-                self._maps.forget_file(key)  # a request by a sample will free space
+                self._maps.forget_file(key)  # a sample's request will free space
                 return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):

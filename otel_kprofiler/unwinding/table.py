@@ -38,7 +38,7 @@ _CHUNK_BYTES: Final = 64 * 1024  # pairs per step, so that the check needs littl
 
 
 class Tables(NamedTuple):
-    """Locations of the two tables.
+    """Locations of a file's search table and ``.eh_frame``.
 
     Attributes:
         origin: base address (SVMA) of the pairs.

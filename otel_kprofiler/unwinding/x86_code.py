@@ -1,8 +1,8 @@
 """Decodes x86-64 instructions: their length and effect on stack and frame pointers.
 
-The opcode maps are in Intel SDM, volume 2, appendix A. Only the instructions with which compilers
-    and C libraries move rsp are decoded. Any other write to rsp is :attr:`Effect.LOSE_SP`. Imports
-    nothing from this package, since child processes use it without the package's other modules.
+The opcode maps are in the Intel SDM, volume 2, appendix A. Only the instructions with which
+compilers and C libraries move rsp are decoded. Any other write to rsp is :attr:`Effect.LOSE_SP`.
+Imports nothing from this package, since child processes use it without the package's other modules.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _NO_MODRM_0F: Final = _numbers(
 _ABSENT_0F: Final = _numbers(0x04, 0x0A, 0x0C, range(0x24, 0x28), range(0x39, 0x40), 0xA6, 0xA7)
 _IMMEDIATE_0F: Final = _numbers(0x0F, range(0x70, 0x74), 0xA4, 0xAC, 0xBA, 0xC2, 0xC4, 0xC5, 0xC6)
 _VECTOR_MAPS: Final = {0xC4: 0x1F, 0x62: 0x07}
-"""The prefixes VEX and EVEX, and the bits of the opcode map in the byte after each."""
+"""The prefixes VEX and EVEX, and the bits of the opcode map in the byte after each prefix."""
 
 _WRITES_RM: Final = _numbers(*_arithmetic(1), 0x89, 0x87, 0xC7, 0xC1, 0xD1, 0xD3) - {0x39}
 _WRITES_REG: Final = _numbers(*_arithmetic(3), 0x8B, 0x8D, 0x87, 0x63, 0x69, 0x6B) - {0x3B}

@@ -60,14 +60,14 @@ def open_reader(path: str) -> sqlite3.Connection:
 
 
 def make_directory() -> str:
-    """Makes a private directory for this user, on a disk if possible."""
+    """Makes a private directory for this user, on a disk if possible; returns the path."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
     _remove_abandoned(place or tempfile.gettempdir())
     return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
 
 
 def _remove_abandoned(place: str) -> None:
-    """Remove this user's directories that killed processes left behind, with free locks."""
+    """Remove this user's directories that killed processes left behind, if no lock is held."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
@@ -75,7 +75,7 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Returns whether a directory is this user's, and no process uses it or is about to."""
+    """Returns whether this user owns a directory that no process uses or is about to use."""
     try:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):

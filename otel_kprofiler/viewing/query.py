@@ -192,7 +192,7 @@ class _Content:
         self._columns = self._read_columns()
 
     def about(self) -> About:
-        """Returns the counts, host names and other facts that apply to all selected samples."""
+        """Returns the counts, host names and other data about all selected samples."""
         names: dict[str, list[str]] = {"host.name": [], "os.version": []}
         for name, value in sorted(self._of_chosen):
             names.get(name, []).append(value)
@@ -208,7 +208,7 @@ class _Content:
         )
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns the resources in this range, in descending order of their numbers of samples."""
+        """Returns the resources in the time range, those with the most samples first."""
         attributes = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
         choices = [
             {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}

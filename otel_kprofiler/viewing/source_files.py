@@ -40,7 +40,7 @@ _LINE_END: Final = re.compile(r"\r\n?|\n")
 _QUADRATIC: Final = frozenset({"idna", "punycode"})
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
-"""Number of setgroups(2) in Linux's syscall_64.tbl and asm-generic/unistd.h."""
+"""System call number of setgroups(2), from Linux's syscall_64.tbl and asm-generic/unistd.h."""
 
 
 class SourceError(KProfilerError):
@@ -52,7 +52,7 @@ class SourceFile(NamedTuple):
 
     Attributes:
         text: the file's lines, separated by ``\n``; long lines are cut.
-        modified_ms: Unix time of its last change in milliseconds.
+        modified_ms: Unix time of the file's last change in milliseconds.
     """
 
     text: str
@@ -149,7 +149,7 @@ def _is_source(path: str, data: bytes) -> bool:
 def _decode(path: str, data: bytes) -> str:
     """Decodes text by its PEP 263 comment or byte order mark.
 
-    Without these, tries UTF-8, then Latin-1.
+    Without either, tries UTF-8, then Latin-1.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")

@@ -89,7 +89,7 @@ class SampleStore:
 
     Args:
         path: the file, created if missing, and kept on close; None for a temporary file.
-        keep_s: how long samples are kept, by their timestamps.
+        keep_s: retention time of samples, by their timestamps, in seconds.
         max_bytes: maximum size of the file; the oldest samples are dropped first.
         now_ns: returns Unix time in nanoseconds.
 
@@ -150,7 +150,7 @@ class SampleStore:
         """Add samples, and drop samples that are too old or exceed the size limit.
 
         Raises:
-            KProfilerError: the disk is full or fails.
+            KProfilerError: the disk is full, or writing to the disk failed.
         """
         with self._lock:
             now = self._now_ns()

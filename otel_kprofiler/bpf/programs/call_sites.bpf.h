@@ -3,7 +3,7 @@
  * Recognizes instructions: calls before a return address, and the first and last instructions of
  * functions that use frame pointers.
  *
- * Has no branches, because the verifier would follow each of them for every frame.
+ * The code has no branches, because the verifier would follow each of them for every frame.
  */
 #pragma once
 
@@ -11,10 +11,10 @@
 
 enum call_site { NOT_A_CALL, A_CALL, NOT_READABLE };
 
-/* 1 if the bits of `x` in `mask` equal `value` (mask below 2^63), else 0. */
+/* Yields 1 if the bits of `x` in `mask` equal `value` (mask below 2^63), else 0. */
 #define MATCHES(x, mask, value) ((((x) & (mask##ULL)) ^ (value##ULL)) - 1) >> 63
 
-/* Returns whether an x86-64 call may end with these eight bytes, the last byte highest. */
+/* Returns whether an x86-64 call may end with these eight bytes, the last one in the top bits. */
 INLINE u64 is_x86_call(u64 x)
 {
 	u64 high = x >> 8; /* keeps the masks below 2^63; no mask needs the lowest byte */

@@ -4,8 +4,8 @@
  * the targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. A thread has slept throughout if it is on no CPU
- * and its count of context switches, which grows when it leaves a CPU, is unchanged at the end.
+ * The stacks of a sleeping thread do not change. A thread slept while it was read if, at the end,
+ * it is on no CPU and its count of context switches, which grows on leaving a CPU, is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -25,20 +25,20 @@ enum {
 
 enum row_flags {
 	HAS_STACKS = 1,
-	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were to be read */
+	ON_A_CPU = 2,	/* no stacks, because the thread ran while they were read */
 	NO_RING = 4,	/* no stacks, because the ring has no room for them */
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. The scheduler's clocks have a different origin. */
+/* Read by bpf/dump.py; change both together. Scheduler clocks and boottime differ in origin. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
 	u64 clock_ns;	  /* the scheduler's clock, as last read on the CPU that runs this program */
 	u64 arrived_ns;	  /* when the thread last got a CPU; 0: unknown */
-	u64 ran_ns;	  /* how long it then ran, without interrupts and stolen time */
-	u64 ran_until_ns; /* when it last ran, on a clock without interrupts and stolen time */
-	u64 lacking_ns;	  /* how far that clock is now behind the scheduler's clock */
+	u64 ran_ns;	  /* its run time since then, excluding interrupts and stolen time */
+	u64 ran_until_ns; /* when it last ran, on a clock excluding interrupts and stolen time */
+	u64 lacking_ns;	  /* how far the clock of ran_until_ns is now behind the scheduler's */
 	u64 queued_ns;	  /* when the thread was queued for a CPU; 0: it is not queued */
 	u64 switches;	  /* context switches of the thread since it started */
 	u64 state;
@@ -270,7 +270,7 @@ INLINE void begin_other(struct other *own, u64 task)
 		own->kept[i].at = 0;
 }
 
-/* Collects the user stack of the other task, like collect_user_stack. */
+/* Collects the other task's user stack, as collect_user_stack does for the current task. */
 INLINE u64 collect_other_user(const struct config *options, struct record *record,
 			      struct other *own, u8 *at, u64 limit)
 {
@@ -291,7 +291,7 @@ INLINE u64 collect_other_user(const struct config *options, struct record *recor
 	return bytes;
 }
 
-/* Collects Python frames, like write_thread. */
+/* Collects the other task's Python frames, as write_thread does for the current task. */
 INLINE u64 collect_other_python(struct record *record, u64 behind)
 {
 	u64 bytes;

@@ -36,7 +36,7 @@ struct event_count {
 enum {
 	SAMPLE_PERIOD_OFFSET = 16, /* offset of sample_period in struct perf_event_attr */
 	EVENT_FREQUENCY = 1 << 10, /* perf_event_attr.freq */
-	FIRST_EVENT = 16,	   /* kind of the samples of event 1 */
+	FIRST_EVENT = 16,	   /* sample kind of event 1 */
 	NO_EVENT = 0xffffffff,
 };
 
@@ -77,7 +77,7 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {
-	/* Scratch memory: the stacks are written there later. */
+	/* The attributes are in scratch memory, where the stacks are written later. */
 	const struct event_attributes *attributes = (void *)record->frames;
 	u64 period = attributes->period, by_rate = attributes->flags & EVENT_FREQUENCY;
 	struct event_count *now = (void *)record->frames;

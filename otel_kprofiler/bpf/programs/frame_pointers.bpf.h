@@ -10,8 +10,8 @@
 #include "user_stack.bpf.h"
 
 /*
- * Makes a user stack of plain addresses: `at` has space for a head, followed by `bytes` of
- * addresses. Returns its size. Whether the stack is complete is unknown.
+ * Turns plain addresses into a user stack: `at` has space for a head, followed by `bytes` bytes of
+ * addresses. Returns the stack's size in bytes. It is unknown whether the stack is complete.
  */
 INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 {
@@ -38,7 +38,7 @@ INLINE u64 check_frames(u8 *at, u64 bytes, u64 limit, int a64)
 				      i ? FROM_FRAME_POINTER : FROM_REGISTERS);
 		head->frames = i + 1;
 	}
-	/* The count is read back, so that the verifier sees only one end of the loop. */
+	/* The count is read back, so that the verifier sees one state at the end of the loop. */
 	checked = *(volatile u16 *)&head->frames;
 	BOUND(checked, MAX_USER_FRAMES);
 	return sizeof(*head) + checked * 8;

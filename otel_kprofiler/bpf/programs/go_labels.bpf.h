@@ -18,7 +18,7 @@ struct go_label {
 
 /* Intermediate data, one per CPU. */
 struct go_work {
-	u64 behind; /* offset of the head from the stacks of the record */
+	u64 behind; /* offset of the head from the start of the record's stacks */
 	u64 at;	    /* offset of the next label from the end of the head */
 	u64 labels; /* address */
 	struct go_label label;
@@ -32,7 +32,7 @@ struct go_work {
 		u32 seed;
 		u64 buckets, old_buckets;
 	} map;
-	u8 tops[8]; /* per slot of a bucket: upper bits of the hash; small numbers: empty */
+	u8 tops[8]; /* by slot of a bucket: upper bits of the hash; small numbers: empty slot */
 	u64 number;
 };
 

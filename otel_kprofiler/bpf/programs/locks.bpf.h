@@ -43,7 +43,7 @@ struct lock_layout {
 const volatile struct lock_layout lock_layout SECTION(".rodata.locks");
 
 struct lock_config {
-	u64 threshold_ns; /* multiple of the unit, from which all waits are sampled; 0: none are */
+	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: none are */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
 };
 
@@ -57,7 +57,7 @@ struct lock_line {
 	u64 no_room;   /* waits for which no place was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
 	u64 unended;   /* waits whose end is unknown */
-	u64 skipped;   /* waits during another program, to which filters could not be applied */
+	u64 skipped;   /* waits inside another BPF program, which could not be filtered */
 	u64 random;
 	struct sample_budget budget;
 	u64 unused;
@@ -90,7 +90,7 @@ INLINE struct lock_bucket *find_lock_bucket(u64 task, u64 lock)
 	return LOOKUP(lock_buckets, &number);
 }
 
-/* Finds the wait of the current task for a lock; 0 if there is none. */
+/* Finds the current task's wait for a lock; returns 0 if there is none. */
 INLINE struct lock_wait *find_lock_wait(struct lock_bucket *bucket, u64 task, u64 lock)
 {
 #pragma clang loop unroll(full)
@@ -154,7 +154,7 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 		return 0;
 	wait = find_lock_wait(bucket, task, lock);
 	if (wait) {
-		/* A mutex reports this again when a task changes between spinning and sleeping. */
+		/* Mutexes report a begin again if a task changes between spinning and sleeping. */
 		if (flags & LOCK_MUTEX)
 			return 0;
 		line->unended++;

@@ -67,7 +67,7 @@ INLINE u32 find_inner_tgid(struct task_struct *task)
 
 /*
  * Returns whether a file is on a file system served by another host or process (see include/uapi/
- * linux/magic.h): reading it may take any amount of time, which only a sample justifies.
+ * linux/magic.h). Reading such a file may take arbitrarily long, which only a sample justifies.
  */
 INLINE int is_remote(u64 address)
 {
@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Writes a request for a mapping; `tgid` is the process's initial id, `tid` its innermost id. */
+/* Requests a mapping's file; tgid: process id in the initial namespace, tid: in the innermost. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

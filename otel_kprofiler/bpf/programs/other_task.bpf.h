@@ -5,8 +5,8 @@
  *
  * The thread's memory is read through the kernel's direct map of all memory, by walking the page
  * tables as the processor does: this takes no lock of the process, faults in no page, and never
- * waits. bpf_copy_from_user_task() does all three, so it would hang on the very processes that
- * dumps should explain: processes that hold their own mmap_lock, or map a file whose server is
+ * waits. bpf_copy_from_user_task() takes mmap_lock, faults pages in and waits: it would hang on the
+ * processes that dumps should explain, which hold their own mmap_lock or map a file whose server is
  * gone. It also needs Linux 5.18; the walk needs only the iterator. x86-64 only.
  *
  * Any step may read memory that has been freed and reused. The data counts only if the thread has
@@ -31,11 +31,11 @@ enum {
 	GIANT_BITS = 30, /* 1 GiB page */
 };
 
-/* Location of physical memory; written by user space and by kprofiler_find_memory. */
+/* Location of the kernel's direct map; written by user space and kprofiler_find_memory. */
 struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of an entry that hold the physical address */
-	u64 tried;	   /* number of starts tried below the page table, 1 GiB apart */
+	u64 tried;	   /* number of starts tried, from the page table down by 1 GiB each */
 	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
 };
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Functions return no pointers: the verifier takes a value from a map for a number. */
+	/* Functions cannot return pointers: to the verifier, a value from a map is a number. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

@@ -9,7 +9,7 @@
 
 #include "python_types.bpf.h"
 
-/* Returns a value that distinguishes programs of a process; 0 if the kernel cannot be read. */
+/* Returns an id of the current program of a process; 0 if kernel memory cannot be read. */
 INLINE u64 find_image(const struct python_config *c, const struct record *record)
 {
 	u64 exec_id = 0;
@@ -19,7 +19,7 @@ INLINE u64 find_image(const struct python_config *c, const struct record *record
 	return mix(record->start_time_ns, exec_id) | 1;
 }
 
-/* Finds the program of a process; its inode stays 0 if the kernel cannot be read. */
+/* Finds the program of a process; its inode stays 0 if kernel memory cannot be read. */
 INLINE void find_program(const struct python_config *c, u64 mm, struct program_key *key)
 {
 	u64 file = 0, inode = 0, super = 0;

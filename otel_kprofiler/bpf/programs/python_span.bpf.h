@@ -23,8 +23,8 @@ enum {
 	MAX_THREADS = 1024,
 	MAX_LEVELS = 8, /* in a HAMT: 32 bits of hash, five per level, and a node of equal hashes */
 	MAX_EQUAL_HASHES = 8,
-	MAX_PROBES = 32, /* probes in a dictionary */
-	MAX_LOG2_SIZE = 15, /* size of a dictionary's index table: up to two bytes per index */
+	MAX_PROBES = 32, /* limit on the probes of a dictionary look-up */
+	MAX_LOG2_SIZE = 15, /* limit on a dictionary's index table: up to two bytes per index */
 	SPAN_CLASSES = 4,
 };
 
@@ -123,7 +123,7 @@ INLINE const struct span_path *get_span_path(void)
 	return LOOKUP(span_path, &zero);
 }
 
-/* Returns whether this is the state of a living thread with this id: a neighbour points to it. */
+/* Returns whether this is the state of a living thread with this id: its neighbour points to it. */
 INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 {
 	struct thread_links links;
@@ -180,7 +180,7 @@ INLINE u32 count_bits(u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Returns the value of OpenTelemetry's variable among entries of equal hash. */
+/* Returns the value of OpenTelemetry's context variable among entries of equal hash. */
 INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 {
 	struct entry entry;
@@ -195,7 +195,7 @@ INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 	return 0;
 }
 
-/* Returns the value of OpenTelemetry's variable in a HAMT with this root; 0 if it has none. */
+/* Returns the value of OpenTelemetry's context variable in a HAMT, by its root; 0 if absent. */
 GLOBAL u64 find_variable(u64 node)
 {
 	const struct span_path *path = get_span_path();
@@ -352,7 +352,7 @@ INLINE u64 find_span_context_in(const struct span_path *path, u64 table)
 	return found ? find_span_context(found) : 0;
 }
 
-/* Returns the number of the label set in such a table; 0 if there is none. */
+/* Returns the number of the label set in the table of an OpenTelemetry context; 0 if absent. */
 INLINE u32 find_labels_in(const struct span_path *path, const struct span_layout *layout, u64 table)
 {
 	u64 found = find_in_dict(table, path->labels_key, path->labels_key_hash);

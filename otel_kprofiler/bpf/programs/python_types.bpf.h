@@ -30,7 +30,7 @@ enum {
 	ASK_AGAIN_NS = 100000000, /* interval for rechecking an unknown thread */
 };
 
-/* Interval between two reports of one program whose code changes. */
+/* First and longest interval between two reports of a program whose code keeps changing. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
 /* Age from which waiting processes are reported; running ones are reported at any age. */
@@ -106,12 +106,12 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* start of the loop; next, the bytes run before its frame is current */
+	u64 eval_start; /* start of the loop; next: size of its code before the frame is current */
 	u64 eval_bytes;
 	u64 image; /* the program at its first sample; 0: not sampled yet */
 };
 
-/* Outcomes of stacks, and of descriptions. */
+/* Outcomes of reading a stack, and of describing a code object. */
 enum python_outcomes {
 	PYTHON_COMPLETE,
 	PYTHON_TRUNCATED,
@@ -232,7 +232,7 @@ struct python_work {
 	u64 image;
 	u64 user_ip;
 	u64 time_ns;
-	u64 sample; /* number of the sample */
+	u64 sample; /* number of this sample, unique across CPUs */
 	u32 tgid;
 	u32 tid;
 	u32 layout;

@@ -27,8 +27,8 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* most time between runs on an online CPU, plus two periods */
-	ON_CPU = 1, /* kind of the samples, as in model/kind.py */
+	LONGEST_GAP_NS = 500000000, /* no misses are counted beyond this gap plus two periods */
+	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
 };
@@ -42,7 +42,7 @@ enum flags {
 	SPAN_LINKS = 32,
 	NAMESPACE = 64, /* ids are those of a pid namespace, which contains the targets */
 	DESCENDANTS = 128, /* descendants of targets are targets, too */
-	A64 = 256,	   /* calls are those of arm64 */
+	A64 = 256,	   /* call instructions are those of arm64 */
 	ONLY_COMMS = 512,
 	ONLY_CGROUPS = 1024,
 	PROGRAM_AND_OWNER = 2048, /* the fields in struct program_offsets can be read */
@@ -127,7 +127,7 @@ struct comm {
 	char name[16];
 };
 
-/* User space reads and writes it through a mapping. */
+/* State of the ring's reader; user space reads and writes it through a mapping. */
 struct reader {
 	u64 waits_since;  /* the reader waits for a process that started then or later */
 	u64 newest_start; /* latest start of a process in the records */
@@ -143,7 +143,7 @@ struct record {
 	u32 tgid;
 	u32 tid;
 	u32 exec_id; /* incremented by execve(2), inherited by fork(2) */
-	u32 owner;   /* effective user id; NO_OWNER: neither field is known */
+	u32 owner;   /* effective user id; NO_OWNER: this and exec_id are unknown */
 	u16 cpu;
 	u16 kind;
 	s16 kernel_bytes; /* size, a negative errno, or NOT_COLLECTED */
@@ -152,7 +152,7 @@ struct record {
 	u16 phase; /* phase of a wait, or flags of a lock (locks.bpf.h); 0 for other samples */
 	u32 labels; /* number of the label set; 0: none */
 	char comm[16];
-	u32 context_bytes; /* size of the thread context behind the stacks (thread_context.bpf.h) */
+	u32 context_bytes; /* size of the thread context after the stacks (thread_context.bpf.h) */
 	u32 holder; /* thread that holds the lock: its id in the initial namespace; 0: unknown */
 	/*
 	 * stacks (kernel; user: user_stack.bpf.h; Python: python_types.bpf.h) and context, used
@@ -164,7 +164,7 @@ struct record {
 /* The last run on a CPU, to count the runs missing since then. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
-	s64 late_ns; /* how late the runs are, compared with the clock */
+	s64 late_ns; /* sum of the runs' delays, less the runs counted as missed */
 };
 
 struct scratch {
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes in a band above the mark, which CPUs may jump over; above the band, the reader is awake. */
+/* Wakes the reader in a band above the mark, which records may skip; beyond, it is awake. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -390,7 +390,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & USER_STACKS)
 		user_bytes = collect_user_stack(ctx, options, record,
 						(u8 *)record->frames + kernel_bytes, limit, by);
-	/* The interrupt hit the side that is not wanted: no error, and no sample. */
+	/* The interrupt hit the side that is not collected: there is no sample, and no error. */
 	if ((record->kernel_bytes == 0 && record->user_bytes == NOT_COLLECTED) ||
 	    (record->user_bytes == 0 && record->kernel_bytes == NOT_COLLECTED))
 		return NO_FRAMES;

@@ -28,7 +28,7 @@ struct span_layout {
 /* An integer after its reference count, the first word of every object. */
 struct python_int {
 	u64 type;
-	u64 size; /* number of digits, shifted */
+	u64 size; /* number of digits, shifted left by size_shift */
 	u32 digits[MAX_DIGITS + 1]; /* 30 bits each, lowest first */
 };
 
@@ -62,7 +62,7 @@ INLINE u64 low_half(const struct python_int *number)
 	return number->digits[0] | (u64)number->digits[1] << 30 | (u64)number->digits[2] << 60;
 }
 
-/* Reads the ids of a span context into `span`, unless it is another object or not to be linked. */
+/* Reads the ids of a span context into `span`, if it has the right type and is to be linked. */
 INLINE void read_span_context(const struct span_layout *layout, u64 object, struct span *span)
 {
 	u64 type, items[4]; /* trace id, span id, whether it is remote, flags */

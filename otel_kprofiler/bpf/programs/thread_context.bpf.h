@@ -65,7 +65,7 @@ INLINE int may_publish(u32 tgid)
 /*
  * Returns the address of the pointer; 0 if the thread has none yet. Only the thread itself changes
  * its vector. Modules beyond its length, or of later generations, have no block; in glibc, an
- * unallocated block is all ones. `room` has DTV_BYTES.
+ * unallocated block's address is all ones. `room` has DTV_BYTES bytes.
  */
 INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {

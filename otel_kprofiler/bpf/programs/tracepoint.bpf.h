@@ -19,7 +19,7 @@ struct tracepoint {
 	u64 period;   /* number of events from one sample to the next */
 	u64 by;	      /* enum user_frames */
 	u64 python;
-	u64 argument; /* number of the argument with the value of an event; NO_ARGUMENT: it is 1 */
+	u64 argument; /* number of the argument with the event's value; NO_ARGUMENT: value 1 */
 	u64 pointer;  /* 0: the argument is the value, 1: it points to a struct with the value */
 	u64 member;   /* offset of the 32-bit value in that struct */
 	u64 is_order; /* whether the value is 1 << argument */
@@ -45,7 +45,7 @@ INLINE u64 read_argument(const u64 *ctx, u64 number)
 	return value;
 }
 
-/* Returns the value of an event, such as its bytes. */
+/* Returns the value of an event, such as a number of bytes. */
 INLINE u64 read_value(const u64 *ctx)
 {
 	u64 value;
@@ -63,7 +63,7 @@ INLINE u64 read_value(const u64 *ctx)
 	return value * tracepoint.unit;
 }
 
-/* Counts an event; returns whether it is sampled: the last of each period. */
+/* Counts an event; returns whether it is sampled, as the last event of each period is. */
 INLINE int is_due(struct cpu_line *line)
 {
 	u64 overflows = (++line->counted + line->skipped) / tracepoint.period;

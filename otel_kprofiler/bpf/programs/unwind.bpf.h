@@ -47,7 +47,7 @@ INLINE int at_goexit(const struct unwind_config *c, u64 pc)
 	       (x & c->goexit_mask) == c->goexit;
 }
 
-/* Reads a register that the walk follows, or any other if a block is known; 0: success. */
+/* Reads a register that the walk tracks, or any register of the block; returns 0 on success. */
 INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u32 column, u64 *value)
 {
 	u64 at;
@@ -135,7 +135,7 @@ INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 	return 0;
 }
 
-/* Computes the canonical frame address of a row; returns 0, or why the walk stops. */
+/* Computes the canonical frame address of a row; returns 0, or stops with `end` set. */
 INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const struct row *row,
 		   u64 *cfa)
 {
@@ -147,7 +147,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 			return stop(w, END_UNREADABLE);
 		*cfa = w->pair[0] + (s64)row->post;
 	} else if (row->cfa_kind == CFA_GOROUTINE) {
-		/* distance of the frame below the end of the stack, which may move; struct g */
+		/* the frame's distance below the end of the stack, which may move; then struct g */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
 		*cfa = row->post - w->pair[0];
@@ -160,7 +160,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	return 0;
 }
 
-/* Applies what a row says about one register; returns 0, or why the walk stops. */
+/* Applies a row's rule for one register; returns 0, or stops with `end` set. */
 INLINE int apply_rule(struct unwind_work *w, const struct unwind_config *c, u64 cfa, u32 kind,
 		      u32 from, s64 offset, u32 own, u64 *value)
 {
@@ -285,7 +285,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	return 0;
 }
 
-/* Checks a return address; returns 0, or why the walk stops. */
+/* Checks a return address; returns 0, or stops with `end` set. */
 INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	int call;
@@ -388,7 +388,7 @@ INLINE void put_frame(struct unwind_work *w)
 	w->head.frames = frames + 1;
 }
 
-/* Reads the thread's registers as of its entry to the kernel; returns 0, or why the walk stops. */
+/* Reads the thread's registers as of its kernel entry; returns 0, or stops with `end` set. */
 INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, u64 at)
 {
 	u64 bytes = c->interrupt.bytes;

@@ -45,7 +45,7 @@ enum {
 	DW_EH_PE_FORMAT = 0x0f,
 	FRAMES_SLACK = 512, /* zero bytes after .eh_frame in a table */
 	WORK_PER_SEARCH = 20, /* including the entry and its CIE */
-	WORK_PER_SEARCH_STEP = 4, /* touches a separate cache line */
+	WORK_PER_SEARCH_STEP = 4, /* each step touches another cache line */
 	ENTRY_BYTES = 64, /* size of the dynamic linker's _start and _dl_start_user */
 };
 
@@ -63,7 +63,7 @@ INLINE int load_window(struct unwind_work *w, u32 at)
 		return 1;
 	w->window_at = at;
 	w->position = 0;
-	/* Elements of an array are contiguous; more than a window follows .eh_frame. */
+	/* Elements of an array map are contiguous; over a window of zeros follows .eh_frame. */
 	return bpf_probe_read_kernel(w->window, WINDOW + MARGIN,
 				     first + (at & MAX_TABLE_BYTES)) != 0;
 }
@@ -74,7 +74,7 @@ INLINE u64 peek(const struct unwind_work *w, u64 position)
 	return *(const u64 *)((const u8 *)w->window + position);
 }
 
-/* Decodes the LEB128 at the low end of x; returns its length, 0 if over four bytes. */
+/* Decodes the LEB128 at the low end of x; returns its length, or 0 if over four bytes. */
 INLINE u32 uleb(u64 x, u64 *value)
 {
 	*value = x & 0x7f;
@@ -147,7 +147,7 @@ INLINE int set_cfa(struct unwind_work *w, u64 column, s64 offset)
 	return column >= MAX_COLUMNS;
 }
 
-/* Decodes DW_OP_bregN and its offset at the low end of x; returns the length, 0 for others. */
+/* Decodes DW_OP_bregN and its offset at the low end of x; returns the length, 0 if not found. */
 INLINE u32 base_register(u64 x, u8 *column, s64 *offset)
 {
 	u32 number = (x & 0xff) - DW_OP_breg0, length = sleb(x >> 8, offset);
@@ -201,7 +201,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	return bytes != length + 3 || (x >> 8 & 0xff) != DW_OP_plus_uconst || x >> 16 & 0x80;
 }
 
-/* Readers of operands: each returns the instruction's length, 0 if it is unknown. */
+/* Decodes operands, like the next function; returns the instruction's length, 0 if unsupported. */
 INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 op)
 {
 	u64 column, raw;
@@ -503,7 +503,7 @@ GLOBAL int read_cie(u32 at)
 	return RULE_FOUND;
 }
 
-/* Finds the last entry of the search table that starts at or before an address; index in `low`. */
+/* Sets `low` to the index of the last search table entry that starts at or before an address. */
 INLINE int search(struct unwind_work *w, void *table, s32 relative)
 {
 #pragma clang loop unroll(disable)
@@ -526,7 +526,7 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 }
 
 /*
- * Returns the error for code without a rule, unless it is the entry point. The dynamic linker's
+ * Returns RULE_NONE, or, at the entry point, sets a row that ends the stack: the dynamic linker's
  * entry point has no rule, but functions that it calls return to it; its frame is the outermost.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)

@@ -19,7 +19,7 @@ enum {
 	MAPLE_LEAF = 1,		/* enum maple_type: up to this type, slots are values */
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
-	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct, with all members used */
+	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct: contain all used members */
 	WORK_PER_WALK = 150,
 };
 
@@ -164,7 +164,7 @@ INLINE u32 find_table(struct unwind_work *w, const struct unwind_config *c, stru
 	return FILE_UNAVAILABLE; /* executable, but in no segment of the file */
 }
 
-/* Fills in the file of the mapping in node[]; returns whether it can be read. */
+/* Fills in the file of the mapping in node[]; returns 0 if there is none or it is unreadable. */
 INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struct mapping *m)
 {
 	u64 file = vma_word(w, c->vma_file), pages = vma_word(w, c->vma_offset);
@@ -232,7 +232,7 @@ INLINE int read_moved(struct unwind_work *w, const struct unwind_config *c, stru
 	return m->moved;
 }
 
-/* Makes `at` the mapping that contains pc; returns 0 if there is one and it is executable. */
+/* Sets `at` to the mapping that contains pc; returns 0 if there is one and it is executable. */
 GLOBAL int find_mapping(u64 pc)
 {
 	struct unwind_work *w = get_work();

@@ -33,7 +33,7 @@ enum file_states {
 	FILE_PENDING,
 	FILE_LOADED,
 	FILE_NO_TABLE,	  /* frame pointers may be followed */
-	FILE_UNAVAILABLE, /* the file has a table, which is not available */
+	FILE_UNAVAILABLE, /* the file's table is not available */
 	NO_FILE,	  /* anonymous memory; only in struct mapping */
 };
 
@@ -92,7 +92,7 @@ struct unwind_config {
 	u64 address_mask; /* address bits of a return address; signatures use the bits above */
 	u64 sigreturn;	  /* first bytes of a signal trampoline */
 	u64 syscall;	  /* the system call instruction */
-	u64 goexit;	  /* Go's code from one instruction before the return address; 0: none */
+	u64 goexit;	  /* runtime.goexit from 1 instruction before the return address; 0: none */
 	u64 goexit_mask;
 	u32 flags;
 	u32 max_work;
@@ -100,7 +100,7 @@ struct unwind_config {
 	u32 goexit_back;
 	u32 sigreturn_bytes; /* length of a signal trampoline up to the end of its system call */
 	u32 signal_at; /* offset of the signal's registers from the stack pointer */
-	u32 sp_column; /* DWARF numbers of these registers */
+	u32 sp_column; /* DWARF numbers of sp, fp and the return address */
 	u32 fp_column;
 	u32 ra_column;
 	u32 mode_at; /* offset in pt_regs of the word with the processor's mode */
@@ -164,7 +164,7 @@ enum preserved_places {
 enum cfa_kinds {
 	CFA_REGISTER,
 	CFA_DEREFERENCED, /* *(register + offset) + post */
-	CFA_PLT,	  /* x86-64: a PLT entry, one word more after its push */
+	CFA_PLT,	  /* x86-64: a PLT entry, with one word more after its push */
 	CFA_ELSEWHERE,	  /* register + offset, on another stack, as are all kinds below */
 	CFA_GOROUTINE,	  /* the goroutine's CFA, as Go's asmcgocall keeps it */
 };

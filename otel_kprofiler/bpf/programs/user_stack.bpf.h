@@ -11,7 +11,7 @@ enum {
 	MAX_USER_FRAMES = 127,
 	STACK_MAPPINGS = 15,
 	NO_MAPPING = 15,   /* the frame is in anonymous memory, or in a mapping that did not fit */
-	ADDRESS_BITS = 56, /* in a frame's word, below the bits of mapping and source */
+	ADDRESS_BITS = 56, /* bits of the address in a frame's word, below mapping and source */
 	MAPPING_BITS = 4,
 	USER_STACK_VERSION = 1,
 	USER_STACK_MARKER = 0xffff,
@@ -20,7 +20,7 @@ enum {
 
 /* Reasons why a stack ends. */
 enum stack_end {
-	END_COMPLETE,	 /* the outermost frame is marked */
+	END_COMPLETE,	 /* the walk reached a frame marked as the outermost */
 	END_FRAMES,	 /* the limit on frames was reached */
 	END_WORK,	 /* the limit on work was reached */
 	END_PENDING,	 /* the file's table is not loaded yet */

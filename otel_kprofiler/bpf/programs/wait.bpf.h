@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Follows threads off the CPU: for how long, and in which state. Included by sampler.bpf.c after
- * its own programs.
+ * Follows threads while they are off the CPU: for how long, and in which state. Included by
+ * sampler.bpf.c after its own programs.
  *
- * sched_switch runs with interrupts off and the run queue locked: nothing here may wait, and no
- * sampling interrupt can intervene, so the samples' scratch memory can be used.
+ * Programs at sched_switch run with interrupts off and the run queue locked: they may not wait, and
+ * no sampling interrupt can intervene, so they can use the scratch memory of samples.
  */
 
 #include "wait_types.bpf.h"
@@ -20,7 +20,7 @@ INLINE u64 read_queue_clock(u64 task)
 	return MEMBER(u64, MEMBER(void *, MEMBER(void *, task, cfs_rq), rq), clock);
 }
 
-/* Returns the threads' clock when no switch provides it. */
+/* Returns the current time on the threads' clock, for use outside of switches. */
 INLINE u64 find_clock(const struct wait_line *line)
 {
 	return bpf_ktime_get_ns() - line->offset_ns;
@@ -148,13 +148,13 @@ GLOBAL int add_thread(u64 task, u64 now)
 	return place;
 }
 
-/* Returns whether fewer than `eighths` of the ring are in use, so that no kind starves others. */
+/* Returns whether less than `eighths` / 8 of the ring is used, so that no kind starves others. */
 INLINE int has_room(const struct config *options, u64 eighths)
 {
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
 }
 
-/* Ends a thread: sends its sums to user space and frees its place. */
+/* Stops following a thread: sends its sums to user space, and frees its place. */
 GLOBAL int remove_thread(u32 place)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), number = place / PLACES;
@@ -182,7 +182,7 @@ GLOBAL int remove_thread(u32 place)
 	return 0;
 }
 
-/* Returns whether its cgroup's quota keeps the task from running, as far as the kernel shows it. */
+/* Returns whether its cgroup's quota keeps the task from running, if the kernel shows this. */
 INLINE int is_throttled(u64 task)
 {
 	void *queue;
@@ -265,7 +265,7 @@ GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 }
 
 /*
- * Handles a thread that leaves its CPU; returns whether to write a record of it. `task` is the
+ * Handles a thread that leaves its CPU; returns whether to report its wait's start. `task` is the
  * kernel's own pointer.
  */
 INLINE int leave(const struct wait_config *c, const struct config *options, struct wait_line *line,
@@ -289,7 +289,7 @@ INLINE int leave(const struct wait_config *c, const struct config *options, stru
 	return chooses_begin(c, thread, line, now);
 }
 
-/* Writes the record of the current thread's wait. */
+/* Writes a record that reports the start of the current thread's wait. */
 INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *options,
 		       struct wait_line *line, struct thread *thread, u32 cpu, u64 now,
 		       enum user_frames by, int python)
@@ -365,7 +365,7 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 
 /*
  * Decides whether to sample a wait, now that its duration is known: the probability is proportional
- * to it, and 1 from the threshold on. If the start was reported, accounts for its probability.
+ * to it, and 1 from the threshold on. Corrects for the chance that the start was reported.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -559,7 +559,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 		       0;
 }
 
-/* Returns how long a woken thread has waited for a CPU, by the kernel's account or the waker's. */
+/* Returns how long a woken thread has waited for a CPU, by run delay or since its wake-up. */
 INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 {
 	u64 waited, queued, clock;
@@ -578,7 +578,7 @@ INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 	return waited;
 }
 
-/* Writes the end in the record, with the kernel stack of its task, which is not running. */
+/* Writes the wait's end in the record, with the kernel stack of its task, which is not running. */
 INLINE void write_late(void *task)
 {
 	u32 zero = 0;
@@ -599,7 +599,7 @@ INLINE void write_late(void *task)
 	}
 }
 
-/* Returns how long a task has run since it last got a CPU, without interrupts; 0 if unknown. */
+/* Returns how long a task has run since it last got a CPU, excluding interrupts; 0: unknown. */
 INLINE u64 find_run_ns(u64 task)
 {
 	u64 now = 0, before = 0;
@@ -612,8 +612,8 @@ INLINE u64 find_run_ns(u64 task)
 
 /*
  * The kernel skips the tracepoint at some switches (a few in a thousand, measured on 6.18): the
- * task that leaves is then not the last one that came. The run times of both show when one left and
- * the other came; where these are unknown, the shortest possible waits are assumed.
+ * task that leaves is then not the one that came last. The run times of both tasks show when the
+ * latter left and the former came; if they are unknown, the shortest possible waits are assumed.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -685,7 +685,7 @@ INLINE int follow_switch(u64 *ctx, int sampled, enum user_frames by, int python)
 		return 0;
 	now = find_switch_time(line, ctx[1]);
 	place = line->place;
-	/* The compiler must not replace the pointer by the number, which cannot be followed. */
+	/* The compiler must not replace the pointer by the number, which programs cannot follow. */
 	asm volatile("" : "+r"(prev));
 	if (line->task != prev || line->epoch != c->epoch) {
 		task = bpf_get_current_task();
@@ -761,7 +761,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* Totals and samples; their stacks are collected as in on-CPU samples. */
+/* Totals and samples, whose stacks are collected like those of on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);

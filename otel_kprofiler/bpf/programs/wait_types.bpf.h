@@ -25,7 +25,7 @@ enum task_states {
 	TASK_TRACED = 0x8,
 	TASK_PARKED = 0x40,
 	TASK_DEAD = 0x80,
-	TASK_WAKING = 0x200, /* the waker was faster than the tracepoint */
+	TASK_WAKING = 0x200, /* the task was woken before the tracepoint was hit */
 	TASK_NOLOAD = 0x400,
 	TASK_RTLOCK_WAIT = 0x1000,
 	TASK_FROZEN = 0x8000,
@@ -49,14 +49,14 @@ enum wait_flags {
 
 enum {
 	NOT_RUNNING = -3, /* -ESRCH: stack of a thread that is not running */
-	LIKELY_FACTOR = 2, /* sampled waits up to twice the usual duration always have a start */
+	LIKELY_FACTOR = 2, /* sampled waits of up to twice the usual duration have a start */
 	USUAL_SHIFT = 4,   /* each shorter wait reduces the usual duration by 1/16 */
 	BURST_NS = 1000000000, /* longest burst: the starts and samples of one second */
 	UNIT_SHIFT = 8, /* thresholds are in units of 256 ns: 32 bits hold 18 minutes */
 	SAMPLES_PER_STEP = 4, /* beyond a burst, this many samples double the threshold */
 	MOST_STEPS = 31,
-	WAIT_EIGHTHS = 6, /* maximum for waits; the rest of the ring is for on-CPU samples */
-	ENDED_EIGHTHS = 7, /* maximum for waits and ended threads */
+	WAIT_EIGHTHS = 6, /* eighths of the ring for waits; the rest is for on-CPU samples */
+	ENDED_EIGHTHS = 7, /* eighths of the ring for waits and exited threads */
 	SET_EVERY_NS = 16000000, /* the clocks drift apart by less than 10 us in this interval */
 };
 
@@ -80,7 +80,7 @@ struct wait_layout {
 	u64 run_delay;	    /* sched_info.run_delay: nanoseconds in run queues; 0: not counted */
 	u64 queued;	    /* sched_info.last_queued: when it was queued; 0: not queued */
 	u64 rq;		    /* in cfs_rq */
-	u64 clock;	    /* in rq: the clock of these times */
+	u64 clock;	    /* in rq: the clock used for these times */
 	u64 bucket_mask;    /* number of buckets minus 1 */
 };
 
@@ -88,17 +88,17 @@ const volatile struct wait_layout wait_layout SECTION(".rodata.waits");
 
 struct wait_config {
 	u64 epoch;	  /* 0: paused; changes after each pause */
-	u64 threshold_ns; /* multiple of the unit, from which all waits are sampled; 0: none are */
+	u64 threshold_ns; /* all longer waits are sampled; a multiple of the unit; 0: none are */
 	u64 min_ns;	  /* shorter waits are never sampled */
 	u64 begin_ns;	  /* minimum average interval between starts on a CPU */
 	u64 wakers;	  /* whether to record wakers */
 	u64 sample_ns;	  /* average interval between samples on a CPU */
-	u64 late_begins;  /* number that the next iteration may write; counts down */
+	u64 late_begins;  /* number of late starts that may still be written; counts down */
 };
 
 /* Limits the samples on a CPU to the wanted number. */
 struct sample_budget {
-	u64 next_sample_ns; /* later than now if too many were taken at this threshold */
+	u64 next_sample_ns; /* later than now if too many samples were taken at this threshold */
 	u64 sampled_from_ns; /* the threshold for which `next_sample_ns` was computed */
 };
 
@@ -112,7 +112,7 @@ struct wait_line {
 	u64 missed;  /* switches without a tracepoint event */
 	u64 lost;    /* exited threads whose totals did not fit into the ring */
 	u64 begun;
-	u64 offset_ns; /* CLOCK_MONOTONIC minus the clock of threads */
+	u64 offset_ns; /* CLOCK_MONOTONIC minus the threads' clock */
 	u64 set_ns;    /* when the offset was set, on the threads' clock; 0: no offset */
 	u64 task; /* the last task that got this CPU; 0: unknown */
 	u64 place; /* place of its thread; NO_THREAD: not followed, or not known yet */
@@ -141,14 +141,14 @@ struct thread {
 	u32 flags;	  /* enum wait_flags, of this wait */
 	u32 threshold; /* threshold of this wait; in units, as are the next three members */
 	u32 likely;    /* its start was selected with probability likely / threshold */
-	u32 usual;     /* duration of its longer recent sleeps; 0: unknown */
-	u32 usual_preempted; /* the same for waits for a CPU after preemptions */
+	u32 usual;     /* decaying maximum of its sleep durations; 0: unknown */
+	u32 usual_preempted; /* the same for its waits for a CPU after preemption */
 	u32 claims;		/* claims of this place; 1 once it is taken */
 
 	u64 total_ns[WAIT_STATES];
 	u64 waits;	   /* number of completed waits */
 	u64 below_ns;	   /* time in waits too short to be sampled */
-	u64 start_time_ns; /* of the process, on CLOCK_BOOTTIME; 0: unknown */
+	u64 start_time_ns; /* start of the process, on CLOCK_BOOTTIME; 0: unknown */
 
 	u64 id;	      /* never reused, unlike task and thread ids */
 	u64 woken_ns; /* when it became runnable, if known and not before off_since_ns */

@@ -52,7 +52,7 @@ class KsymbolSource(Protocol):
     """A source of symbol changes: the running kernel, or a recording."""
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns the changes since the last call; ``now_ns`` is the boottime. Does not block."""
+        """Returns the changes since the last call, without blocking; ``now_ns`` is the boottime."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
         """Returns the details of a BPF program's function; None if unknown. Thread-safe."""
@@ -217,7 +217,7 @@ class KsymbolTable:
         return [entry for _, entry in sorted(self._live.items())]
 
     def find(self, name: str, *, prefix: bool = False) -> list[Match]:
-        """Returns the loaded symbols with a name or a prefix, sorted by address."""
+        """Returns the loaded symbols with the given name or prefix, sorted by address."""
         return [
             Match(entry.symbol.name, entry.symbol.start, entry.end, entry.module(), 0)
             for entry in self.live()
@@ -230,7 +230,7 @@ class KsymbolTable:
         if live is not None and live.symbol.name == symbol.name and live.sure_ns == _FOREVER:
             if not symbol.length or live.symbol.length:
                 return
-            since_ns = symbol.since_ns or min(since_ns, live.since_ns)  # the length is new
+            since_ns = symbol.since_ns or min(since_ns, live.since_ns)  # new length
             self._drop(live)
         missed = [
             other
@@ -249,7 +249,8 @@ class KsymbolTable:
     def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
         live = self._live.get(symbol.start)
         if live is None:
-            # The record of its loading was lost, so it was loaded after the last full reading.
+            # The record of the symbol's loading was lost, so it was loaded after the last full
+            # reading.
             entry = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
             lost_ns = self._lost_ns[entry.is_program()]
             if lost_ns != _FOREVER:
@@ -318,7 +319,7 @@ class KsymbolTable:
                 self._keep_ended([missed.make_uncertain(since_ns)])
 
     def _end(self, entries: Sequence[LoadedKsymbol], time_ns: int) -> None:
-        """Mark symbols as unloaded at a time, and keep an entry for each uncertain period."""
+        """Mark symbols as unloaded at ``time_ns``, and keep an entry for each uncertain period."""
         ended = []
         for entry in entries:
             if entry.sure_ns < time_ns:
@@ -364,7 +365,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether a symbol in a full read is this one, not another load of its program."""
+    """Returns whether the symbol in a full read is the entry's symbol, and not a later load."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

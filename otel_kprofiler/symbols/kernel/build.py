@@ -174,7 +174,7 @@ def _rank_aliases(
 ) -> tuple[bytes, bytes]:
     """Order the symbols at each address: others, then functions (preferred last), then pads.
 
-    A pad then directly precedes its function, and the last entry at an address is its name.
+    A pad then directly precedes its function, and the last entry at an address names the address.
 
     Returns:
         The types and classes in the new order; ``names`` is changed in place.

@@ -22,7 +22,7 @@ STB_LOCAL, STB_GLOBAL, STB_WEAK = 0, 1, 2
 
 _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
 _LABEL: Final = b".L"
-"""Assembler labels, which kallsyms omits as well (scripts/mksysmap)."""
+"""Prefix of assembler labels, which kallsyms omits as well (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
 _MAX_NAME_BYTES = 1 << 12  # a damaged string table has no terminators
 
@@ -89,7 +89,7 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """Returns the symbols with their ends, for RVA 0 at the runtime address ``base``."""
+        """Returns the symbols and their ends at runtime addresses, with RVA 0 at ``base``."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:

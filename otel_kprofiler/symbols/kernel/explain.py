@@ -1,4 +1,4 @@
-"""Explains an address: its names, its section, and why it has its frame."""
+"""Explains an address: its names, its section, and why it resolves to its frame."""
 
 from __future__ import annotations
 

@@ -15,10 +15,9 @@ _BEGINNING_BYTES: Final = 18
 
 
 def is_kernel_file(path: str) -> bool:
-    """Returns whether a file is vmlinux, a module (even compressed), or their debug file.
+    """Returns whether a file is vmlinux, a module (compressed or not), or the debug file of one.
 
-    Also returns True for files that are not ELF, because the reader of kernel files reports this
-    error.
+    Also returns True for files that are not ELF files: the reader of kernel files rejects them.
 
     Raises:
         OSError: the file cannot be opened.

@@ -1,4 +1,4 @@
-"""Finds why the kernel hides its symbols from this process."""
+"""Determines why the kernel hides its symbols from this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HiddenCause(enum.Enum):
 
 
 def find_hidden_cause(files: HostFiles) -> HiddenCause:
-    """Finds why ``/proc/kallsyms`` shows zero addresses.
+    """Determines why ``/proc/kallsyms`` shows zero addresses.
 
     With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all
     processes if ``perf_event_paranoid`` is 1 or less. With 1, the kernel shows them only to holders

@@ -139,7 +139,7 @@ class KallsymsParser:
             self._parse(self._fold_preambles(text[:cut]))
 
     def finish(self) -> Kallsyms:
-        """Returns the tables; call once, after the last piece."""
+        """Returns the symbol tables; call once, after the last piece."""
         cut = bool(self._rest) and not self.hidden
         if cut:
             cut = not self._rest.endswith(b"\n")
@@ -174,7 +174,7 @@ class KallsymsParser:
         return text
 
     def _skip(self, line: bytes) -> None:
-        """Count a bad line.
+        """Count a bad line, at which the preceding function ends.
 
         The skipped symbol is assumed to start at the line's address, or directly after the last
         symbol's start if the line has no address.

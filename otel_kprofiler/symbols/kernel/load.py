@@ -54,11 +54,11 @@ KERNEL_NOTES: Final = "/sys/kernel/notes"
 PROC_VERSION: Final = "/proc/version"
 
 _ARM64_VECTORS: Final = b"vectors"
-"""A symbol that kallsyms lists in all arm64 kernels, and in no x86 kernel."""
+"""Name of a symbol that kallsyms lists on every arm64 kernel, but on no x86 kernel."""
 _HEAD_BYTES: Final = 64 << 10
 """Number of bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in
-``.text``. The distance is ``SEGMENT_ALIGN`` in arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18), to
-which the image's head is padded. It is also ``BaseOfCode`` in an image's header
+``.text``. The image's head is padded to this size, which is ``SEGMENT_ALIGN`` in
+arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18). The size is also ``BaseOfCode`` in an image's header
 (arch/arm64/kernel/efi-header.S).
 """
 
@@ -72,7 +72,8 @@ def read_snapshot(
 ) -> Snapshot:
     """Read a host's kallsyms, its loaded modules and their build ids.
 
-    Missing or unreadable files are not errors; they are noted in ``problems`` or ``hidden``.
+    Missing or unreadable files are not errors; they are noted in the snapshot's ``problems`` or
+    ``hidden``.
 
     Args:
         files: the host's files, or a captured tree.
@@ -137,7 +138,7 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
 
 
 def _find_damage(kallsyms: Kallsyms) -> list[str]:
-    """Returns one sentence for each kind of damage in a kallsyms file."""
+    """Returns one sentence about each kind of damage in a kallsyms file."""
     damage = []
     if kallsyms.bad_lines:
         damage.append(
@@ -183,7 +184,10 @@ def _read_version(files: HostFiles, build_id: BuildId | None, problems: list[str
 def _read_proc_modules(
     files: HostFiles, kallsyms: Kallsyms, problems: list[str]
 ) -> tuple[list[ProcModule], int]:
-    """Returns the loaded modules, newest first; those missing from the list come from kallsyms."""
+    """Returns the loaded modules, newest first, and the number of malformed lines.
+
+    Modules that ``/proc/modules`` does not list are taken from kallsyms.
+    """
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
@@ -210,7 +214,7 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
 def _find_taken(
     listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
 ) -> list[int]:
-    """Returns the start addresses of modules, and of pages that hold no code of modules."""
+    """Returns the start addresses of modules, and of pages that contain no module's code."""
     taken = [module.address for module in listed if module.address]
     for module_files in folders.values():
         taken += taken_pages(module_files.sections)
@@ -226,7 +230,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Make a loaded module, which ends before the next address in ``taken``."""
+    """Make the ``Module`` of a loaded module; its code ends before the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)
@@ -245,7 +249,7 @@ def make_module(
 
 
 def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
-    """Returns the earlier object for the same module at the same address, or else ``made``."""
+    """Returns the module's earlier object if build id, base and ranges are equal; else ``made``."""
     old = earlier.get(made.name)
     if old is None:
         return made

@@ -1,4 +1,4 @@
-"""Reads the symbols of single modules as they are loaded: first the sections, then the names."""
+"""Reads the symbols of each module as it is loaded: first its sections, then its symbol names."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _ZERO = b"0" * 16
 
 
 class FoundModule(NamedTuple):
-    """A loaded module and the data it was made from.
+    """A loaded module, and the data that describes it in ``/proc`` and sysfs.
 
     Attributes:
         listed: the module's line in ``/proc/modules``.
         files: build id, sections and other data of the module in sysfs.
         loaded: the module and its symbols, made from ``listed`` and ``files``.
-        attempts: number of attempts to read the module's names; None once they are known.
+        attempts: number of attempts to read the module's symbol names; None once they have been
+            read.
     """
 
     listed: ProcModule
@@ -40,11 +41,11 @@ class FoundModule(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Returns the module's number, which is also its generation."""
+        """Returns the module's generation, which identifies the module."""
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Returns whether a line, whose address may be hidden, may describe this module."""
+        """Returns whether a ``/proc/modules`` line has this module's address, or hides it."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
@@ -54,7 +55,7 @@ class FoundModule(NamedTuple):
         return has_sections and module.build_id == files.build_id
 
     def started(self, line: ProcModule, time_ns: int) -> FoundModule:
-        """Returns this module as of a new line, which may show that its init function returned."""
+        """Returns a copy with a new ``/proc/modules`` line, which may show that init returned."""
         if self.listed.state != LOADING or line.state == LOADING:
             return self._replace(listed=line)
         loaded = self.loaded._replace(init_until_ns=time_ns)
@@ -78,8 +79,8 @@ def make_found(
         taken: start addresses of other modules, and pages that hold no code.
         kernel_file_id: file id of vmlinux.
         number: generation of the module.
-        init_until_ns: boottime by which its init function had returned; ``FOREVER`` while it
-            runs; None if unknown.
+        init_until_ns: boottime by which the init function had returned; ``FOREVER`` while it runs;
+            None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
     module = make_module(line, files, None, taken, file_id)
@@ -94,7 +95,7 @@ def make_found(
 
 
 def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """Add names from the module's kallsyms lines; ``lines`` is None if there were none."""
+    """Add names from the module's kallsyms lines; ``lines`` is None if kallsyms has none."""
     main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = nameless.loaded._replace(
@@ -114,10 +115,10 @@ def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]
 
 
 class LineCollector:
-    """Collects the lines of selected modules while kallsyms is read.
+    """Collects the kallsyms lines of selected modules while kallsyms is read.
 
     Args:
-        names: names of the modules.
+        names: names of the selected modules.
         until_bpf: whether to stop at the first line of a BPF program.
     """
 
@@ -138,7 +139,7 @@ class LineCollector:
         return bool(self._wanted) and not (self._until and self._until in text)
 
     def _take(self, text: bytes, suffix: bytes, name: str) -> None:
-        """Collect a module's first block of lines. A later block contains freed init functions."""
+        """Collect a module's first block of lines. A later block lists freed init functions."""
         at = text.find(suffix + b"\n")
         start = text.rfind(b"\n", 0, at) + 1
         if at >= 0 and not (name in self.lines and start):
@@ -156,10 +157,10 @@ class LineCollector:
 
 
 def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
-    """Split a module's lines into those of its core code and those of its init code.
+    """Split a module's kallsyms lines into those of the core code and those of the init code.
 
-    While a module's init function runs, kallsyms shows its whole symbol table, including
-    references to kernel symbols, which are below all modules.
+    While a module's init function runs, kallsyms shows the module's whole symbol table, including
+    references to kernel symbols, whose addresses are below all modules.
     """
     if INIT_TEXT not in sections:
         return lines, b""

@@ -23,11 +23,11 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 
 
 class MixedSide:
-    """A kernel stack with addresses outside vmlinux and modules; their code may change over time.
+    """A kernel stack with addresses outside vmlinux and modules, where code may be replaced.
 
     Args:
         side: the side as resolved with vmlinux and modules alone.
-        table: symbols for all other addresses.
+        table: symbols of the code at all other addresses.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")
@@ -42,7 +42,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side as of a boottime; the same object until the loaded code changes."""
+        """Returns the side as of ``time_ns``; the same object until the loaded code changes."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(

@@ -39,7 +39,7 @@ class ProcModule(NamedTuple):
 
 
 class ModuleFiles(NamedTuple):
-    """A module's data in sysfs; ``sections`` is empty if it cannot be read."""
+    """A module's data in sysfs; ``sections`` is empty if the sections cannot be read."""
 
     sections: Mapping[str, int]
     build_id: BuildId | None
@@ -48,7 +48,7 @@ class ModuleFiles(NamedTuple):
 
 
 def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
-    """Parse ``/proc/modules``; returns its lines and the number of malformed lines.
+    """Parse ``/proc/modules``; returns the valid lines, and the number of malformed lines.
 
     A line is ``name size references users, state 0xaddress [taint]`` (kernel/module/procfs.c).
     """
@@ -64,7 +64,7 @@ def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
 
 
 def read_module(files: HostFiles, name: str) -> ModuleFiles:
-    """Read the sections, build id and srcversion of a loaded module, as far as readable."""
+    """Read those of a loaded module's sections, build id and srcversion that are readable."""
     folder = f"{SYS_MODULE}/{name}"
     problem = ""
     sections = {}
@@ -135,7 +135,7 @@ def ranges_from_symbols(
 
     Args:
         table: the module's symbols, if known.
-        base: address of its text; 0 if unknown.
+        base: start address of the module's text; 0 if unknown.
         limit: upper bound, such as the start of another module.
     """
     if table is None:
@@ -167,5 +167,5 @@ def _page_end(address: int) -> int:
 
 
 def next_above(address: int, starts: Iterable[int]) -> int:
-    """Returns the smallest start above an address, or the end of the address space."""
+    """Returns the lowest of ``starts`` above an address, or else the end of the address space."""
     return min((start for start in starts if start > address), default=1 << 64)

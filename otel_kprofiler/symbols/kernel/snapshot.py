@@ -35,9 +35,9 @@ class ModuleSymbols(NamedTuple):
     """A module and its symbols.
 
     Attributes:
-        module: the :class:`Module` to which its frames refer.
-        table: its symbols; None if they could not be read.
-        pending: whether its symbols are still to be read.
+        module: the :class:`Module` that frames in the module refer to.
+        table: the module's symbols; None if they could not be read.
+        pending: whether the module's symbols are still to be read.
     """
 
     module: Module
@@ -71,15 +71,15 @@ class Snapshot:
 
     Args:
         modules: modules with their symbols, vmlinux first. Where ranges overlap, the later module
-            in this order wins.
+            in this order takes precedence.
         blocks: symbols outside modules.
-        freed: clones of freed init functions.
+        freed: symbols that ftrace keeps for init functions whose memory was freed.
         generation: number of the snapshot.
         since_ns: boottime from which the snapshot is valid.
         hidden: why symbols are hidden; None if they are not hidden.
         problems: one sentence for each unreadable or damaged file.
         bad_lines: number of lines skipped in kallsyms and the module list.
-        builtin: modules built into vmlinux.
+        builtin: built-in modules, by address in vmlinux.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """Returns a copy with other modules, which are given oldest first.
+        """Returns a copy whose modules, except for vmlinux, are ``loaded``, given oldest first.
 
         ``gone`` contains the address ranges of unloaded modules.
         """
@@ -182,9 +182,9 @@ class Snapshot:
         return other
 
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
-        """Returns a copy with other symbol tables for some modules.
+        """Returns a copy in which some modules have different symbol tables.
 
-        ``make`` maps a module's build id to a function that makes its table, given its base
+        ``make`` maps a module's build id to a function that makes the module's table from the base
         address.
         """
         symbols = []
@@ -248,8 +248,8 @@ class Snapshot:
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Returns the ranges of interrupt and system call entry code between linker markers.
 
-        They are named ``entry``, ``irqentry`` and ``softirqentry``. The kernel may lack some of
-        these ranges, and they may be nested.
+        The ranges are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing from
+        a kernel, and they may be nested.
         """
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
@@ -271,7 +271,7 @@ class Snapshot:
         return range(section.start - core.module.base, section.end - core.module.base)
 
     def explain(self, address: int) -> Explanation:
-        """Explain a runtime address."""
+        """Explain how a runtime address is symbolized."""
         frame = self.frame(address)
         index = bisect_right(self._starts, address) - 1
         inside = index >= 0 and address < self._ends[index]
@@ -300,7 +300,7 @@ class Snapshot:
         )
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """Returns the symbols outside modules. They have no lengths, because kallsyms has none."""
+        """Returns the symbols outside modules, without lengths, because kallsyms has no lengths."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
@@ -373,9 +373,9 @@ class Snapshot:
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    This is the only function that adjusts addresses. The leaf is exact. A caller is a return
-    address, which may be in the next line or function, so the address of the byte before it is
-    used.
+    This is the only function that adjusts addresses. The leaf's address is exact if ``leaf_exact``.
+    All others are return addresses, which may be in the next line or function, so the address of
+    the byte before each is used.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:
@@ -384,9 +384,9 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
 
 
 def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
-    """Returns a part of the kernel's text, according to the linker's markers.
+    """Returns the address range of a section of the kernel's text, from the linker's markers.
 
-    Returns None if the kernel has no such part.
+    Returns None if the kernel has no such section.
     """
     start = table.find_address(f"__{section}_text_start".encode())
     end = table.find_address(f"__{section}_text_end".encode())
@@ -398,7 +398,7 @@ def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
 def _disjoint(
     parts: Iterable[tuple[AddressRange, ModuleSymbols]],
 ) -> list[tuple[AddressRange, ModuleSymbols]]:
-    """Returns the ranges, sorted and disjoint. Where parts overlap, the later part wins."""
+    """Returns sorted, disjoint ranges. Where parts overlap, the later part takes precedence."""
     claims = list(parts)
     edges = sorted({edge for part, _ in claims for edge in (part.start, part.end)})
     order = sorted(range(len(claims)), key=lambda i: claims[i][0].start)

@@ -50,7 +50,7 @@ _MODULE: Final = attrgetter("module")
 
 
 class _View(NamedTuple):
-    """A snapshot with a cache of its frames by adjusted address."""
+    """A snapshot, and a cache of frames by adjusted address."""
 
     since_ns: int
     generation: int
@@ -74,8 +74,8 @@ class KernelSymbolizer:
         snapshot: the initial symbols.
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules. It must have been started
-            before ``snapshot`` was read, and is closed with the symbolizer. None: such code has the
-            snapshot's symbols at all times.
+            before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
+            symbols for such code apply at all times.
         modules: tracks modules; it is started and closed like ``ksymbols``.
         known_ksymbols: ksymbols to start with, instead of those in the snapshot.
     """
@@ -178,7 +178,7 @@ class KernelSymbolizer:
         ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> KernelSymbolizer:
-        """Returns a symbolizer with the same symbols and new sources, for a forked child.
+        """Returns a symbolizer for a forked child, with the same symbols but other change trackers.
 
         Args:
             files: reads files of the host.
@@ -219,7 +219,7 @@ class KernelSymbolizer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Returns one sentence for each unreadable or damaged file."""
+        """Returns one sentence about each unreadable or damaged file."""
         return self._views[0].snapshot.problems
 
     @property
@@ -235,7 +235,7 @@ class KernelSymbolizer:
         return self._source.count_lost() if self._source else {}
 
     def advance(self, now_boot_ns: int) -> int:
-        """Apply the changes delivered by the sources.
+        """Apply the changes that ``ksymbols`` and ``modules`` have reported.
 
         Args:
             now_boot_ns: the current boottime.
@@ -288,7 +288,7 @@ class KernelSymbolizer:
         return views[-1].generation
 
     def resolve(self, raw: RawSide, state: int) -> Side | VariableSide:
-        """Resolve the kernel side of a stack with the snapshot of the generation ``state``."""
+        """Resolve the kernel side of a stack with the snapshot whose generation is ``state``."""
         view = self._views[0]
         for view in self._views:
             if view.generation == state:
@@ -338,7 +338,7 @@ class KernelSymbolizer:
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """Explain a runtime address by its names and section, and state the reason for its frame.
+        """Explain a runtime address: its names, its section, and why it gets its frame.
 
         Args:
             address: a program counter, or a return address minus one.
@@ -360,7 +360,7 @@ class KernelSymbolizer:
         return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:
-        """Does nothing, because :meth:`advance` returns how far the symbols are complete."""
+        """Does nothing; :meth:`advance` returns the boottime up to which symbols are complete."""
 
     def close(self) -> None:
         """Drop replaced snapshots and caches, and close the sources."""

@@ -19,10 +19,11 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""Distance in bytes from the start of a symbol up to which it names code unconditionally.
+"""Distance from a symbol's start, in bytes, within which the symbol always names the code.
 
-The largest function in Linux itself has about 20 KiB. Code further away may be in a hole whose
-start no symbol marks, such as between the sections of vmlinux or after the last BPF program.
+The largest function in Linux itself is about 20 KiB long. Code further away from a symbol's start
+may be in a hole whose start no symbol marks, such as between the sections of vmlinux or after the
+last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
@@ -45,7 +46,7 @@ class Symbol(NamedTuple):
 class Addresses:
     """Collects ascending addresses.
 
-    Stores their lower halves, and the positions where the upper half changes.
+    Stores the lower half of each address, and the indices at which the upper half changes.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns the base, the number of addresses too far below it, and the others' offsets."""
+        """Returns the base, the number of addresses too far below it, and the other offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -91,7 +92,7 @@ class Entries(NamedTuple):
         names: all names, concatenated.
         padded: one byte per entry: 1 if a ``__pfx_`` pad precedes it.
         long_lengths: lengths of names of 255 bytes or more, by index.
-        pad: size of the pads in bytes; 0 if there are none.
+        pad: size of each pad in bytes; 0 if there are no pads.
     """
 
     addresses: Addresses
@@ -107,8 +108,8 @@ class SymbolTable:
 
     Args:
         entries: the columns of the table.
-        max_function: distance in bytes from its start up to which a symbol names code even if no
-            other symbol follows in its section.
+        max_function: distance from a symbol's start, in bytes, within which the symbol names code
+            even if no other symbol follows in the section.
     """
 
     __slots__ = (
@@ -195,7 +196,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next entry are in the same section.
 
-        A linker marker is not proof of this, since it starts a page and may follow a hole.
+        A following linker marker does not count, since it starts a page and may come after a hole.
         """
         start, end = section
         following = index + 1
@@ -225,7 +226,7 @@ class SymbolTable:
         return self.base + self._offsets[index]
 
     def symbol(self, index: int) -> Symbol:
-        """Returns an entry as a symbol, with its end.
+        """Returns an entry as a :class:`Symbol`.
 
         The entry ends at the next entry's padding or start, or after ``max_function`` bytes if that
         is less.
@@ -240,17 +241,17 @@ class SymbolTable:
         return Symbol(name, self.base + start, self.base + end)
 
     def symbol_at(self, start: int) -> Symbol:
-        """Returns the symbol that starts at an address, by its preferred name."""
+        """Returns the symbol that starts at an address, under its preferred name."""
         return self.symbol(bisect_right(self._offsets, start - self.base) - 1)
 
     def names_at(self, address: int) -> tuple[bytes, ...]:
-        """Returns all names of the symbol that starts at an address, the preferred one first."""
+        """Returns all names of the symbol that starts at an address, the preferred name first."""
         offset = address - self.base
         span = range(bisect_left(self._offsets, offset), bisect_right(self._offsets, offset))
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
     def with_ends(self, ends: Iterable[int]) -> SymbolTable:
-        """Returns a copy that names nothing from each of these addresses to the next symbol.
+        """Returns a copy in which code from each of these addresses to the next symbol has no name.
 
         An end inside padding removes all of the padding.
         """
@@ -285,7 +286,7 @@ class SymbolTable:
         return SymbolTable(entries, max_function=self._max_function)
 
     def last_function(self, start: int, end: int) -> int | None:
-        """Returns the address of the last function that starts in ``[start, end)``, or None."""
+        """Returns the start of the last function in ``[start, end)``; None if none starts there."""
         first = bisect_left(self._offsets, start - self.base)
         past = bisect_left(self._offsets, end - self.base, first)
         index = next((at for at in range(past - 1, first - 1, -1) if self._lengths[at]), None)
@@ -316,7 +317,7 @@ class SymbolTable:
         return self._long[index] if length == _LONG else length
 
     def _named_at(self, at: int) -> int:
-        """Returns the index of the entry whose name starts at an offset; -1 if none does."""
+        """Returns the index of the entry whose name starts at an offset; -1 if there is none."""
         group = bisect_right(self._checkpoints, at) - 1
         position = self._checkpoints[group]
         for index in range(group << _GROUP_BITS, len(self._lengths)):
@@ -342,7 +343,7 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """Returns a copy of an array without its spare capacity, a sixteenth of its size."""
+    """Returns a copy of an array without spare capacity, which is up to a sixteenth of its size."""
     return array(values.typecode, values)
 
 

@@ -1,9 +1,9 @@
-"""Keeps the history of loaded modules, by turning readings of the modules into snapshots.
+"""Keeps the history of loaded modules: makes a snapshot from each reading of the module list.
 
 A module runs before the kernel announces it. It is therefore treated as loaded since the previous
 reading, or since the removal of the module that previously used its memory, whichever is later. A
-module is removed at some time between two polls of the announcements. Between these polls, its
-addresses belong to no module.
+module is removed at some time between two polls of the announcements. Between these two polls, the
+module's addresses belong to no module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded modules are kept, for samples taken before they were unloaded."""
+"""Time in nanoseconds for which unloaded modules are kept, for samples taken before the unloading.
+"""
 MAX_SNAPSHOTS: Final = 64
 """Limit on the number of snapshots that are kept."""
 FOREVER: Final = 1 << 63
@@ -24,8 +25,8 @@ class LoadedModule(NamedTuple):
     """A module from loading to unloading; ``main.module.generation`` is its number.
 
     Attributes:
-        main: the module and its symbols.
-        init: its init code; None if unknown.
+        main: the module and the symbols of its core code.
+        init: the module's init code; None if unknown.
         init_until_ns: boottime until which the init code was in memory.
     """
 
@@ -72,7 +73,7 @@ class ModuleCounts(NamedTuple):
         rescans: number of times that all modules were reread because announcements were lost.
         readings: number of times that the modules were read.
         names_read: number of times that kallsyms was read for names.
-        restarts: number of times that the thread was restarted after a failure.
+        restarts: number of times that the watching thread was restarted after a failure.
     """
 
     events: int = 0
@@ -89,14 +90,14 @@ class ModuleSource(Protocol):
         """Start with the modules of a first snapshot; call once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns readings since the last call, and the boottime up to which they are complete."""
+        """Returns the new readings, and the boottime up to which readings are complete."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
 
 
 class _Lifetime:
-    """The time for which a module, or its init code, was in memory: ``[since_ns, until_ns)``."""
+    """The period in which a module, or its init code, was in memory: ``[since_ns, until_ns)``."""
 
     __slots__ = ("free_ns", "since_ns", "symbols", "until_ns")
 
@@ -105,8 +106,9 @@ class _Lifetime:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """Time from which other modules may use the memory. Between ``until_ns`` and this time, the
-        owner of the memory is unknown.
+        """Boottime from which other modules may use the memory.
+
+        From ``until_ns`` until then, it is unknown which module uses the memory.
         """
 
     def end(self, until_ns: int, free_ns: int) -> None:
@@ -115,7 +117,7 @@ class _Lifetime:
         self.free_ns = max(self.since_ns, free_ns)
 
     def overlaps(self, other: _Lifetime) -> bool:
-        """Returns whether the two modules have an address in common."""
+        """Returns whether this module and another have an address in common."""
         return any(
             mine.start < their.end and their.start < mine.end
             for mine in self.symbols.module.ranges
@@ -133,14 +135,14 @@ class Timeline:
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        # by generation, and whether the code is core code
+        # keyed by generation, and whether the code is core code (or init code)
         self._lifetimes: dict[tuple[int, bool], _Lifetime] = {
             (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
         """The snapshots, newest first."""
-        self._live: dict[int, list[ModuleSymbols]] = {}  # a snapshot's modules, by snapshot start
+        self._live: dict[int, list[ModuleSymbols]] = {}  # modules by the snapshot's start
 
     def apply(self, reading: ModuleReading) -> None:
         """Apply a reading; readings must be applied in chronological order."""

@@ -1,10 +1,10 @@
 """Replaces native frames of the interpreter with the Python frames that they run.
 
-Each call from C code into the interpreter is one native frame of the evaluation loop. The frame is
-identified by its name, or by its address if the loop's location in the file is known. The loop runs
-a chain of Python frames, from the leaf of the chain to the frame that C code entered. If the
-numbers of chains and native frames differ, they cannot be matched, and the Python frames follow all
-native frames, at the root end of the stack.
+Each call from C code into the interpreter appears as one native frame, in the evaluation loop. This
+frame is identified by its name, or by its address if the loop's location in the file is known. The
+loop runs a chain of Python frames, from the leaf of the chain to the frame that C code entered. If
+the numbers of chains and native frames differ, they cannot be matched, and the Python frames follow
+all native frames, at the root end of the stack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_FRAMES_MARKED: Final = 16_384
 
 
 class _Chains(NamedTuple):
-    """Chains of Python frames, one for each entry from C code into the interpreter.
+    """Chains of Python frames, one for each call from C code into the interpreter.
 
     Attributes:
         closed: complete chains, from leaf to root. Each ends with the frame that C code entered.
@@ -76,7 +76,7 @@ class Interleaver:
         """Arranges the sides of a stack, with Python frames replacing evaluation loops.
 
         Args:
-            sides: the sides from leaf to root, each kind once.
+            sides: the sides from leaf to root, at most one of each kind.
         """
         native = python = None
         for side in sides:
@@ -196,5 +196,5 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]
 
 
 def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # Takes half the time of Side(…), which matters because a stack may have ten runs.
+    # tuple.__new__ takes half the time of Side(…), which matters: a stack may have ten runs.
     return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

@@ -43,7 +43,7 @@ _DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")
 
 
 class LineTable(NamedTuple):
-    """Lines of a code object; immutable, and without references to it.
+    """The lines of a code object; immutable, without a reference to the code object.
 
     Attributes:
         heads: the first byte of each entry.
@@ -58,7 +58,7 @@ class LineTable(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Returns the number of instructions that the table covers."""
+        """Returns the number of code units that the table covers."""
         return self.ends[-1] if self.ends else 0
 
     def line(self, instruction: int) -> int:
@@ -78,8 +78,8 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
     """Decodes ``co_linetable``.
 
     Args:
-        table: the content of ``co_linetable``. If it is truncated or damaged, only the entries
-            before that point are used.
+        table: the content of ``co_linetable``. If the table is truncated or damaged, only the
+            entries before the damage are used.
         first_line: ``co_firstlineno``, a 32-bit number.
     """
     if table and not table[0] & 0x80:
@@ -95,13 +95,13 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
 
 
 def _find_damage(table: bytes) -> int:
-    """Returns the offset of the first entry whose number is missing."""
+    """Returns the offset of the first entry whose varint is missing."""
     damage = _DAMAGE.search(table)
     return damage.start() if damage else 0
 
 
 class _Values(dict[bytes, int]):
-    """Caches the values of numbers by their bytes. Long numbers are rare, and are not cached."""
+    """Caches decoded varints by their bytes. Long varints are rare, and are not cached."""
 
     def __missing__(self, number: bytes) -> int:
         value = 0

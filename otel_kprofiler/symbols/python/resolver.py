@@ -99,7 +99,7 @@ class PythonResolver(Stateless):
         return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
     def advance(self, now_boot_ns: int) -> int:
-        """Does not wait, as the sampler reads descriptions before the samples that need them."""
+        """Returns ``now_boot_ns``: descriptions are always read before samples that need them."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Combines resolvers: a chain, a cache, a process filter."""
+"""Resolvers that wrap other resolvers: a chain, a cache and a process filter."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class CachedResolver:
 
     Args:
         resolver: the resolver whose results are cached; closed with this object.
-        state: returns the state of a process, or the state that applies without a process; cached
-            results are used until the state changes. See :meth:`Processes.state`. By default,
-            results never expire, which is correct for files.
+        state: maps a pid to the process's state, and None to the state that applies without a
+            process. Cached results are used until the state changes; see :meth:`Processes.state`.
+            By default, results never expire, which is correct for files.
         entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
             first.
     """
@@ -86,7 +86,7 @@ class CachedResolver:
         self._known: dict[tuple[Hashable, int | None, int], Resolution] = {}
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses from the cache, and all others with the resolver."""
+        """Takes results from the cache, and resolves all other addresses with the resolver."""
         state = self._state(pid) if self._state else None
         cache = self._known
         answers = [cache.get((state, pid, address)) for address in addresses]
@@ -101,7 +101,7 @@ class CachedResolver:
         return [answer for answer in answers if answer is not None]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name with the resolver, without caching the result."""
+        """Looks up a name with the resolver; the result is not cached."""
         return self._resolver.find(name, pid)
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class PidFilter:
         return [make_unknown(address, Unresolved.LEFT_OUT) for address in addresses]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds a name, except in excluded processes."""
+        """Finds functions by name, except in excluded processes."""
         return self._resolver.find(name, pid) if pid is None or pid in self._pids else []
 
     def close(self) -> None:

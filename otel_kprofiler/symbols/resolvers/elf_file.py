@@ -35,7 +35,7 @@ class ElfResolver:
         self.path = self._code.details.path
         """Path of the file, as given."""
         self.build_id = self._code.details.build_id
-        """GNU build id; None if it has none."""
+        """GNU build id; None if the file has none."""
         self.file_id = self._code.details.file_id
         """The file's hash (htlhash)."""
 
@@ -56,7 +56,7 @@ class ElfResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds functions by linker name or readable name; uprobes attach to their offsets."""
+        """Finds functions, and their file offsets for uprobes, by linker name or readable name."""
         return [*map(self._answer, self._code.find(name))]
 
     def close(self) -> None:

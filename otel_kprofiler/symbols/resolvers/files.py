@@ -1,4 +1,4 @@
-"""Reads user files' code for resolvers, once for all processes."""
+"""Reads the segments and symbols of user files for resolvers, once for all processes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class SymbolReader(Protocol):
 
 
 class CodeFile:
-    """A file's code by address (SVMA). Thread-safe.
+    """Maps a file's addresses (SVMA) and offsets to frames. Thread-safe.
 
     Args:
-        details: details of the file.
+        details: path, build id, hash and segments of the file.
         loads: the file's loaded segments.
-        symbols: names of the file's functions, or why there are none.
+        symbols: names of the file's functions, or the reason why there are no names.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CodeFile:
         return None
 
     def find_address(self, offset: int) -> int | None:
-        """Returns the address (SVMA) of a file offset.
+        """Returns the address (SVMA) at which a file offset is loaded; None if it is not loaded.
 
         If the offset has several addresses, an address in code is preferred.
         """

@@ -1,4 +1,4 @@
-"""Resolves addresses in files known only by name and identity, as in profiles."""
+"""Resolves addresses in files identified only by name and build id or hash, as in profiles."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ MAX_FILES_LISTED: Final = 1_000_000
 
 
 class FileIdentity(NamedTuple):
-    """Identity of a file, on any host.
+    """Identifies a file across hosts.
 
     Attributes:
-        name: last path component.
+        name: file name, without directories.
         build_id: GNU build id; empty if unknown.
         file_id: hash of the file (htlhash); empty if unknown.
     """
@@ -56,8 +56,9 @@ class InstalledFiles:
 
     Args:
         sources: sources of function names.
-        paths: further candidates, regardless of their names.
-        directories: directories with further files, at any depth; by default :data:`DIRECTORIES`.
+        paths: paths of further candidate files, regardless of their names.
+        directories: directories to search recursively for files with the same name; by default
+            :data:`DIRECTORIES`.
         files: reads files of the host.
     """
 
@@ -77,14 +78,14 @@ class InstalledFiles:
         self._found: dict[FileIdentity, CodeFile | None] = {}
 
     def find(self, wanted: FileIdentity) -> CodeFile | None:
-        """Returns the code of a file; None if no file here matches."""
+        """Returns the code of a file; None if no file on this host matches."""
         if wanted not in self._found:
             code = self._find_file(wanted)
             self._found[wanted] = code or self._find_debug_file(wanted)
         return self._found[wanted]
 
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
-        """Returns the frame at an address of a file; None if no file here matches.
+        """Returns the frame at an address of a file; None if no file on this host matches.
 
         Args:
             wanted: identity of the file.
@@ -135,7 +136,7 @@ class InstalledFiles:
                     yield os.path.join(folder, name)
 
     def _read(self, path: str, wanted: FileIdentity) -> CodeFile | None:
-        """Returns the code of a file if it is the wanted file."""
+        """Returns the code of the file at a path; None if it is not the wanted file."""
         try:
             fd, size, _ = open_regular(self._files, path)
         except OSError:
@@ -169,7 +170,7 @@ class InstalledFiles:
 
 
 def _by_name(paths: Iterator[str]) -> Mapping[str, list[str]]:
-    """Returns distinct paths by file name."""
+    """Groups distinct paths by file name."""
     paths_by_name: dict[str, dict[str, None]] = {}
     for path in islice(paths, MAX_FILES_LISTED):
         paths_by_name.setdefault(os.path.basename(path), {})[path] = None

@@ -1,4 +1,4 @@
-"""Resolves relative addresses of a kernel known only by build ids, as in profiles."""
+"""Resolves RVAs of a kernel that is identified only by build ids, as in profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.symbols.kernel.symbolizer import KernelSymbolizer
 
 
 class InstalledKernel:
-    """Names the code of a kernel that this host runs, or whose files it has. Not thread-safe.
+    """Names the code of a kernel that runs, or whose files exist, on this host. Not thread-safe.
 
     Args:
         paths: vmlinux, modules or their debug files; other files are ignored.

@@ -29,7 +29,7 @@ class MadeCode:
     def frame(self, process: ProcessKey, address: int) -> Frame | None:
         """Returns the frame of the code that is currently at an address.
 
-        Returns None if the process has not described the code.
+        Returns None if the JIT compiler has not described the code.
         """
         code = self._processes.get(process)
         if code is None:

@@ -16,8 +16,8 @@ class KernelResolver:
 
     Args:
         symbolizer: the symbols, closed with the resolver. By default, this host's symbols as of the
-            first query. To follow code being loaded and unloaded, pass a symbolizer with sources of
-            changes and call its :meth:`KernelSymbolizer.advance`.
+            first query. To follow code as it is loaded and unloaded, pass a symbolizer that tracks
+            changes, and call its :meth:`KernelSymbolizer.advance`.
     """
 
     def __init__(self, symbolizer: KernelSymbolizer | None = None) -> None:
@@ -26,7 +26,7 @@ class KernelResolver:
 
     @property
     def symbolizer(self) -> KernelSymbolizer:
-        """Returns the symbols, which are read on first use."""
+        """Returns the symbolizer; the default one is made on first use."""
         with self._lock:
             if self._symbolizer is None:
                 self._symbolizer = KernelSymbolizer.live()
@@ -49,7 +49,7 @@ class KernelResolver:
         return [] if pid is not None else [*map(_resolution, self.symbolizer.find(name))]
 
     def close(self) -> None:
-        """Close the symbols."""
+        """Close the symbolizer."""
         with self._lock:
             if self._symbolizer is not None:
                 self._symbolizer.close()

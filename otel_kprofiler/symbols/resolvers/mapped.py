@@ -68,7 +68,7 @@ class MappedCode:
         self._vdso: CodeFile | None = None
 
     def get(self, process: ProcessKey, mapping: MemoryMapping) -> CodeFile | Unresolved:
-        """Returns the code of a mapping, or why it is unknown."""
+        """Returns the code of a mapping's file, or why that code is unknown."""
         if mapping.path == VDSO_NAME:
             return self._get_vdso()
         if not mapping.inode:
@@ -103,7 +103,10 @@ class MappedCode:
             self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
-        """Find a mapping's file, and read it if it is new; None if it is not found."""
+        """Find a mapping's file, and read it if it is new.
+
+        Returns None if there is no such file.
+        """
         pid = process.tgid
         request = FileRequest(
             FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
@@ -127,7 +130,7 @@ class MappedCode:
         try:
             try:
                 return read_code_file(source, path, self._symbols, root=root, deleted=deleted)
-            except ElfError:  # any file can be mapped
+            except ElfError:  # any file can be mapped, not just ELF files
                 details = FileDetails(path, None, hash_file(source), (), deleted)
                 return CodeFile(details, (), Unresolved.NO_SYMBOL_TABLE)
         except ElfError:

@@ -29,7 +29,7 @@ _NO_RIGHT: Final = (errno.EPERM, errno.EACCES)
 
 
 def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
-    """Returns the process that currently has a pid; None if there is none.
+    """Returns the process that currently has a pid; None if there is no such process.
 
     Its start time comes from ``/proc/PID/stat``, in nanoseconds of boottime, with a resolution of
     10 ms.
@@ -39,14 +39,14 @@ def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
 
 
 class ProcessesResolver:
-    """Resolves user code of any process. Thread-safe.
+    """Resolves addresses in user code of any process. Thread-safe.
 
     Each call looks up the process's mappings, so that code loaded or unloaded since the last call
     is named correctly; symbols of files are cached. If the pid has been reused, the address is
     unresolved rather than named after the new process's code.
 
     Args:
-        symbols: reads the names in files; by default from files installed here.
+        symbols: reads the names in files; by default from files installed on this host.
         files: reads files of the host. Reading a process's mappings requires permission to trace
             the process (ptrace(2), PTRACE_MODE_READ).
         max_bytes: memory limit for symbols; the least recently used files are evicted.
@@ -125,7 +125,7 @@ class ProcessesResolver:
     def _look_up(
         self, process: ProcessKey, addresses: Sequence[int]
     ) -> list[Resolution] | Unresolved:
-        """Returns the results, or why there are none."""
+        """Returns a result for each address, or why none can be resolved."""
         try:
             maps = ProcessMaps(process.tgid, self._files)
         except OSError as error:
@@ -158,7 +158,7 @@ class ProcessesResolver:
 
 
 class ProcessResolver:
-    """Resolves user code of the process that had the pid when this object was created.
+    """Resolves addresses in the process that had the pid when this object was created.
 
     Thread-safe.
 
@@ -194,7 +194,7 @@ class ProcessResolver:
 
 
 class _Question:
-    """The state of one call, which keeps mappings so that each is looked up only once."""
+    """Resolves the addresses of one call, looking up each mapping only once."""
 
     def __init__(
         self, process: ProcessKey, maps: ProcessMaps, code: MappedCode, made: MadeCode

@@ -31,18 +31,20 @@ takes half a second.
 """
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""The encodings that linkers use: pcrel|sdata4, udata4, datarel|sdata4."""
+"""First bytes of ``.eh_frame_hdr`` as linkers write it: version 1, then the encodings pcrel|sdata4
+(address of ``.eh_frame``), udata4 (count) and datarel|sdata4 (table).
+"""
 _PAIR_BYTES: Final = 8
 _PAIR_MEMORY_BYTES: Final = 28
-"""Memory used per pair while reading, in bytes: the pair, both columns together and separately, and
-the function's size.
+"""Memory used per pair of the search table while it is read, in bytes: the pair, both columns
+together and separately, and the function's size.
 """
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
 """Memory needed to index ``.eh_frame``, as a multiple of its size. An entry of 16 bytes becomes two
 tuples of numbers.
 """
-_ENTRY_BYTES: Final = 8  # bytes of an entry before the start address
+_ENTRY_BYTES: Final = 8  # bytes of an entry before the function's start address
 _PROBES: Final = 32
 _PART: Final = 4096  # functions at a time
 
@@ -124,7 +126,7 @@ def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bound
 def _word_indices(entries: array[int], first: int) -> memoryview[int]:
     """Returns ``(entry + first) / 4`` modulo 2^30, computed for all entries in one integer.
 
-    A sum carries at most 1 into the next entry, where the division drops it.
+    A sum carries at most 1 into the next entry, where the division drops the carry.
     """
     ones = int.from_bytes(b"\1\0\0\0" * len(entries), "little")
     sums = int.from_bytes(entries.tobytes(), "little") + ones * (first & 0xFFFFFFFF)
@@ -147,7 +149,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Reads the address of ``.eh_frame_hdr`` and its pairs.
+    """Reads the address of ``.eh_frame_hdr`` and the pairs of its search table.
 
     Returns None if the file has no such section.
     """

@@ -27,14 +27,14 @@ _KEY: Final = "max_user_symbol_megabytes"
 class ReadingBudget:
     """Budget for memory held while files are read, one file at a time. Thread-safe.
 
-    Readers reserve memory before they allocate it, estimated from sizes in the file.
+    Before they allocate memory, readers reserve an amount estimated from sizes in the file.
 
     Args:
-        limit_bytes: limit for a file, and thus for all memory held while reading; no limit by
-            default.
+        limit_bytes: limit for one file, and thus for all memory reserved at a time, in bytes; no
+            limit by default.
 
     Attributes:
-        limit_bytes: the limit, in bytes.
+        limit_bytes: limit on the reserved memory, in bytes.
         make_space: called before a reservation, to evict finished tables.
     """
 
@@ -53,7 +53,7 @@ class ReadingBudget:
 
     @property
     def left_bytes(self) -> int:
-        """Returns the number of bytes left."""
+        """Returns the number of bytes that can still be reserved."""
         return self.limit_bytes - self._held
 
     @contextmanager
@@ -87,7 +87,7 @@ class ReadingBudget:
 
         Args:
             count_bytes: number of bytes to reserve.
-            purpose: what is read, such as the name of a section, for error messages.
+            purpose: the data to be read, such as the name of a section, for error messages.
 
         Raises:
             ElfError: not enough memory is left.
@@ -119,7 +119,7 @@ class ReadingBudget:
             self.give_back(count_bytes)
 
     def read_content(self, source: Source, section: Section, limit: int) -> bytes:
-        """Reads the content of a section, and reserves its memory.
+        """Reads the content of a section, and reserves the memory that holds it.
 
         Raises:
             ElfError: the section has more than ``limit`` bytes, is damaged, or exceeds the budget.

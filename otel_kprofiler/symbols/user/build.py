@@ -58,7 +58,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Size limit of a symbol table's names, or of ``.eh_frame``, in bytes."""
+"""Size limit for a symbol table's names, or for ``.eh_frame``, in bytes."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
 """Memory used by a symbol while the table is built, without its columns."""
@@ -74,7 +74,7 @@ _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
 _NO_SYMBOLS: Final = Symbols(array("Q"), array("Q"), b"", array("I"), b"")
 _NOT_NAMES: Final = re.compile(rb"\.L|" + MAPPING_SYMBOL + rb"\0")
-"""Assembler labels and mapping symbols."""
+"""Pattern of symbols that are not functions: assembler labels and mapping symbols."""
 
 
 def read_functions(
@@ -208,13 +208,13 @@ class _Columns:
     def _set_sizes(
         self, starts: array[int], sizes: array[int], order: array[int], limits: _Limits
     ) -> None:
-        """Give sizes to symbols of size 0 if they name code. All others keep size 0."""
+        """Set the size of each symbol that has size 0 but names code."""
         largest = max(sizes)
         end_before = reach = following = 0
         waiting, followed = array("I"), array("I")
         for at in _zeros(sizes):
             start, index = starts[at], order[at]
-            if at >= following:  # the first symbol with its start
+            if at >= following:  # the first symbol at this start address
                 first = bisect_left(starts, start, following, at)
                 near = bisect_left(starts, start - largest, following, first)
                 end_before = _find_end(starts, sizes, slice(near, first), reach)
@@ -260,12 +260,12 @@ class _Limits:
         )
 
     def is_entry(self, start: int) -> bool:
-        """Returns whether a label may start a function, because it is not inside one."""
+        """Returns whether a label may start a function, rather than being inside a function."""
         around = self._bounds.around(start)
         return around is None or around[0] == start
 
     def size(self, start: int, following: int, index: int) -> int:
-        """Returns the size of a symbol, up to ``following``; 0 if it is in no section."""
+        """Returns the size of a symbol, limited by ``following``; 0 outside all code sections."""
         at = bisect_right(self._sections, (start, _NOWHERE)) - 1
         if at < 0 or start >= self._sections[at][1]:
             return 0
@@ -279,7 +279,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Yields indices of zeros; the caller may replace each zero before the next is searched."""
+    """Yields indices of zeros; the caller may replace each zero before requesting the next."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

@@ -21,18 +21,19 @@ MIN_MAPPED_BYTES: Final = 128 << 10
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Bytes per write. An access to a page may map all bytes that were written together with it."""
+"""Bytes per write. An access to a page may map all bytes that were written together with the page.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 class NamedCode(NamedTuple):
-    """Columns of named code, sorted by start.
+    """The columns of functions with names, sorted by start.
 
     Attributes:
         starts: start of each function, as a distance from the table's base.
         sizes: size of each function in bytes, at least 1.
-        names_at: start of each name in ``names``.
+        names_at: offset of each name in ``names``.
         names: names without zero bytes, each followed by a zero byte.
         ranks: rank of each name; among the names of the same start, the lowest rank is preferred.
     """
@@ -51,7 +52,7 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
     the columns themselves.
 
     Args:
-        named: columns of named code, with at least one name.
+        named: columns of functions with names, with at least one function.
         others: arrays, or other buffers of integers.
     """
     columns = named.starts, named.sizes, named.names_at, named.ranks, *others
@@ -78,7 +79,7 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
 
 
 def _append(file: IO[bytes], content: memoryview, alignment: int = 8) -> int:
-    """Appends bytes at the next multiple of the alignment, which it returns."""
+    """Appends bytes at the next multiple of the alignment; returns that offset."""
     start = -(-file.tell() // alignment) * alignment
     file.seek(start)
     for at in range(0, len(content), _WRITTEN_BYTES):
@@ -92,7 +93,7 @@ def sample(starts: Sequence[int]) -> list[int]:
 
 
 def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
-    """Returns the number of items up to an offset, like ``bisect_right``.
+    """Returns the number of items that are at most ``offset``, like ``bisect_right``.
 
     Reads a single page of the column; a search of the whole column would map most of its pages.
 

@@ -1,8 +1,8 @@
 """Converts the DWARF of a file to a SymCache, in a child process.
 
 The file is read from standard input, the result is written to standard output, and the cause of a
-failure, in a few words, to standard error. Hostile DWARF can make the library use much time or
-memory, or abort; the parent process limits memory and CPU time.
+failure, in a few words, to standard error. Hostile DWARF can make symbolic use much time or memory,
+or abort; the parent process limits memory and CPU time.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class _Stream(Protocol):
 
 
 def main() -> None:
-    """Convert the file; the only argument limits the output, in bytes."""
-    sys.dont_write_bytecode = True  # a bytecode file truncated at the limit would never be readable
+    """Convert the file; the only argument is the size limit for the output, in bytes."""
+    sys.dont_write_bytecode = True  # the size limit might truncate a .pyc file
     limit_resources({resource.RLIMIT_FSIZE: int(sys.argv[1])})
     os.nice(_NICE)
     cause = os.dup(2)
-    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # the library writes to standard error, too
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # symbolic also writes to standard error
     try:
         _convert()
     except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent
@@ -65,7 +65,7 @@ def _convert() -> None:
     from symbolic.symcache import SymCache  # noqa: PLC0415
 
     ffi = FFI()
-    kind = ffi.typeof("uint8_t[]")  # imports the parser, which may be in a user's directory
+    kind = ffi.typeof("uint8_t[]")  # imports pycparser, which may be in a user's directory
     give_up_capabilities()
     data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))

@@ -27,8 +27,8 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed, in bytes. The checksum of such a file takes
-half a second.
+"""Maximum size of a file whose checksum is computed, in bytes. Computing the checksum of a file of
+this size takes half a second.
 """
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
@@ -51,7 +51,7 @@ class WantedDebugFile(NamedTuple):
     Attributes:
         path: path of the file as seen by its process.
         root: root directory of the process, such as ``/proc/PID/root``; empty for this process.
-        build_id: build id of both files; None if the file has none.
+        build_id: build id of the file and its debug file; None if the file has none.
         debug_link: name and checksum of the debug file; None if the file has no debug link.
     """
 
@@ -167,7 +167,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files with the name in the debug link, and the same build id or checksum."""
+        """Yields open files with the debug link's file name, and the same build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
@@ -186,7 +186,7 @@ def find_alternate(
     directories: Sequence[str] = DEBUG_DIRECTORIES,
     search: DebugSearch = HOST_SEARCH,
 ) -> DebugFile | None:
-    """Opens the file to which dwz(1) moved common parts of debug files; None if there is none.
+    """Opens the alternate debug file written by dwz(1); returns None if there is none.
 
     Raises:
         ElfError: the section headers of ``debug`` are damaged.

@@ -37,13 +37,14 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DownloadLimits(NamedTuple):
-    """The limits for a download.
+    """The limits on a download.
 
     Attributes:
-        file_bytes: maximum size of the file.
-        connect_s: timeout to connect to a server, and between two parts of its response.
-        total_s: time limit for the whole download.
-        missing_s: time until a missing file is requested again.
+        file_bytes: maximum size of the file, in bytes.
+        connect_s: time limit for connecting to a server, and for each read of its response, in
+            seconds.
+        total_s: time limit for the whole download, in seconds.
+        missing_s: time in seconds until a file that no server had is requested again.
     """
 
     file_bytes: int = 1 << 30
@@ -66,7 +67,7 @@ class _Server:
     Attributes:
         address: URL of the server, without a slash at the end.
         failures: number of consecutive failures.
-        not_before_s: monotonic time of the next attempt.
+        not_before_s: monotonic time of the next attempt, in seconds.
     """
 
     address: str
@@ -83,9 +84,9 @@ class Debuginfod:
     Args:
         servers: http or https URLs, in order of preference; URLs of other schemes are ignored with
             a warning.
-        cache: keeps downloads, and the build ids that no server knows.
-        limits: limits of a download.
-        clock: monotonic time in seconds.
+        cache: keeps downloads, and the build ids for which no server has a file.
+        limits: limits on each download.
+        clock: returns the monotonic time in seconds.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Debuginfod:
 
 
 class _Download:
-    """A download with a time limit, even if data trickles in."""
+    """A download whose time limit applies even if data trickles in."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         # Loads requests only when there is a file to download.
@@ -209,7 +210,7 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Download the file at an address to a descriptor; returns whether the server has it.
+        """Download the file at an address to a descriptor; returns whether the server has the file.
 
         Raises:
             _DownloadError: the server failed, or its response is not acceptable.
@@ -227,7 +228,7 @@ class _Download:
             with SILENCED.this_thread():
                 return self._follow(address, target)
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
-            cause = "it took too long" if self._late.is_set() else type(error).__name__
+            cause = "the download took too long" if self._late.is_set() else type(error).__name__
             raise _DownloadError(cause) from error
         finally:
             timer.cancel()
@@ -266,7 +267,7 @@ class _Download:
             while view:
                 view = view[os.write(target, view) :]
         if self._late.is_set():  # an aborted response without a length just ends
-            raise _DownloadError("it took too long")
+            raise _DownloadError("the download took too long")
         return True
 
 

@@ -15,11 +15,11 @@ from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
 MAX_MANGLED_CHARS: Final = 8_192
 """Longer names are not demangled."""
 _MAX_CXX_CHARS: Final = 1024
-"""Longer names may exceed libstdc++'s recursion limit (``DEMANGLE_RECURSION_LIMIT`` in
+"""Longer C++ names may exceed libstdc++'s recursion limit (``DEMANGLE_RECURSION_LIMIT`` in
 libiberty).
 """
 _MAX_CXX_GROWTH: Final = 20.0
-"""Limit on a name's growth by repeated parts, in bits. Demangling a name at this limit takes about
+"""Limit on log2 of a name's growth by repeated parts. Demangling a name at this limit takes about
 0.1 s.
 """
 _RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
@@ -61,7 +61,7 @@ def _demangle_cxx(name: str) -> str | None:
 
 
 def _growth(name: str) -> float:
-    """Returns an upper bound, in bits, of how often a part of the name can appear in the result.
+    """Returns log2 of an upper bound on how often a part of the name can appear in the result.
 
     At worst, two references to an earlier part double the number of its copies (more exactly, three
     references triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each

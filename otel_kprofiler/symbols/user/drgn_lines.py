@@ -1,4 +1,4 @@
-"""Reads source lines and inlined functions with the library drgn, in a child process.
+"""Reads source lines and inlined functions with drgn, in a child process.
 
 Unlike symbolic, drgn reads split DWARF (``.dwo``, ``.dwp``) and files with shared parts (``dwz``).
 """
@@ -29,10 +29,11 @@ _MAX_FAILURES: Final = 3
 
 
 class WorkerLimits(NamedTuple):
-    """The limits for a worker.
+    """The limits on a worker process.
 
     Attributes:
-        memory_bytes: size of the data segment, at most half of the memory that the cgroup has left.
+        memory_bytes: limit on the worker's data segment, in bytes; at most half of the memory that
+            the cgroup has left.
         open_s: time limit to open the file, in seconds.
         answer_s: time limit to look up one address, in seconds.
         idle_s: time without requests, in seconds, after which the worker exits; it is restarted on
@@ -61,11 +62,11 @@ class DrgnLines:
     Args:
         source: the file, or its debug file.
         path: path of the file, for messages.
-        alternate: the target of the file's ``.gnu_debugaltlink``.
-        limits: limits of the worker.
+        alternate: the alternate debug file that the file's ``.gnu_debugaltlink`` names.
+        limits: limits on the worker process.
 
     Raises:
-        DependencyError: the library is not installed.
+        DependencyError: drgn is not installed.
         LinesError: the file has no DWARF that can be read.
     """
 
@@ -79,7 +80,7 @@ class DrgnLines:
     ) -> None:
         if importlib.util.find_spec("drgn") is None:
             raise DependencyError(
-                "these source lines need the library drgn, which is not installed",
+                "these source lines need drgn, which is not installed",
                 hint="pip install 'otel-kprofiler[drgn]'",
             )
         self._lock = threading.Lock()
@@ -164,7 +165,7 @@ class _Worker:
             raise LinesError(f"the DWARF cannot be read: {cause}")
 
     def has_ended(self) -> bool:
-        """Returns whether the worker has exited, which it does after a while without requests."""
+        """Returns whether the worker has exited, as it does after ``idle_s`` without requests."""
         return self._child.poll() is not None
 
     def ask(self, svma: int) -> tuple[Line, ...]:

@@ -1,9 +1,9 @@
-"""Looks up source lines with the library drgn, in a child process.
+"""Looks up source lines with drgn; runs as a child process.
 
 Each line of standard input is an address (SVMA) in hexadecimal; each response on standard output is
 a line of JSON: ``[[function, file, line], …]``, innermost first. The first line of output contains
-the reason why the file cannot be read, and is empty if it can. The process exits after a while
-without requests.
+the reason why the file cannot be read, and is empty if the file can be read. The process exits
+after a while without requests.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SHOWN: Final = 200
 
 
 class Task(NamedTuple):
-    """The task of the worker process.
+    """The files that the worker process reads, and the worker's idle timeout.
 
     Attributes:
         idle_s: time without requests, in seconds, after which the process exits.
         fd: descriptor of the file.
-        alternate: descriptor of the file that dwz(1) moved parts to; -1 if there is none.
+        alternate: descriptor of the alternate debug file written by dwz(1); -1 if there is none.
         path: path of the file, to find files next to it (``.dwp``).
     """
 

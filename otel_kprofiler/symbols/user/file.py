@@ -18,8 +18,9 @@ class NamedAddress(NamedTuple):
     Attributes:
         lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the physical function; 0 if there is none.
-        unresolved: why there is no name; None if there is one.
-        is_interim: whether a later look-up may have lines, or names from rereading an evicted file.
+        unresolved: why there is no name; None if there is a name.
+        is_interim: whether a later look-up may return more, such as lines, or the names of an
+            evicted file that is being reread.
     """
 
     lines: tuple[Line, ...]
@@ -28,7 +29,7 @@ class NamedAddress(NamedTuple):
     is_interim: bool = False
 
     def offset(self, address: int) -> int:
-        """Returns the distance of an address from the start of its function; 0 if it has none."""
+        """Returns the distance from the function's start in bytes; 0 if there is no function."""
         return address - self.start if self.start else 0
 
 
@@ -60,9 +61,10 @@ class FileSymbols:
 
     Args:
         functions: the table of the file's functions.
-        demangle: makes a linker name readable.
+        demangle: returns the readable form of a linker name.
         lines: source lines and inlined functions; None for physical functions only.
-        lines_problem: why lines cannot be read; None if they can, or if the file has none.
+        lines_problem: why lines cannot be read; None if they can be read, or if the file has no
+            lines.
         lines_may_come: whether rereading the unchanged file may yield its lines.
     """
 
@@ -148,6 +150,6 @@ class FileSymbols:
 
 
 def _is_called(readable: str, name: str) -> bool:
-    """Returns whether a readable name equals ``name``, apart from type and parameters."""
+    """Returns whether a readable name equals ``name``, ignoring return type and parameters."""
     before, found, behind = readable.partition(name)
     return bool(found) and before[-1:] in ("", " ") and behind[:1] in ("", "(")

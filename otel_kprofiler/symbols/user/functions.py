@@ -38,7 +38,7 @@ MAX_NESTED: Final = 1 << 16
 MAX_RANKED: Final = 64
 """Maximum number of names of a function that are compared. Further names are ignored."""
 MAX_KEPT: Final = 1024
-"""Limit on functions with a cached order of names, of about 200 bytes each."""
+"""Maximum number of functions whose order of names is cached, at about 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
 
 
@@ -84,7 +84,7 @@ class Bounds(NamedTuple):
 
     Attributes:
         base: SVMA that the starts are relative to.
-        starts: signed or unsigned distances from the base.
+        starts: distance of each function's start from the base, signed or unsigned.
         sizes: size of each function in bytes.
         samples: samples of ``starts``, if ``starts`` is in a file.
     """
@@ -95,7 +95,7 @@ class Bounds(NamedTuple):
     samples: list[int] = []  # noqa: RUF012 - never changed
 
     def around(self, svma: int) -> tuple[int, int] | None:
-        """Returns the function ``[start, end)`` that contains an address, or None."""
+        """Returns the function ``[start, end)`` that contains an address; None if none does."""
         starts, offset = self.starts, svma - self.base
         following = bisect_by(self.samples, starts, offset)
         if not following:
@@ -109,7 +109,7 @@ class Bounds(NamedTuple):
         return self.base + start, self.base + end
 
     def next_start(self, svma: int) -> int | None:
-        """Returns the start of the first function above an address, or None."""
+        """Returns the start of the first function above an address; None if there is none."""
         at = bisect_right(self.starts, svma - self.base)
         return self.base + self.starts[at] if at < len(self.starts) else None
 
@@ -189,7 +189,7 @@ class FunctionTable:
         return self._nbytes
 
     def lookup(self, svma: int) -> Function | None:
-        """Returns the function that contains an address, or None."""
+        """Returns the function that contains an address; None if none does."""
         offset = svma - self._base
         starts, sizes = self._starts, self._sizes
         last = index = bisect_by(self._samples, starts, offset) - 1
@@ -280,7 +280,7 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
 
 
 def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int]:
-    """Maps each function that ends inside an earlier function to that function, by index."""
+    """Maps each function that ends inside an earlier function to the earlier one, by index."""
     ends = array("Q", map(add, starts, sizes))
     if all(map(le, ends, islice(ends, 1, None))):
         return {}

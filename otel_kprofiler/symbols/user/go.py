@@ -42,7 +42,8 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit of the names, and of the functions, in bytes. It suffices for a million functions."""
+"""Size limit for the names, and for the functions, in bytes. This suffices for a million functions.
+"""
 MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the module data, in bytes."""
 MAX_INLINED: Final = 64
@@ -50,7 +51,7 @@ MAX_INLINED: Final = 64
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
 """Size limit of a pc table in bytes: about 5,000 entries, read in 2 ms into 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
-"""Limit on cached functions, pc tables and names of all files."""
+"""Memory limit for cached functions, pc tables and names of all files, in bytes."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
 """Memory in bytes used by a cached value, by a byte of a pc table, and by a character of a name."""
 _MAX_NAME_BYTES: Final = 4096
@@ -79,7 +80,7 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    """Differences between versions of the format."""
+    """The properties that differ between versions of the format."""
 
     parts: int  # index of the first part among the words
     start: str  # format character of a start address
@@ -97,7 +98,7 @@ _FORMATS: Final = {
 class _Function(NamedTuple):
     """The required fields of a struct ``_func``.
 
-    Offsets of pc tables are 0 if there is no such table.
+    The offset of a missing pc table is 0.
     """
 
     name_at: int
@@ -133,8 +134,8 @@ class GoTable:
         budget: memory budget for functions and names; None for no limit.
 
     Raises:
-        ElfError: the table is damaged or too large; with ``NO_SECTION`` if its version is
-            unsupported, or if the start of its code is unknown.
+        ElfError: the table is damaged or too large; with ``NO_SECTION`` if the table's version is
+            unsupported, or if the start address of the code is unknown.
     """
 
     def __init__(
@@ -169,7 +170,10 @@ class GoTable:
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """Returns the functions, each of which extends to the start of the next."""
+        """Returns the functions' symbols.
+
+        Each function extends to the start of the next function.
+        """
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
@@ -261,7 +265,7 @@ class GoTable:
         return _Function(name_at, files, lines, unit, inlined, calls)
 
     def _pc_value(self, table: int, target: int) -> int:
-        """Returns the value of a pc table at an offset in its function; -1 if it has none."""
+        """Returns a pc table's value at an offset in the function; -1 if there is no value."""
         if not table:
             return -1
         place = target // self._quantum
@@ -275,7 +279,7 @@ class GoTable:
             raise _damaged("a pc table has no end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
-        """Returns the cached value for an offset in this file, or reads it."""
+        """Returns the value at an offset in this file from the cache, or else reads it."""
         key = (self._number, read.__name__, *place)
         value: _T | None = _KEPT.get(key)
         if value is None:
@@ -308,7 +312,7 @@ class GoTable:
     def _find_words(self, section: Section, wanted: bytes) -> tuple[int, ...]:
         """Returns the words of the ``moduledata`` that starts with ``wanted``.
 
-        Returns an empty tuple if the section does not contain it.
+        Returns an empty tuple if the section does not contain such a ``moduledata``.
         """
         size = 8 * _MODULE_WORDS
         for at in range(0, section.size, _PART_BYTES):

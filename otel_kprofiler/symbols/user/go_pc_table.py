@@ -11,14 +11,16 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class PcTable:
-    """Values by position in a function. Positions are in units of the smallest instruction.
+    """A pc-value table, which maps positions in a function to values.
+
+    Positions are in units of the smallest instruction size.
 
     The table is a list of pairs of varints: the change of the value (zigzag), and the number of
     positions with the new value. A change of 0, except in the first pair, ends the table. Pairs are
     decoded on demand. Not thread-safe.
 
     Args:
-        data: bytes from the start of the table on.
+        data: bytes of the file from the start of the table on.
     """
 
     __slots__ = ("_ends", "_left", "_values")
@@ -29,7 +31,7 @@ class PcTable:
         self._values = array("q")
 
     def find(self, place: int) -> int:
-        """Returns the value at a position; -1 if there is none.
+        """Returns the value at a position; -1 if the table has no value for it.
 
         Raises:
             StopIteration: the table extends beyond ``data``.

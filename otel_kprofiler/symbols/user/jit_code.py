@@ -23,13 +23,13 @@ CHECK_NS: Final = 1_000_000_000
 class ProcessCode:
     """Runtime-generated code of one process. Thread-safe, but only one thread may ``update`` it.
 
-    The jitdump takes precedence, because its records have times; the perf map covers all other
+    The jitdump takes precedence, because its records have timestamps; the perf map covers all other
     code. A name is valid until the memory of its code is unmapped, or a file is mapped over it.
 
     Args:
-        process: pid and start time.
+        process: pid and start time of the process.
         files: reads files of the host.
-        clock: converts the process's start time, to compare it with times of files.
+        clock: converts the process's start time to Unix time, for comparison with file times.
     """
 
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:
@@ -88,7 +88,7 @@ class ProcessCode:
 
     @property
     def read_ns(self) -> int:
-        """Returns the latest time for which names are known; see :attr:`JitFile.read_ns`."""
+        """Returns the latest boottime for which names are known; see :attr:`JitFile.read_ns`."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -102,6 +102,6 @@ class ProcessCode:
 
 
 def make_named(function: MadeFunction) -> NamedAddress:
-    """Converts a function to the form that frames need."""
+    """Converts a function to a :class:`NamedAddress`."""
     line = Line(function.name, file=function.file, line=function.line)
     return NamedAddress((line,), function.start, None)

@@ -1,4 +1,4 @@
-"""Reads growing files in which processes describe runtime-generated code."""
+"""Reads the files in which processes describe runtime-generated code, as the files grow."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class MadeFunction(NamedTuple):
 
 
 class JitCounts(NamedTuple):
-    """Counters of a file.
+    """Counters of a perf map or jitdump.
 
     Attributes:
         functions: number of functions held in memory.
         damaged: number of lines or records that are malformed or too long.
         dropped: number of functions dropped to limit memory.
-        unread_bytes: unread bytes of the file at the last read.
+        unread_bytes: number of bytes in the file that the last read did not reach.
         nbytes: memory in use, in bytes.
     """
 
@@ -80,7 +80,7 @@ class JitFile(ABC, Generic[EventT]):
     """A file in which a process describes its code. Thread-safe, but only one thread may update it.
 
     Args:
-        process: the process, with its start time: the file of a later process with the same pid is
+        process: pid and start time of the process; the file of a later process with the same pid is
             not read.
         files: reads files of ``/proc``.
     """
@@ -150,11 +150,11 @@ class JitFile(ABC, Generic[EventT]):
 
     @property
     def read_ns(self) -> int:
-        """Returns the latest time for which names are known; -1 before the first complete read."""
+        """Returns the latest boottime for which names are known; -1 before a complete read."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
-        """Returns the counters."""
+        """Returns the file's counters."""
         with self._lock:
             table = self._table
             return JitCounts(
@@ -177,7 +177,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
-        """Apply the records of the file to the table."""
+        """Apply a record of the file to the table."""
 
     @abstractmethod
     def _set_mark(self, text: bytes) -> None:

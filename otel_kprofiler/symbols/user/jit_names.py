@@ -20,7 +20,7 @@ _MAX_NAMES: Final = 4096
 
 
 class _Process:
-    """The runtime-generated code of a process, and its place in the queue."""
+    """The runtime-generated code of a process, and whether it is queued for reading."""
 
     __slots__ = ("code", "is_waiting", "key", "looked_ns", "nbytes")
 
@@ -38,7 +38,7 @@ class JitNames:
     Thread-safe.
 
     Args:
-        open_code: returns the code of a process, before its files are read.
+        open_code: makes the :class:`ProcessCode` of a process, without reading its files.
         boot_ns: returns the current boottime.
     """
 

@@ -84,9 +84,9 @@ class JitTable:
 
         Args:
             code: the function to add.
-            since_ns: time from which the function is at its address.
-            seen_ns: time at which the function was read.
-            gone_ns: latest time at which the overlapped functions were known to exist.
+            since_ns: boottime from which the function is at its address.
+            seen_ns: boottime at which the function was read.
+            gone_ns: latest boottime at which the overlapped functions certainly existed.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:

@@ -69,14 +69,14 @@ _PLACE: Final = struct.Struct("=III")  # offset in the function, line, file
 
 
 class Loaded(NamedTuple):
-    """A record that code was loaded; ``time_ns`` is the time of the record."""
+    """A record of loaded code; ``time_ns`` is the record's timestamp."""
 
     time_ns: int
     code: JitCode
 
 
 class Moved(NamedTuple):
-    """A record that code was moved; ``end`` is the new end."""
+    """A record of code that moved from ``old`` to ``new``; ``size`` is the code's size in bytes."""
 
     time_ns: int
     old: int
@@ -85,7 +85,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A record that the compiler has closed the file, so its code will not run any more."""
+    """The record with which a compiler closes the file; the file's code does not run afterwards."""
 
     time_ns: int
 
@@ -120,7 +120,7 @@ class JitDumpParser:
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
-        self._lines = b""  # payload of the debug info record for the next code record
+        self._lines = b""  # payload of the debug info record that precedes the next code record
 
     @property
     def waiting_bytes(self) -> int:
@@ -132,7 +132,7 @@ class JitDumpParser:
 
         Args:
             text: the bytes after the last used byte.
-            left: bytes available in the file from ``text`` on.
+            left: number of bytes in the file from the start of ``text`` on.
 
         Raises:
             NotADumpError: the header is not a jitdump header.
@@ -195,7 +195,7 @@ class JitDumpParser:
         return None
 
     def _parse_lines(self, body: bytes, code: JitCode) -> bytes:
-        """Returns where lines start, as offsets in the function; empty if the record is invalid."""
+        """Returns each line and the offset at which it starts; empty if the record is invalid."""
         if not body:
             return b""
         start, count = _TABLE.unpack_from(body)
@@ -282,11 +282,11 @@ class JitDump(JitFile[Record]):
     """The jitdump of one process. Thread-safe, but only one thread may ``update`` it.
 
     Args:
-        process: the process, with its start time: dumps of later processes with the same pid are
+        process: pid and start time of the process; dumps of later processes with the same pid are
             not read.
         files: reads files of ``/proc``.
-        get_suspended_ns: returns for how long the host has been suspended since boot, in
-            nanoseconds.
+        get_suspended_ns: returns the total time for which the host has been suspended since boot,
+            in nanoseconds.
     """
 
     def __init__(
@@ -300,9 +300,9 @@ class JitDump(JitFile[Record]):
         self._get_suspended_ns = get_suspended_ns
         self._parser = JitDumpParser()
         self._is_mapped = True
-        self._shift_ns = 0  # difference of the file's clock from ours
+        self._shift_ns = 0  # offset of the file's clock from this process's clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # time suspended since the last update, possibly after a record
+        self._slack_ns = 0  # time suspended since the last update, perhaps only after a record
 
     def update(self, now_ns: int) -> bool:
         """Reads new data; see :meth:`JitFile.update`."""

@@ -1,4 +1,4 @@
-"""Opens the source lines of each file with the most suitable library."""
+"""Opens the source lines of each file with symbolic or drgn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LineTables:
         Args:
             source: bytes of the file.
             path: path of the file.
-            alternate: the target of ``.gnu_debugaltlink``.
+            alternate: the alternate debug file that ``.gnu_debugaltlink`` names.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is damaged.

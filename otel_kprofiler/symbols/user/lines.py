@@ -1,7 +1,7 @@
 """Reads source lines and inlined functions of user files from their DWARF.
 
-The library ``symbolic`` converts a file's DWARF once, in a child process, to a format in which a
-look-up reads only a few pages.
+symbolic converts a file's DWARF once, in a child process, to a format in which a look-up reads
+only a few pages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
 _LEAST_BYTES: Final = 16 << 20
-"""Memory used by the interpreter and the library before a conversion, in bytes."""
+"""Memory used by the interpreter and symbolic before a conversion, in bytes."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
 """Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB" and the decompressed size."""
@@ -63,7 +63,7 @@ _EXCEEDED: Final = (LinesProblem.CPU_TIME, LinesProblem.TIME)
 
 
 class ConversionLimits(NamedTuple):
-    """Limits on a file, and on the process that converts it.
+    """The limits on a file, and on the process that converts the file's DWARF.
 
     Attributes:
         file_bytes: maximum size of the file.
@@ -86,10 +86,10 @@ DEFAULT_LIMITS: Final = ConversionLimits()
 
 
 class SymbolicLines:
-    """Opens source lines and inlined functions with the library ``symbolic``; thread-safe.
+    """Opens source lines and inlined functions with symbolic. Thread-safe.
 
     Split DWARF is not read, so its functions have no lines. The common files of ``dwz -m`` are not
-    read either, so inlined functions have no names. A cached file is identified by its size, its
+    read either, so inlined functions have no names. The cache identifies a file by its size, its
     first and last page, and its change time. The child process has no capabilities. Files are
     converted one at a time.
 
@@ -98,7 +98,7 @@ class SymbolicLines:
         limits: limits on a file and its conversion.
 
     Raises:
-        DependencyError: the library is not installed.
+        DependencyError: symbolic is not installed.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SymbolicLines:
     ) -> None:
         if importlib.util.find_spec("symbolic") is None:
             raise DependencyError(
-                "source lines need the library symbolic, which is not installed",
+                "source lines need symbolic, which is not installed",
                 hint="pip install 'otel-kprofiler[dwarf]'",
             )
         self._cache = cache
@@ -127,7 +127,7 @@ class SymbolicLines:
         Args:
             source: bytes of the file.
             path: unused.
-            alternate: the file to which dwz(1) moved parts of the DWARF; unused.
+            alternate: the alternate debug file written by dwz(1); unused.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is damaged.
@@ -207,7 +207,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
         text = f" of the file of {size} MiB takes more memory than {limit}"
-    else:  # the error begins with "took", or is a sentence
+    else:  # the text begins with "took" if a limit was exceeded, or is a sentence
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
 

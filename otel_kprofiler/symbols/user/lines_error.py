@@ -26,7 +26,7 @@ class LinesError(KProfilerError):
     The file is damaged, too large, or too slow to convert.
 
     Args:
-        message: what went wrong.
+        message: description of the failure.
         problem: the reason, which is also counted in ``/status``.
         may_pass: whether a retry with the unchanged file may succeed.
     """

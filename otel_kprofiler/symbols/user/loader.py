@@ -53,8 +53,8 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner id under which the code without files of all processes shares a single turn. Within this
-turn, the processes take turns.
+"""Owner id shared by the code without files of all processes, which therefore gets a single turn in
+the queue. Within this turn, the processes alternate.
 """
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
@@ -66,7 +66,7 @@ CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 
 
 class SymbolLoader(ForkAware):
-    """Names user frames with symbols, which its threads load; thread-safe.
+    """Names user frames with symbols that its threads load. Thread-safe.
 
     Files are read once for all processes. Identical files, such as in containers of the same image,
     are also read only once. The threads start with the first file.
@@ -125,7 +125,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with new names, and every 30 s to repeat look-ups."""
+        """Returns a number that grows with new names, and every 30 s to force new look-ups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
@@ -159,7 +159,7 @@ class SymbolLoader(ForkAware):
     def _queue(self, waiting: Waiting) -> None:
         file, content = waiting.file, waiting.content
         if self._calls.has_left(waiting.wanted.key.device):
-            # On such a device, even closing the descriptor may block forever.
+            # On an unresponsive device, even closing the descriptor may block forever.
             file.again_ns = self._now_ns() + UNANSWERED_NS
             if isinstance(file.names, NamedAddress):
                 file.names = EVICTED
@@ -231,7 +231,7 @@ class SymbolLoader(ForkAware):
             self._changed.wait_for(lambda: not self._waiting and not self._reading, timeout_s)
 
     def counts(self) -> LoaderCounts:
-        """Returns the numbers of files by outcome."""
+        """Returns the numbers of files by the outcome of reading their symbols."""
         with self._changed:
             return LoaderCounts(
                 self._loaded,

@@ -1,4 +1,4 @@
-"""Keeps the files of the symbol loader: their names, and their entries in its queue."""
+"""Keeps the files of the symbol loader: their symbol names, and their entries in the queue."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
 
 
 class QueuedFile:
-    """The symbol names in a file, or why there are none; shared by all identical files.
+    """A file's symbol names, or the reason why it has none; shared by all identical files.
 
     Attributes:
-        names: the names, or the reason why there are none.
+        names: the symbol names, or the reason why there are no names.
         used: whether the names were used since the last eviction.
-        again_ns: when the file may be read again after a failure or an eviction.
+        again_ns: time at which the file may be read again after a failure or an eviction.
         reading: the file's queue entry while the file is queued or read; results of other entries
             are ignored.
     """
@@ -56,7 +56,7 @@ class QueuedFile:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory used by its tables, in bytes."""
+        """Returns the memory used by the file's symbol tables, in bytes."""
         return 0 if isinstance(self.names, NamedAddress) else self.names.nbytes
 
     @property
@@ -75,7 +75,7 @@ class QueuedFile:
 
         Args:
             now_ns: the current time.
-            least_ns: minimum delay.
+            least_ns: minimum delay in nanoseconds.
             is_first_free: whether the first delay is zero.
         """
         self.reading = None
@@ -98,7 +98,7 @@ def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
 
 
 class Entry(NamedTuple):
-    """A file under one of its keys.
+    """A file's entry under one of its keys.
 
     Attributes:
         file: the symbol names, shared with identical files.
@@ -115,7 +115,7 @@ class Waiting(NamedTuple):
     Attributes:
         file: receives the symbol names.
         wanted: how to open one of the identical files.
-        content: where to read the symbols; None if the file must be reopened.
+        content: the open file, or its image in memory; None if the file must be reopened.
     """
 
     file: QueuedFile

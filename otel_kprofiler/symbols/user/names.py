@@ -67,7 +67,7 @@ def open_user_names(
         code_sink: receives the names of code without files as they are looked up.
 
     Raises:
-        DependencyError: the library for source lines is not installed.
+        DependencyError: symbolic, which reads source lines, is not installed.
     """
     if settings.detail == "off":
         return None

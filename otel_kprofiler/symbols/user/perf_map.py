@@ -72,7 +72,7 @@ class PerfMap(JitFile[JitCode]):
     """The perf map of one process. Thread-safe, but only one thread may ``update`` it.
 
     Args:
-        process: the process, with its start time: the map of a later process with the same pid is
+        process: pid and start time of the process; the map of a later process with the same pid is
             not read.
         files: reads files of ``/proc``.
         clock: converts the process's start time to Unix time.
@@ -108,13 +108,13 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
     since the process started.
 
     Args:
-        process: the process, with its start time.
+        process: pid and start time of the process.
         files: reads files of ``/proc``.
         clock: converts the process's start time to Unix time.
         root: where the host's root directory is mounted; empty for ``/``.
 
     Raises:
-        OSError: there is no map, or the process has exited.
+        OSError: the process has no perf map, or has exited.
     """
     writer = read_writer(process, files)
     began_ns = process.start_time_ns or 0

@@ -33,9 +33,9 @@ class WantedFile(NamedTuple):
     Attributes:
         key: identity of the file.
         details: details of the file.
-        owner: id of a process that has mapped it.
+        owner: id of a process that has mapped the file.
         size: size of the file in bytes; 0 if unknown.
-        modified_ns: Unix time of its last write; 0 if unknown.
+        modified_ns: Unix time of the file's last write, in nanoseconds; 0 if unknown.
     """
 
     key: FileKey
@@ -46,7 +46,7 @@ class WantedFile(NamedTuple):
 
 
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
-    """Reopen a file; returns None if no visible process maps it and it is not at its path.
+    """Reopen a file; None if no visible process maps it, and its path has no such file.
 
     The file is opened through a process that maps it, whatever that process's root directory is,
     even if the file was deleted. The opened file has the same inode number, size, modification

@@ -39,7 +39,7 @@ _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""The part of the reading budget that a file's tables may use. The budget is three quarters of the
+"""Fraction of the reading budget that a file's tables may use. The budget is three quarters of the
 memory limit.
 """
 
@@ -50,13 +50,12 @@ class LineReader(Protocol):
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
         """Opens the lines of a file, or of its debug file. Raises ``KProfilerError`` on failure.
 
-        ``path`` is the file's path; ``alternate`` is the file to which dwz(1) moved parts of the
-        DWARF.
+        ``path`` is the file's path; ``alternate`` is the alternate debug file written by dwz(1).
         """
 
 
 def find_installed(directories: Sequence[str] = DEBUG_DIRECTORIES) -> tuple[DebugFileFinder, ...]:
-    """Returns finders for debug files in directories of this host and of containers."""
+    """Returns finders of debug files in directories of this host and of containers."""
     files = Access()
     return BuildIdDirectories(files, directories), DebugLinkDirectories(files, directories)
 
@@ -70,7 +69,7 @@ class SymbolSources:
             :class:`DebugFileFinder`.
         lines: reads source lines and inlined functions, such as :class:`LineTables`; None to read
             only function names.
-        demangle: makes linker names readable.
+        demangle: returns the readable form of a linker name.
         max_section_bytes: size limit for each section, in bytes.
         begin_search: called before debug files are searched for; returns whether to search.
         budget: memory budget for reading names, one file at a time; no limit by default.
@@ -136,7 +135,7 @@ class SymbolSources:
         Args:
             source: the file, which is not needed afterwards.
             elf: the file's parsed headers.
-            details: other details of the file.
+            details: the file's path, build id, hash and segments.
             root: root directory of a process that has mapped the file; empty for the root of this
                 process.
 

@@ -37,7 +37,9 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_UNPACKED_BYTES: Final = 64 << 20
-"""Limit on the content of ``.gnu_debugdata``, and on the memory to decompress it."""
+"""Limit on the decompressed content of ``.gnu_debugdata``, and on the memory for decompression, in
+bytes.
+"""
 _UNPACKING: Final = 2.25
 """Memory used for decompression per byte of the limit: the dictionary, and the result with spare
 capacity.
@@ -155,7 +157,7 @@ def _covered_bytes(tables: list[Symbols]) -> int:
 def _have_holes(
     tables: list[Symbols], bounds: Bounds, sections: list[Section], budget: ReadingBudget
 ) -> bool:
-    """Returns whether unwind information has a function without a symbol.
+    """Returns whether unwind information lists a function without a symbol.
 
     PLT stubs do not count, since they are named after their targets. The middle of a function is
     compared, because some entries begin a byte before their function.
@@ -179,7 +181,7 @@ def _have_holes(
 
 
 def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
-    """Decompresses ``.gnu_debugdata``, and reserves its memory."""
+    """Decompresses ``.gnu_debugdata``, reserving memory for the result."""
     memory = most = min(MAX_UNPACKED_BYTES, int(budget.left_bytes / _UNPACKING))
     content, rest = bytearray(), memoryview(packed)
     try:

@@ -85,7 +85,7 @@ def read_stubs(
     Args:
         source: bytes of the file.
         elf: the file's parsed headers.
-        sections: its section headers.
+        sections: the file's section headers.
         symbols: ``.dynsym``, which the relocations refer to; None if there is none.
         limit: maximum size of a relocation table, in bytes.
         budget: memory budget for stubs and their names.
@@ -122,7 +122,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields the relocations of the given slots and rows, with their rows."""
+    """Yields the row and fields of each relocation for one of ``slots`` or in one of ``rows``."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return

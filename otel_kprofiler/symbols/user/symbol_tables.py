@@ -67,7 +67,7 @@ class Symbols(NamedTuple):
         values: SVMA of each symbol.
         sizes: size of each symbol in bytes; 0 if unknown.
         kinds: values of ``st_info``, with the type in the lower four bits and the binding above.
-        names_at: start of each name in ``names``.
+        names_at: offset of each name in ``names``.
         names: names, each followed by a zero byte.
     """
 
@@ -164,7 +164,7 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
     """Returns a byte for each entry: 1 if the entry may name code, else 0.
 
-    Each column of bytes is translated, then combined with others as a single large integer.
+    Each column of bytes is translated, then combined with the other columns as one large integer.
     """
     kinds = content[_KIND_AT::ENTRY_BYTES]
     low, high = content[_SECTION_AT::ENTRY_BYTES], content[_SECTION_AT + 1 :: ENTRY_BYTES]
@@ -178,7 +178,7 @@ def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
 
 
 def _one_of(column: bytes, wanted: Collection[int]) -> int:
-    """Returns a number with a byte for each value of a column: 1 if the value is in the set."""
+    """Returns an integer with a byte for each value of a column: 1 if it is in ``wanted``."""
     flags = bytearray(256)
     for value in wanted:
         flags[value] = 1

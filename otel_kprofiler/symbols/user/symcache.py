@@ -57,7 +57,8 @@ class SymCache:
     Args:
         data: the SymCache. Lookups in truncated parts return nothing.
         base: SVMA of the first segment, to which the addresses in ``data`` are relative.
-        is_partial: whether parts of the file's DWARF are in other files, and so not in the data.
+        is_partial: whether parts of the file's DWARF are in other files, and therefore missing from
+            ``data``.
 
     Raises:
         ValueError: the data is not a SymCache of version 9, or its tables are truncated.
