@@ -32,6 +32,5 @@ def test_each_omitted_part_has_a_reason(stacks, user_symbols, missing, expected)
 def test_the_summary_names_rates_and_stack_sides():
     both = SamplerConfig(samples_per_second=19, stacks="both", off_cpu=OffCpuConfig())
     assert describe_sampling(both) == (
-        "19 samples per second on each CPU, kernel and user stacks, "
-        "20 waits per second on each CPU"
+        "19 samples per second on each CPU, kernel and user stacks, 20 waits per second on each CPU"
     )
