@@ -25,7 +25,7 @@ def test_bits_above_the_64th_are_dropped_as_in_protobuf(high):
 
 @pytest.mark.parametrize("message", [b"", b"\x80", b"\x80" * 9, b"\x80" * 10 + b"\1"])
 def test_an_unterminated_varint_is_rejected(message):
-    with pytest.raises(ValueError, match=r"truncated|too long"):
+    with pytest.raises(ValueError, match=r"truncated|longer than"):
         read_varint(message, 0)
 
 
