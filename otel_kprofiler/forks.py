@@ -189,7 +189,8 @@ class _Registry:
         fork.held.release()
 
     def _in_child(self) -> None:
-        # C code may call PyOS_AfterFork_Child alone, even after catch_up() has run.
+        # C code may call PyOS_AfterFork_Child without PyOS_BeforeFork; catch_up() may then already
+        # have run in this child.
         if os.getpid() != self._pid:
             self._run_in_child(self._forks.pop().concerned if self._forks else None)
 

@@ -192,7 +192,7 @@ _OF_COLUMNS: Final[dict[str, Callable[[Samples], Assignment]]] = {
 
 
 def assign(samples: Samples, by: str) -> Assignment:
-    """Assigns samples to groups, by a name in ``GROUPINGS`` or an attribute."""
+    """Groups samples by ``by``: a name in ``GROUPINGS`` or the name of an attribute."""
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
         stacks, of_stack = samples.tables.stacks, of_stacks()
@@ -205,7 +205,7 @@ def group_samples(samples: Samples, by: str) -> list[Group]:
 
     Args:
         samples: the samples to group.
-        by: a name in ``GROUPINGS``, or an attribute.
+        by: a name in ``GROUPINGS``, or the name of an attribute.
     """
     of_stacks = OF_STACKS.get(by)
     if of_stacks:

@@ -16,7 +16,7 @@ class LockSummary(NamedTuple):
     Attributes:
         exact: number and total time of waits by type of lock, without sampling error; sorted by
             time, longest first.
-        uncounted: number of waits that are not in ``exact``, since their start or end was missed.
+        uncounted: number of waits missing from ``exact`` because their start or end was not seen.
     """
 
     exact: LockTotals

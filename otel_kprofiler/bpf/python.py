@@ -16,32 +16,33 @@ class PythonLayout(NamedTuple):
 
     Attributes:
         flags: any of ``PYTHON_CFRAME`` and ``PYTHON_IS_ENTRY``, combined.
-        interpreters_head: offset in ``_PyRuntime`` of the pointer to the first interpreter.
-        interpreter_next: offset in an interpreter of the pointer to the next interpreter.
-        interpreter_threads: offset in an interpreter of the pointer to its first thread state.
+        interpreters_head: offset, within ``_PyRuntime``, of the pointer to the first interpreter.
+        interpreter_next: offset, within an interpreter, of the pointer to the next interpreter.
+        interpreter_threads: offset, within an interpreter, of the pointer to its first thread
+            state.
         thread_bytes: number of bytes to read from a thread state.
-        thread_previous: offset in a thread state of the pointer to the previous thread state.
-        thread_next: offset in a thread state of the pointer to the next thread state.
-        thread_interpreter: offset in a thread state of the pointer to its interpreter.
-        thread_native: offset in a thread state of the thread id, as returned by gettid(2).
-        thread_status: offset in a thread state of the status bits; 0 if there are none. From 3.13
-            on, bit 3 is set in the state that the thread used last.
-        thread_frame: offset in a thread state of the pointer to the current frame, or to
+        thread_previous: offset, within a thread state, of the pointer to the previous thread state.
+        thread_next: offset, within a thread state, of the pointer to the next thread state.
+        thread_interpreter: offset, within a thread state, of the pointer to its interpreter.
+        thread_native: offset, within a thread state, of the thread id, as returned by gettid(2).
+        thread_status: offset, within a thread state, of the status bits; 0 if there are none. From
+            3.13 on, bit 3 is set in the state that the thread used last.
+        thread_frame: offset, within a thread state, of the pointer to the current frame, or to
             ``_PyCFrame``.
-        thread_chunk: offset in a thread state of the pointer to the memory chunk with the newest
-            frames. The next two words are the end of the chunk's used part and the end of the
-            chunk.
-        cframe_frame: offset in ``_PyCFrame`` of the pointer to the current frame.
+        thread_chunk: offset, within a thread state, of the pointer to the memory chunk with the
+            newest frames. The next two words are the end of the chunk's used part and the end of
+            the chunk.
+        cframe_frame: offset, within ``_PyCFrame``, of the pointer to the current frame.
         frame_bytes: number of bytes to read from a frame, up to its variables.
-        frame_code: offset in a frame of the pointer to its code object; the pointer's lowest two
-            bits may be set.
-        frame_previous: offset in a frame of the pointer to the caller's frame.
-        frame_instruction: offset in a frame of the pointer to the current or last executed
+        frame_code: offset, within a frame, of the pointer to its code object; the pointer's lowest
+            two bits may be set.
+        frame_previous: offset, within a frame, of the pointer to the caller's frame.
+        frame_instruction: offset, within a frame, of the pointer to the current or last executed
             instruction.
-        frame_owner: offset in a frame of the byte that says what owns the frame's memory; the byte
-            is 1 for a generator.
-        frame_entry: offset in a frame of the byte that is set if the frame was entered from C; used
-            with ``PYTHON_IS_ENTRY``.
+        frame_owner: offset, within a frame, of the byte that says what owns the frame's memory; the
+            byte is 1 for a generator.
+        frame_entry: offset, within a frame, of the byte that is set if the frame was entered from
+            C; used with ``PYTHON_IS_ENTRY``.
         frame_header: size in bytes of the part of a frame before its variables; 0 if
             ``code_frame_words`` includes that part.
         entry_owner: lowest owner value in entry frames, which belong to no function.
@@ -49,21 +50,21 @@ class PythonLayout(NamedTuple):
             generator's frame.
         generator_executing: value of a generator's state while the generator runs.
         code_bytes: size in bytes of the part of a code object before its instructions.
-        code_traceable: offset in a code object of the index of the first instruction that belongs
-            to the function itself, 32 bits.
-        code_frame_words: offset in a code object of the size of its frames in words, 32 bits; 0 if
-            the code object only has the two sizes below.
-        code_stack_words: offset in a code object of the size of its frames' stack in words, 32
-            bits.
-        code_variables: offset in a code object of the size of its frames' variables in words, 32
-            bits.
-        code_version: offset in a code object of its version (32 bits), which distinguishes code
-            objects; 0 if code objects have no version.
-        code_first_line: offset in a code object of the first line of the function
+        code_traceable: offset, within a code object, of the index of the first instruction that
+            belongs to the function itself, 32 bits.
+        code_frame_words: offset, within a code object, of the size of its frames in words, 32 bits;
+            0 if the code object only has the two sizes below.
+        code_stack_words: offset, within a code object, of the size of its frames' stack in words,
+            32 bits.
+        code_variables: offset, within a code object, of the size of its frames' variables in words,
+            32 bits.
+        code_version: offset, within a code object, of its version (32 bits), which distinguishes
+            code objects; 0 if code objects have no version.
+        code_first_line: offset, within a code object, of the first line of the function
             (``co_firstlineno``), 32 bits.
-        code_file: offset in a code object of the pointer to the file name, a string.
-        code_name: offset in a code object of the pointer to the qualified name, a string.
-        code_table: offset in a code object of the pointer to the line table, a bytes object.
+        code_file: offset, within a code object, of the pointer to the file name, a string.
+        code_name: offset, within a code object, of the pointer to the qualified name, a string.
+        code_table: offset, within a code object, of the pointer to the line table, a bytes object.
         string_ascii: offset of the characters in an ASCII string object.
         string_other: offset of the characters in any other string object.
         string_kind_shift: lowest bit of the three-bit field, in a string's state, that has the

@@ -93,7 +93,7 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
 def count_recursions(program_fd: int) -> int:
     """Returns how often the kernel skipped a program because it was already running on the CPU.
 
-    The kernel reports this count since Linux 5.12 (``bpf_prog_show_fdinfo`` in
+    The kernel has reported this count since Linux 5.12 (``bpf_prog_show_fdinfo`` in
     kernel/bpf/syscall.c). Returns 0 if the count cannot be read.
     """
     try:

@@ -247,8 +247,8 @@ def _choose_weight(
         raise click.UsageError(f"--weight {weight} cannot be combined with --by {by}")
     if any(map(is_table, paths)):
         raise click.UsageError(
-            f"--weight {weight} needs all threads of a process; write them to a file first: "
-            "report -o FILE.otlp"
+            f"--weight {weight} needs all threads of a process and cannot be used on a table; "
+            "export the samples to a file first: report -o FILE.otlp"
         )
     return weigh_latency
 

@@ -178,7 +178,7 @@ class Screen:
         self._leave()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
-        # Here, SIGCONT has continued the process.
+        # SIGTSTP stopped the process above; execution resumes here after SIGCONT.
         signal.signal(signal.SIGTSTP, self._handle)
         if not has_ended():
             self._take()

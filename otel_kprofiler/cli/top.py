@@ -154,7 +154,7 @@ def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> Profil
     """Returns the sample kind to show: off-CPU, that of an event, or on-CPU."""
     if off_cpu and events:
         raise click.UsageError(
-            "--off-cpu cannot be combined with -e: top shows one kind of samples"
+            "--off-cpu cannot be combined with -e: top shows only one kind of sample at a time"
         )
     if len(events) > 1:
         raise click.UsageError("top shows a single event: pass -e only once")

@@ -191,7 +191,10 @@ def _length(texts: Iterable[str]) -> int:
 
 
 def _path(state: TopState, shown: Shown, size: Size) -> list[str]:
-    """Returns the line with the drill-down path; empty at the top level or on a low screen."""
+    """Returns the line with the drill-down path.
+
+    Empty at the top level, or if the terminal has too few rows.
+    """
     view = state.level.view
     if size.height < _PATH_FROM or not (view.scope or view.function):
         return []

@@ -32,9 +32,11 @@ Job = Callable[[], None]
 class PatientCalls:
     """Calls functions that read files; thread-safe.
 
+    Each thread is started by the first caller that needs it, and inherits that caller's
+    capabilities.
+
     Args:
-        name: name of the threads. A caller starts each thread, which inherits the caller's
-            capabilities.
+        name: name of the threads.
         patience_s: limit on a single storage wait, in seconds; see :data:`PATIENCE_S`.
         on_left: called with the identifier of an abandoned thread.
     """

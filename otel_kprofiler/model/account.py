@@ -64,7 +64,7 @@ class StreamTotals(NamedTuple):
     Attributes:
         stream_id: random id, which is new for each start of a sampler.
         samples: samples in all windows so far, including this window.
-        taken: samples that the kernel program took, including samples lost in the kernel or still
+        taken: samples that the BPF program took, including samples lost in the kernel or still
             waiting for their window.
         lost: samples lost so far, by cause. They include samples lost in the kernel and, once a
             window is encoded for a receiver, those lost on the way to that receiver.
@@ -163,10 +163,10 @@ class ExporterAccount(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Outcomes of all samples that the kernel program took; no count is derived by subtraction.
+    """Outcomes of all samples that the BPF program took; no count is derived by subtraction.
 
     Attributes:
-        taken: samples counted by the kernel program.
+        taken: samples counted by the BPF program.
         received: samples read from the ring.
         lost: samples lost between kernel and user space, by cause.
         waiting: samples received, but not yet in a closed window.

@@ -33,7 +33,7 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 named as in ``perf lock contention``."""
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Type, in totals, of waits whose beginning or end could not be followed; their time is 0."""
+"""Type, in totals, of waits whose start or end was not seen; their time is 0."""
 
 
 def name_lock(flags: int) -> str:

@@ -1,4 +1,4 @@
-"""CPython code objects, as described by the kernel program."""
+"""CPython code objects, as described by the BPF program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class KnownCodes:
     Args:
         max_bytes: limit on the memory for all descriptions.
         on_dropped: called for each evicted description, without holding the lock, so that the
-            kernel program can describe the code object again.
+            BPF program can describe the code object again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The Python side of a sample, as recorded by the kernel program.
+"""The Python side of a sample, as recorded by the BPF program.
 
 Layout: a header, then one word per frame, leaf first. The header is ``struct python_head`` in
 ``bpf/programs/``; change both together. Equal stacks of a process have equal bytes.

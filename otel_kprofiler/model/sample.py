@@ -1,4 +1,4 @@
-"""Samples, as recorded by the kernel programs."""
+"""Samples, as recorded by the BPF programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COARSE: Final = "otel_kprofiler.coarse"
 
 
 class RawSide(NamedTuple):
-    """One side of a stack, as the kernel program recorded it.
+    """One side of a stack, as the BPF program recorded it.
 
     Attributes:
         kind: kernel, user or another kind of side.
@@ -63,7 +63,7 @@ Collected = tuple[tuple[SideKind, StackStatus], ...]
 
 
 class RawSample(NamedTuple):
-    """A single sampled event, as recorded by the kernel program.
+    """A single sampled event, as recorded by the BPF program.
 
     Attributes:
         kind: the kind of the sample.

@@ -1,4 +1,4 @@
-"""The user side of a sample, as recorded by the kernel program.
+"""The user side of a sample, as recorded by the BPF program.
 
 The struct is defined in ``bpf/programs/user_stack.bpf.h``; change both together.
 """
@@ -40,7 +40,7 @@ class StackEnd(enum.IntEnum):
     """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """The kernel program reached its time limit."""
+    """The BPF program reached its time limit."""
     PENDING = 3
     """The unwind table of the next file is not loaded yet."""
     NO_RULE = 4
@@ -48,7 +48,7 @@ class StackEnd(enum.IntEnum):
     UNREADABLE = 5
     """Memory is not resident."""
     UNSUPPORTED = 6
-    """An unwind rule is not supported by the kernel program."""
+    """An unwind rule is not supported by the BPF program."""
     NOT_EXECUTABLE = 7
     """The return address does not point to code."""
     NOT_A_CALL = 8

@@ -119,7 +119,7 @@ class Profile:
         kind: sample kind.
         period_ns: sampling interval on each CPU, in nanoseconds; 0 if the kind has no period.
         resources: samples by resource; empty if nothing was sampled.
-        taken: samples taken by the kernel program in the window.
+        taken: samples taken by the BPF program in the window.
         lost: taken samples that were lost before they reached the window, by cause.
         totals: cumulative counts of the stream, if known.
         threshold_ns: minimum duration at which every wait is sampled, as of the end of the window;

@@ -124,7 +124,7 @@ proportional to their duration.
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
 """Attribute of a request's first profile of lock waits, followed by the type of lock
 (``LOCK_TYPES`` or ``other``): waits that ended in the window, without sampling error; with
-``uncounted``, waits that could not be followed."""
+``uncounted``, waits whose start or end was not seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Attribute like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
 

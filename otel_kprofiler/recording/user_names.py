@@ -173,7 +173,10 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
 
 
 def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
-    """Unpacks the rows of :meth:`CodeNameCollector.rows`; raises like :func:`parse_user_names`."""
+    """Unpacks the rows of :meth:`CodeNameCollector.rows`.
+
+    Raises the same exceptions as :func:`parse_user_names`.
+    """
     code = {}
     for *key, address, runs in rows:
         code[parse_process_key(key), checked_number(address)] = [
@@ -184,7 +187,10 @@ def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
 
 
 def parse_process_key(row: Iterable[Any]) -> ProcessKey:
-    """Parses a process key from its JSON array; raises like :func:`parse_user_names`."""
+    """Parses a process key from its JSON array.
+
+    Raises the same exceptions as :func:`parse_user_names`.
+    """
     tgid, start_ns, exec_id, owner = row
     return ProcessKey(
         checked_number(tgid),

@@ -86,7 +86,10 @@ class Archive:
             raise self._damaged(f"{name!r}: {error}") from error
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON entry; raises like :meth:`read`, and ``ValueError`` on invalid JSON."""
+        """Read a JSON entry.
+
+        Raises the same exceptions as :meth:`read`, and ``ValueError`` for invalid JSON.
+        """
         content = self.read(name, MAX_JSON_BYTES)
         try:
             return json.loads(content)

@@ -369,7 +369,8 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
 def read_physical_mask(files: ReferableFiles) -> int:
     """Returns the bits of a page table entry that hold the physical address.
 
-    With memory encryption, the bit that marks an encrypted page lies above the physical addresses.
+    With memory encryption, the bit that marks an encrypted page lies above the physical address
+    bits, and is excluded.
     """
     cpus = files.read_bytes("/proc/cpuinfo")
     match = re.search(rb"^address sizes\s*:\s*(\d+) bits physical", cpus, re.MULTILINE)

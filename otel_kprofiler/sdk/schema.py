@@ -156,12 +156,12 @@ def make_plan(settings: Settings) -> Plan:
         if getattr(settings, key) != Receiver.model_fields[key].default:
             raise ConfigError(
                 [ConfigProblem("settings", 0, 0, key, "only for the agent")],
-                hint="remove it: a service is profiled from inside its process",
+                hint="remove this setting: a service is profiled from inside its process",
             )
     if settings.target_pids and settings.target != "host":
         raise ConfigError(
             [ConfigProblem("settings", 0, 0, "target_pids", "only for the target 'host'")],
-            hint="remove it, or set the target to host",
+            hint="remove target_pids, or set target to host",
         )
     for key in settings.baggage_keys:
         try:

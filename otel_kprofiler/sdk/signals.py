@@ -84,7 +84,7 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
         end: called if SIGTERM terminates the process.
 
     Raises:
-        ValueError: this is not the main thread of the main interpreter.
+        ValueError: not called from the main thread of the main interpreter.
     """
     global _installed  # noqa: PLW0603 - one per process
     earlier = signal.getsignal(signal.SIGTERM)

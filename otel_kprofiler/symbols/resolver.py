@@ -95,7 +95,7 @@ class Stateless:
     """A resolver whose results depend on neither process nor time."""
 
     def state(self, sample: RawSample) -> None:
-        """Returns None, the state of all samples; not called for each sample."""
+        """Returns None for every sample, so callers need not call it per sample."""
 
 
 class RawAddresses(Stateless):

@@ -149,7 +149,7 @@ class KsymbolWatch(ForkAware):
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
-        # Readings are not delayed: they are complete up to their time.
+        # Readings are not held back: each is complete as of its timestamp.
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:

@@ -270,7 +270,10 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Returns the reading of a process, and when it ended; None if the process has exited."""
+        """Returns a process's reading, and the time at which the reading finished.
+
+        Returns None if the process has exited or cannot be read.
+        """
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

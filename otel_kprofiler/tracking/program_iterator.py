@@ -58,5 +58,8 @@ def parse_program_rows(data: bytes) -> list[Ksymbol]:
 
 
 def read_programs(loader: Loader) -> list[Ksymbol]:
-    """Reads the functions of all loaded programs; raises like :func:`read_iterator`."""
+    """Reads the functions of all loaded programs.
+
+    Raises the same exceptions as :func:`read_iterator`, and ``ValueError`` for damaged rows.
+    """
     return parse_program_rows(read_iterator(loader, _PROGRAM))

@@ -72,7 +72,7 @@ def make_rows(
     Args:
         sizes: frame sizes.
         frame: size of the first frame, in which x30 and x29 are saved; 0 if they stay in registers.
-        pushed: number of bytes between the first stack pointer and the caller's.
+        pushed: CFA minus the stack pointer at function entry, in bytes.
         keeps_link: whether the return address stays in x30 nevertheless.
         fp_lost: whether the caller's x29 is unknown where it is not in the frame.
     """

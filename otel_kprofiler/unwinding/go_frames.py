@@ -74,7 +74,7 @@ class FrameMaker:
         self.pairs: list[tuple[int, int]] = []
 
     def add(self, function: Function) -> None:
-        """Add an entry; raises like :class:`Table`."""
+        """Add an entry; raises the same exceptions as :class:`Table`."""
         start, name, place, flags = function
         start += self._text
         if not place:

@@ -182,7 +182,7 @@ def decode(code: bytes, at: int) -> Instruction:  # noqa: PLR0911 - one for each
 
 
 def _operand_end(code: bytes, at: int) -> int:
-    """Returns the end of a ModRM byte with its SIB byte and displacement."""
+    """Returns the offset just past the ModRM byte and its SIB byte and displacement, if any."""
     modrm = code[at]
     at += 1
     if modrm >= _REGISTERS:

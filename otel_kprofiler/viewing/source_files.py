@@ -97,22 +97,22 @@ def _become(user: int) -> None:
     libc's functions change the groups and users of all threads, but the system calls change only
     those of this thread.
     """
+    refused = f"cannot read files as user {user}"
+    machine = platform.machine()
+    if machine not in _SETGROUPS:
+        raise SourceError(f"{refused}: unsupported machine type {machine!r}")
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         account = pwd.getpwuid(user)
-        groups = os.getgrouplist(account.pw_name, account.pw_gid)
-        array = (ctypes.c_uint32 * len(groups))(*groups)
-        is_set = libc.syscall(_SETGROUPS[platform.machine()], len(groups), array) == 0
     except KeyError as error:
-        raise SourceError(
-            f"cannot read files as user {user}: user or processor unknown: {error}"
-        ) from error
+        raise SourceError(f"{refused}: there is no such user") from error
+    groups = os.getgrouplist(account.pw_name, account.pw_gid)
+    array = (ctypes.c_uint32 * len(groups))(*groups)
+    is_set = libc.syscall(_SETGROUPS[machine], len(groups), array) == 0
     libc.setfsgid(ctypes.c_uint32(account.pw_gid))
     libc.setfsuid(ctypes.c_uint32(user))
     if not is_set or libc.setfsuid(ctypes.c_uint32(-1)) != user:
-        raise SourceError(
-            f"cannot read files as user {user}: the kernel refused to switch to that user"
-        )
+        raise SourceError(f"{refused}: the kernel refused to switch to that user")
 
 
 def _read(path: str) -> SourceFile:

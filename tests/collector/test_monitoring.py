@@ -286,7 +286,7 @@ def expand(sql):
 
 
 @NEEDS_ENGINE
-def test_clickhouse_answers_grafanas_query_of_each_panel(engine, stored):
+def test_clickhouse_answers_the_query_of_each_grafana_panel(engine, stored):
     answers = {}
     for panel in panels("profiles.json"):
         (target,) = panel["targets"]

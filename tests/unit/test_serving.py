@@ -170,7 +170,7 @@ def test_health_checks_by_address_are_answered(host):
     assert ask_health(f"GET /livez HTTP/1.1\r\nHost: {host}\r\n\r\n") == 200
 
 
-def test_health_checks_without_a_host_are_answered():
+def test_health_checks_without_a_host_header_are_answered():
     assert ask_health("GET /livez HTTP/1.0\r\n\r\n") == 200
 
 

@@ -4,10 +4,10 @@
  * does with the current task, it does with `other.task`.
  *
  * The thread's memory is read through the kernel's direct map of all memory, by walking the page
- * tables as the processor does: this takes no lock of the process, faults in no page, and never
- * waits. bpf_copy_from_user_task() takes mmap_lock, faults pages in and waits: it would hang on the
- * processes that dumps should explain, which hold their own mmap_lock or map a file whose server is
- * gone. It also needs Linux 5.18; the walk needs only the iterator. x86-64 only.
+ * tables as the processor does (on x86-64 only): this takes no lock of the process, faults in no
+ * page, never waits, and needs only the task iterator. bpf_copy_from_user_task() needs Linux 5.18,
+ * takes mmap_lock, faults pages in and waits: it would hang on the processes that dumps should
+ * explain, which hold their own mmap_lock or map a file whose server is gone.
  *
  * Any step may read memory that has been freed and reused. The data counts only if the thread has
  * not run since (dump.bpf.c).

@@ -1,4 +1,4 @@
-"""Resolves addresses in files identified only by name and build id or hash, as in profiles."""
+"""Resolves addresses in files that a profile identifies only by name and by build id or hash."""
 
 from __future__ import annotations
 

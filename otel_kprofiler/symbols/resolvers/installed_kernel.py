@@ -1,4 +1,4 @@
-"""Resolves RVAs of a kernel that is identified only by build ids, as in profiles."""
+"""Resolves RVAs of a kernel that a profile identifies only by build ids."""
 
 from __future__ import annotations
 

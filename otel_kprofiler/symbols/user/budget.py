@@ -96,8 +96,9 @@ class ReadingBudget:
             if count_bytes > self.left_bytes:
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
-                    f"{purpose}: reading it takes {_mib(self._held + count_bytes)} MiB, more than "
-                    f"{self.limit_bytes >> 20} MiB, three quarters of {_KEY}; raise this setting",
+                    f"{purpose}: reading it takes {_mib(self._held + count_bytes)} MiB, but the "
+                    f"limit is {self.limit_bytes >> 20} MiB (three quarters of {_KEY}); "
+                    f"raise {_KEY}",
                 )
             self._held += count_bytes
             self._mine.held += count_bytes

@@ -417,7 +417,8 @@ class SymbolLoader(ForkAware):
         """Evict tables until the others and the memory held by reading fit the limit.
 
         The largest tables are evicted first, so that a large table does not displace many small
-        tables; a table that was not used since the last eviction counts as larger.
+        tables. A table that has not been used since the last eviction is ranked as if it were
+        larger than it is.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

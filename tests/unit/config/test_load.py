@@ -131,7 +131,7 @@ def test_every_key_of_a_copied_receiver_block_is_supported_or_explained():
 def test_the_removed_key_symbol_names_is_explained():
     (problem,) = receiver("symbol_names: compressed")
     assert "symbol_names: not available: " in problem
-    assert problem.endswith("; remove it")
+    assert problem.endswith("; remove this setting")
 
 
 def exporter(block):

@@ -70,7 +70,7 @@ def resources(proc, **kwargs):
     return ProcessResources(Access(proc.root), Clock(), {"host.name": "h"}, **kwargs)
 
 
-def test_a_process_has_its_executable_container_and_creation_time(proc):
+def test_a_resource_has_the_container_the_executable_and_the_creation_time(proc):
     proc(5, 300, cgroup=f"0::/kubepods/pod1/cri-containerd-{CONTAINER}.scope\n")
     attributes = resources(proc).get(raw(5, 300 * TICK_NS + 123)).attributes
     assert attributes["process.pid"] == 5

@@ -91,7 +91,8 @@ def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
     report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]
-    assert "more than 6 MiB, three quarters of max_user_symbol_megabytes; raise this" in reason
+    limit = "the limit is 6 MiB (three quarters of max_user_symbol_megabytes)"
+    assert f"{limit}; raise max_user_symbol_megabytes" in reason
 
 
 def test_held_memory_is_limited_and_released():
