@@ -9,6 +9,7 @@ their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/pr
 
 from __future__ import annotations
 
+import struct
 from typing import Final, NamedTuple
 
 from otel_kprofiler.unwinding.arm64_code import FP, LINK, SP, WORD, find_changes
@@ -51,6 +52,30 @@ _STORE_BOTH: Final = WORD.pack(0xA93FFA9D)  # stp x29, x30, [x20, #-8]
 _SET_SP: Final = WORD.pack(0x9100029F)  # mov sp, x20
 _KEEP_SP: Final = WORD.pack(0x910003F4)  # mov x20, sp
 _KEEP_LINK: Final = WORD.pack(0xAA1E03E3)  # mov x3, x30; then bl morestack, which restores x30
+_KEEP_GOROUTINE: Final = struct.pack(
+    "<7I",
+    0x910003ED,  # mov x13, sp
+    0xD10041AD,  # sub x13, x13, #16
+    0x910001BF,  # mov sp, x13
+    0xF90003E4,  # str x4, [sp]
+    0xF9400484,  # ldr x4, [x4, #8]: end of the goroutine's stack
+    0xCB020084,  # sub x4, x4, x2
+    0xF90007E4,  # str x4, [sp, #8]
+)
+_FIND_GOROUTINE: Final = struct.pack(
+    "<5I",
+    0xF9400785,  # ldr x5, [x28, #8]
+    0xF94007E6,  # ldr x6, [sp, #8]
+    0xCB0600A5,  # sub x5, x5, x6
+    0xAA0903E0,  # mov x0, x9
+    0x910000BF,  # mov sp, x5
+)
+_LEAVE: Final = struct.pack("<2I", 0xD10041AD, 0x910001BF)  # sub x13, x13, #16; mov sp, x13
+_RETURN: Final = struct.pack("<2I", 0xF94007E2, 0x9100005F)  # ldr x2, [sp, #8]; mov sp, x2
+_TAKEN: Final = (WORD.pack(0x910003E2), WORD.pack(0xAA1C03E4))  # mov x2, sp; mov x4, x28
+_BY_GOROUTINE: Final = bytes.fromhex("0f0c 8f00 06 2308 06 8f08 06 1c 2310")
+"""def_cfa_expression: breg31 0; deref; plus_uconst 8; deref; breg31 8; deref; minus; plus_uconst
+16."""
 _PUSHED_BYTES: Final = 16
 """Size of the frame that a signal handler makes for x30, below that of the interrupted function, to
 make it call another (``runtime/signal_arm64.go``).
@@ -122,6 +147,7 @@ class Arm64:
             table.number(b"gogo"): _make_jump,
             table.number(b"gosave_systemstack_switch"): _make_jump,
             table.number(b"runtime.asyncPreempt"): _make_preemption,
+            table.number(b"runtime.asmcgocall"): _make_call_of_c,
         }
 
     def make_shape(self, sizes: Sizes) -> Shape:
@@ -266,6 +292,38 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
         return _WITHOUT
     rows = _insert_by_fp(sizes, frame, left, back)
     return [*(row for row in rows if row[0] < last), (last, _NO_RULE)] if last else rows
+
+
+def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
+    """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
+
+    It saves the goroutine and the distance of its frame from the end of the goroutine's stack,
+    because C may call Go functions, for which the runtime may move that stack. If it was called on
+    such a stack, it only aligns the stack pointer.
+    """
+    switched = _find_switch(code, 0)
+    is_taken = all(_find(code[:switched], word, 0) for word in _TAKEN)
+    kept = code.find(_KEEP_GOROUTINE, switched) + len(_KEEP_GOROUTINE)
+    back = code.find(_FIND_GOROUTINE, kept) + len(_FIND_GOROUTINE)
+    left = code.find(_LEAVE, back) + len(_LEAVE)
+    returned = code.find(_RETURN, left) + len(_RETURN)
+    ends = {end for end, _ in sizes}
+    moves = [at for at, register in find_changes(code) if register == SP and at not in ends]
+    places = [switched, kept - 4 * WORD.size, back, left, returned]
+    if frame != _PUSHED_BYTES or not is_taken or moves != places:
+        return _WITHOUT
+    rows = make_rows(sizes, frame)
+    slot = _LINK_SAVED + pack_number(frame // _SLOT) + _FP_SAVED + pack_number(frame // _SLOT + 1)
+    return [
+        *(row for row in rows if row[0] < switched),
+        (switched, _NO_RULE),
+        (kept, _BY_GOROUTINE + slot),
+        (back, _BY_SP + pack_number(frame)),
+        *(row for row in rows if back < row[0] < left),
+        (left, _BY_SP + pack_number(frame + _PUSHED_BYTES)),
+        (returned, _BY_SP + pack_number(frame)),
+        *(row for row in rows if returned < row[0]),
+    ]
 
 
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES, PROCESSORS, PROGRAMS, KernelOffsets, pack_unwind_config
 from otel_kprofiler.bpf.unwind import RB_TREE
-from otel_kprofiler.elf import FileSource, read_elf
+from otel_kprofiler.elf import ElfFile, FileSource, Source, read_elf
 from otel_kprofiler.model import UserStack, parse_user_stack
 from otel_kprofiler.unwinding.image import image_pages, write_image
-from otel_kprofiler.unwinding.table import find_tables
+from otel_kprofiler.unwinding.table import Tables, find_tables
 from otel_kprofiler.unwinding.vdso_frames import make_vdso_tables
 
 SOURCE = Path(__file__).with_name("native.c")
@@ -86,11 +86,15 @@ class NativeUnwinder:
             source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
             elf = read_elf(source, self._machine)
             tables = find_tables(source, elf) or (None if inode else make_vdso_tables(source, elf))
-            pages = image_pages(tables) if tables else 0
-            image = (ctypes.c_char * (pages * PAGE_BYTES))()
-            if tables:
-                with memoryview(image).cast("B") as view:
-                    write_image(view, source, tables, elf, inode + 1)
+            return self.add_made(source, tables, elf, inode)
+
+    def add_made(self, source: Source, tables: Tables | None, elf: ElfFile, inode: int) -> int:
+        """Loads tables of a file, if any; returns the slot."""
+        pages = image_pages(tables) if tables else 0
+        image = (ctypes.c_char * (pages * PAGE_BYTES))()
+        if tables:
+            with memoryview(image).cast("B") as view:
+                write_image(view, source, tables, elf, inode + 1)
         self._kept.append(image)
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 

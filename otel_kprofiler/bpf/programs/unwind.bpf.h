@@ -146,14 +146,17 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 		if (READ_USER(w->pair[0], *cfa))
 			return stop(w, END_UNREADABLE);
 		*cfa = w->pair[0] + (s64)row->post;
-	} else if (row->cfa_kind == CFA_GOROUTINE) {
-		/* the frame's distance below the end of the stack, which may move; then struct g */
+	} else if (row->cfa_kind >= CFA_GOROUTINE) {
+		u64 goroutine, depth;
+
+		/* the frame's distance below the end of the stack, which may move; struct g */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
-		*cfa = row->post - w->pair[0];
-		if (READ_USER(w->pair[0], w->pair[1] + 8))
+		goroutine = w->pair[row->cfa_kind == CFA_GOROUTINE];
+		depth = w->pair[row->cfa_kind != CFA_GOROUTINE];
+		if (READ_USER(w->pair[0], goroutine + 8))
 			return stop(w, END_UNREADABLE);
-		*cfa += w->pair[0];
+		*cfa = w->pair[0] - depth + row->post;
 	} else if (row->cfa_kind == CFA_PLT && (s32)(w->pc & 15) >= row->post) {
 		*cfa += 8;
 	}

@@ -173,9 +173,17 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	}
 	/* breg7 N + 8; deref; plus_uconst 8; deref; breg7 N; deref; minus; plus_uconst 16 */
 	if ((x & 0xffffffffff00ffULL) == 0x77060823060077ULL && bytes == 12) {
-		w->row.cfa_kind = CFA_GOROUTINE; /* from go_frames.py */
+		w->row.cfa_kind = CFA_GOROUTINE; /* from go_x86.py */
 		w->row.cfa_column = c->sp_column;
 		w->row.cfa_offset = x >> 56;
+		w->row.post = 16;
+		return 0;
+	}
+	/* breg31 0; deref; plus_uconst 8; deref; breg31 8; deref; minus; plus_uconst 16 */
+	if (x == 0x088f06082306008fULL && bytes == 12) {
+		w->row.cfa_kind = CFA_GOROUTINE_A64; /* from go_arm64.py */
+		w->row.cfa_column = c->sp_column;
+		w->row.cfa_offset = 0;
 		w->row.post = 16;
 		return 0;
 	}
@@ -186,7 +194,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	w->row.cfa_column = column;
 	w->row.cfa_offset = offset;
 	w->row.post = 0;
-	/* bregN offset: go_frames.py marks a CFA on another stack by an expression */
+	/* bregN offset: go_x86.py and go_arm64.py mark a CFA on another stack by an expression */
 	if (bytes == length) {
 		w->row.cfa_kind = CFA_ELSEWHERE;
 		return 0;

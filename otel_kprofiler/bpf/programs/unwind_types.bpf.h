@@ -166,7 +166,8 @@ enum cfa_kinds {
 	CFA_DEREFERENCED, /* *(register + offset) + post */
 	CFA_PLT,	  /* x86-64: a PLT entry, with one word more after its push */
 	CFA_ELSEWHERE,	  /* register + offset, on another stack, as are all kinds below */
-	CFA_GOROUTINE,	  /* the goroutine's CFA, as Go's asmcgocall keeps it */
+	CFA_GOROUTINE,	  /* the goroutine's CFA, as Go's asmcgocall keeps it on x86-64 */
+	CFA_GOROUTINE_A64, /* the same on arm64, where the words are in reverse order */
 };
 
 enum register_rules {

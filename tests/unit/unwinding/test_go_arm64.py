@@ -1,8 +1,15 @@
 """Builds unwind tables from Go's for arm64."""
 
+import shutil
+import struct
+
 import pytest
 
+from otel_kprofiler.elf import ElfFile, ImageSource
+from otel_kprofiler.unwinding.frame_writing import Segment
 from otel_kprofiler.unwinding.go_frames import make_tables
+from otel_kprofiler.unwinding.table import Tables
+from tests.truth import native
 from tests.unit.unwinding.go_files import (
     ARM64_EPILOGUE,
     ARM64_ORDINARY,
@@ -221,7 +228,82 @@ def test_functions_that_jump_to_other_stacks_have_rules_up_to_the_first_change(n
 
 def test_other_stack_switches_have_no_rule():
     assert switching(b"runtime.other", [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE]) == WITHOUT
-    assert switching(b"runtime.asmcgocall", [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE]) == WITHOUT
+
+
+SMALL_PROLOGUE = (0xF81F0FFE, STORE_FP, SET_FP)  # str x30, [sp, #-16]!
+SMALL_EPILOGUE = (LOAD_FP, 0xF84107FE, RETURN)
+TAKE_GOROUTINE = (0x910003E2, 0xAA1C03E4)  # mov x2, sp; mov x4, x28
+KEEP_GOROUTINE = (0x910003ED, 0xD10041AD, 0x910001BF, 0xF90003E4, 0xF9400484, 0xCB020084)
+KEEP_DEPTH = 0xF90007E4  # str x4, [sp, #8]
+BACK = (0xF9400785, 0xF94007E6, 0xCB0600A5, 0xAA0903E0, 0x910000BF)
+LEFT = (0xAA0203ED, 0xD10041AD, 0x910001BF, CALL, 0xF94007E2, 0x9100005F)
+
+
+def call_of_c(keep_depth=KEEP_DEPTH, taken=TAKE_GOROUTINE):
+    """Makes runtime.asmcgocall of Go 1.26, shortened."""
+    words = [*SMALL_PROLOGUE, *taken, *LOAD_SP, *KEEP_GOROUTINE, keep_depth, CALL, *BACK]
+    words += [*SMALL_EPILOGUE, TAKE_GOROUTINE[0], *LEFT, *SMALL_EPILOGUE, *[NOP] * 2]
+    sizes = ((4, 0), (88, 16), (92, 0), (128, 16), (140, 0))
+    return Made(b"runtime.asmcgocall", pack_words(*words), sizes, WRITES_SP | ASSEMBLY)
+
+
+GOROUTINE = (0x8F, 0, 6, 0x23, 8, 6, 0x8F, 8, 6, 0x1C, 0x23, 16)
+KEPT_AT = 56
+
+
+def test_c_is_unwound_to_the_goroutine_that_called_it():
+    assert [(at, cfa, ra) for at, cfa, _, ra in rows(call_of_c())] == [
+        (0, (SP, 0), None),
+        (4, (SP, 16), saved(16)),
+        (8, (SP, 16), saved(16)),
+        (28, (SP, 16), UNKNOWN),
+        (KEPT_AT, GOROUTINE, saved(16)),
+        (80, (SP, 16), saved(16)),
+        (88, (SP, 0), None),
+        (92, (SP, 16), saved(16)),
+        (108, (SP, 32), saved(16)),
+        (120, (SP, 16), saved(16)),
+        (128, (SP, 0), None),
+    ]
+
+
+def test_the_caller_of_c_is_unknown_if_its_code_is_not_as_expected():
+    for made in (call_of_c(0xF9000BE4), call_of_c(taken=(NOP, NOP))):
+        assert rows(made) == WITHOUT
+
+
+GOEXIT = Made(b"runtime.goexit", pack_words(0xAA0003E0, CALL, NOP, NOP), ((16, 0),), TOP | ASSEMBLY)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_the_program_unwinds_from_c_to_the_start_of_the_goroutine(tmp_path):
+    """The stack of ``m.g0`` has the goroutine, and how far its frame is from its stack's end."""
+    file, table, segments = go_file([*[ARM64_ORDINARY] * 10, GOEXIT, call_of_c()], quantum=4)
+    maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
+    (goexit, _), (asmcgocall, _) = maker.pairs[-2:]
+    unwinder = native.NativeUnwinder(native.build(tmp_path), "aarch64")
+    pairs = [(start - ADDRESS, entry - ADDRESS) for start, entry in maker.pairs]
+    tables = Tables(
+        ADDRESS, None, len(pairs), Segment(0, 0, ADDRESS),
+        b"".join(struct.pack("<ii", *pair) for pair in pairs), bytes(maker.frames),
+    )  # fmt: skip
+    elf = ElfFile(tuple(segments), (segments[0],), None, None, 0, (0, 0, 0), AARCH64)
+    unwinder.add_made(ImageSource(file), tables, elf, 1)
+    unwinder.add_mapping(TEXT, TEXT + segments[0].size, 0, 1)
+    unwinder.add_memory(TEXT, file[: segments[0].size])
+    system_stack, goroutine, end, depth = 0x10000, 0x20000, 0x31000, 0x100
+    frame = end - depth
+    unwinder.add_memory(system_stack, struct.pack("<2Q", goroutine, depth))
+    unwinder.add_memory(goroutine, struct.pack("<2Q", end - 0x1000, end))
+    stack = bytearray(0x200)
+    struct.pack_into("<2Q", stack, 0x100 - 8, 0x7777, TEXT + 16)  # x29; after the call in main.work
+    struct.pack_into("<Q", stack, 0x100 + 16, goexit + 4)
+    registers = [0] * 34
+    registers[SP], registers[SP + 1] = system_stack, asmcgocall + KEPT_AT + 4
+    result = unwinder.unwind(struct.pack("<34Q", *registers), frame - 0x100, bytes(stack))
+    assert result.addresses == (registers[SP + 1], TEXT + 16)
+    assert result.end.name == "COMPLETE"
 
 
 KEEP, MOVE, RESTORE = 0x910003F4, 0x9100003F, 0x9100029F  # mov x20, sp; mov sp, x1; mov sp, x20
