@@ -206,6 +206,29 @@ test-dist: dist  ## both of these, each installed in an empty environment, and t
 		$(CURDIR)/build/tools/bin/uvx --from $$file otel-kprofiler --version) || exit 1; \
 	done
 
+COMPILED := build/compiled
+
+.PHONY: compiled test-compiled
+compiled:  ## a wheel with compiled modules for this Python and processor, in build/compiled (needs gcc)
+	rm -rf $(COMPILED)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m build -w -o $(COMPILED) .
+
+# In a copy of the clone, the package is a link to the installed one.
+test-compiled: compiled  ## that wheel in an empty environment: requests equal to those of the sources; unit, property, fuzz and main live tests (as root)
+	$(BIN)/python -m venv $(COMPILED)/env
+	$(COMPILED)/env/bin/python -m pip install -q "$$(echo $(COMPILED)/*.whl)[test]"
+	$(BIN)/python -m tests.compiled $(CURDIR)/$(COMPILED)/env/bin/python
+	mkdir $(COMPILED)/tree
+	git ls-files -coz --exclude-standard | grep -zv ^otel_kprofiler/ | \
+		xargs -0 cp -a --parents -t $(COMPILED)/tree
+	ln -s $(CURDIR)/$(COMPILED)/env/lib/python3*/site-packages/otel_kprofiler* $(COMPILED)/tree
+	rm $(COMPILED)/tree/*.dist-info
+	cd $(COMPILED)/tree && KPROFILER_COMPILED=1 ../env/bin/python -m pytest -m 'not long' -n 2 \
+		--dist loadfile tests/unit tests/property tests/fuzz
+	cd $(COMPILED)/tree && KPROFILER_COMPILED=1 ../env/bin/python -m pytest -m 'not long' \
+		$(addprefix tests/live/test_,$(addsuffix .py,accounts embedding forks python_frames \
+		record_command reload resolvers sampler span_links user_names waits))
+
 deb:  ## Debian package for this release, with a virtual environment of its own: REVISION=1
 	REVISION=$(or $(REVISION),1) config/debian/build.sh
 

@@ -36,6 +36,7 @@ from otel_kprofiler.otlp.conventions import SCHEMA_URL
 from otel_kprofiler.otlp.dictionary import Dictionary
 from otel_kprofiler.otlp.frequent import intern_frequent
 from otel_kprofiler.otlp.json_form import JsonWriter
+from otel_kprofiler.otlp.pause import go_on
 from otel_kprofiler.otlp.protobuf import ProtobufWriter
 from otel_kprofiler.otlp.scope import Scope
 from otel_kprofiler.otlp.wait_attributes import total_attributes
@@ -139,7 +140,7 @@ def encode_window(
         max_bytes=max_bytes,
         new_id=new_id,
         accounts={profile.kind: account_attributes(profile) for profile in window.profiles},
-        pause=pause or _go_on,
+        pause=pause or go_on,
     )
     units = _units(options)
     if not units:
@@ -152,10 +153,6 @@ def encode_empty(form: Form) -> bytes:
     """Encode a request without profiles. The dictionary is complete, as some receivers require."""
     writer = _WRITERS[form]
     return writer.request((), Dictionary(writer, AttributeForm.INLINE).tables.entries)
-
-
-def _go_on() -> None:
-    """Do nothing; the default ``pause``."""
 
 
 def _owner(resource: Resource) -> _Owner:

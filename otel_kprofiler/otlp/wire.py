@@ -52,9 +52,10 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             shift += 7
             if shift > _MAX_SHIFT:
                 raise ValueError("a varint is longer than 10 bytes")
+        return (value | byte << shift) & MASK_64, at + 1
     except IndexError:
-        raise ValueError("a varint is truncated") from None
-    return (value | byte << shift) & MASK_64, at + 1
+        pass
+    raise ValueError("a varint is truncated")
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

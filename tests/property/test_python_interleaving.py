@@ -25,7 +25,7 @@ from otel_kprofiler.symbols import Interleaver
 
 KERNEL = Side(KERNEL_SIDE, (Frame(None, 1, (Line("vfs_read"),), 0, KERNEL_SIDE),))
 CUT = StackStatus(21)
-BUILD_ID = bytes(20)
+BUILD_ID = "b" * 40
 C_FRAMES = st.lists(st.sampled_from(["cfunction_call", "memcpy", "PyObject_Call"]), max_size=4)
 EVALUATION = st.sampled_from(["_PyEval_EvalFrameDefault", "_PyEval_EvalFrameDefault.cold"])
 NAMES = st.integers(1, 20).map("f{}".format)
