@@ -45,7 +45,7 @@ class Notifier:
         return (self.watchdog_interval_s or float("inf")) / 4
 
     def ready(self, status: str) -> None:
-        """Report that the service has started or finished a reload."""
+        """Report that the service is up, or that a reload has finished."""
         self._report(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:

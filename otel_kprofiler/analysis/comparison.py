@@ -80,7 +80,7 @@ def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) 
 
     Args:
         before: the first side.
-        after: the second side, of the same kind of samples.
+        after: the second side, of the same kind of sample.
         grouping: function that groups samples, such as a value of ``GROUPINGS``.
         per_second: whether to compare weights per second instead of shares of all samples.
     """

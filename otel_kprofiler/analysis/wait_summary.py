@@ -35,7 +35,7 @@ class WaitSummary(NamedTuple):
 def summarize_waits(
     samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
 ) -> WaitSummary | None:
-    """Summarizes the waits of one kind of samples; returns None if there are no exact totals.
+    """Summarizes the waits of one kind of sample; returns None if there are no exact totals.
 
     Args:
         samples: the selected samples.

@@ -74,7 +74,7 @@ def table(
     Args:
         by: name of the grouping, such as ``function``.
         changes: the changes to list, in order.
-        kind: the kind of samples.
+        kind: the kind of sample.
         way: the quantity that was compared.
         width: width of the terminal; None for no limit.
     """

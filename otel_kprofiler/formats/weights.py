@@ -27,7 +27,7 @@ class Weighed(NamedTuple):
 class Weights:
     """The weights of the samples in some windows.
 
-    If there is a single kind of samples, the weights are the samples' values. If there are several
+    If there is a single kind of sample, the weights are the samples' values. If there are several
     kinds, weights are measures such as time, and each kind has a root.
 
     Attributes:

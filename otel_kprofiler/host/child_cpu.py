@@ -101,8 +101,8 @@ class MeteredChild(subprocess.Popen[bytes]):
                 self.has_status = True
                 self.cpu_ns = self._read_clock()
             except OSError:
-                # Another thread has reaped the child, or the kernel has because this process
-                # ignores SIGCHLD: the child's CPU time is lost.
+                # The child was already reaped, by another thread, or by the kernel because this
+                # process ignores SIGCHLD. Its CPU time is lost.
                 return super().wait(timeout)
         return super().wait()
 

@@ -1,4 +1,4 @@
-"""Schedules work caused by processes fairly, within a long-term share of one CPU."""
+"""Fairly schedules the agent's work on behalf of processes, within a long-term share of one CPU."""
 
 from __future__ import annotations
 

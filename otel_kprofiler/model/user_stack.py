@@ -180,7 +180,7 @@ def find_user_addresses(raw: bytes) -> array[int]:
 def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
     """Marks the trampolines to which signal handlers return as frames with exact addresses.
 
-    The kernel pushes a trampoline's first instruction as the handler's return address: no call
+    The handler's return address is a trampoline's first instruction: no call
     precedes it, and the byte before it may belong to another function.
     """
     marked: array[int] | None = None

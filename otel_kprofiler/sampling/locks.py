@@ -95,7 +95,7 @@ class Locks(TracedPrograms):
         spec: the configured lock-contention event.
         files: reads files of the host.
         program: the loaded object.
-        traced: the CPUs on which waits are measured if they begin there.
+        traced: the CPUs whose waits are measured; a wait belongs to the CPU on which it begins.
         possible: the exclusive upper bound of CPU numbers.
         cpus: the CPUs to sample; empty means all.
 

@@ -149,7 +149,7 @@ class _Writer:
         offsets = (0, 0) if has_watcher else (find_context_offset(), find_entered_offset())
         if None in offsets:
             raise HostError(
-                "cannot publish the current span of each thread: this interpreter is not CPython's"
+                "cannot publish the current span of each thread: this interpreter is not CPython"
             )
         try:
             library = load()
@@ -201,7 +201,7 @@ def _methods(kind: type) -> dict[str, Any]:
     (methods,) = gc.get_referents(kind.__dict__)
     if not isinstance(methods, dict):
         raise HostError(
-            "cannot publish the current span of each thread: this interpreter is not CPython's"
+            "cannot publish the current span of each thread: this interpreter is not CPython"
         )
     return methods
 

@@ -23,7 +23,7 @@ enum {
 	MAX_THREADS = 1024,
 	MAX_LEVELS = 8, /* in a HAMT: 32 bits of hash, five per level, and a node of equal hashes */
 	MAX_EQUAL_HASHES = 8,
-	MAX_PROBES = 32, /* limit on the probes of a dictionary look-up */
+	MAX_PROBES = 32, /* limit on the probes of a dictionary lookup */
 	MAX_LOG2_SIZE = 15, /* limit on a dictionary's index table: up to two bytes per index */
 	SPAN_CLASSES = 4,
 };

@@ -17,7 +17,7 @@ enum wait_states {
 	WAIT_STATES,
 };
 
-/* Task states: ABI of tools that read /proc, include/linux/sched.h. */
+/* Task states, from include/linux/sched.h; tools that read /proc rely on them. */
 enum task_states {
 	TASK_INTERRUPTIBLE = 0x1,
 	TASK_UNINTERRUPTIBLE = 0x2,

@@ -115,7 +115,7 @@ class PidFilter:
     """Resolves only addresses in the kernel and in selected processes.
 
     Args:
-        resolver: performs the look-ups; closed with this object.
+        resolver: performs the lookups; closed with this object.
         pids: ids of the processes; may change at any time.
     """
 

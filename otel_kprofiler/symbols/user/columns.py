@@ -1,6 +1,6 @@
 """Columns of function tables, and their copies in temporary files.
 
-A look-up touches a few pages of a table. In a file, the other pages are page cache, which the
+A lookup touches a few pages of a table. In a file, the other pages are page cache, which the
 kernel reclaims when a cgroup reaches its limit; anonymous memory would stay until the table is
 evicted.
 """

@@ -52,10 +52,10 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 class DrgnLines:
     """The source lines and inlined functions of one file.
 
-    Thread-safe; performs one look-up at a time.
+    Thread-safe; performs one lookup at a time.
 
-    A look-up takes about 0.3 ms, but seconds at worst, so threads that sample must not perform
-    look-ups. A worker that takes too long or exits is replaced; after three such failures, look-ups
+    A lookup takes about 0.3 ms, but seconds at worst, so threads that sample must not perform
+    lookups. A worker that takes too long or exits is replaced; after three such failures, lookups
     return nothing. Inlined functions have their source names, without namespaces or parameters.
     Split DWARF files are read from the paths recorded in the file, on this host.
 

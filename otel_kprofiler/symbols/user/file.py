@@ -19,7 +19,7 @@ class NamedAddress(NamedTuple):
         lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the physical function; 0 if there is none.
         unresolved: why there is no name; None if there is a name.
-        is_interim: whether a later look-up may return more, such as lines, or the names of an
+        is_interim: whether a later lookup may return more, such as lines, or the names of an
             evicted file that is being reread.
     """
 

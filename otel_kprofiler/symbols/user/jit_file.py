@@ -235,7 +235,8 @@ def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
     try:
         return Writer(int(fields[b"Uid"].split()[1]), int(fields[b"NSpid"].split()[-1]))
     except (KeyError, ValueError, IndexError) as error:
-        raise FileNotFoundError("the status of a process has no valid user or pid") from error
+        text = f"/proc/{process.tgid}/status has no valid Uid or NSpid"
+        raise FileNotFoundError(text) from error
 
 
 def is_only_of(writer: Writer, status: os.stat_result) -> bool:

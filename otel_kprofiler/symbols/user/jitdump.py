@@ -229,7 +229,7 @@ _Entry = tuple[int, int, bytes]
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
-    """Splits a record of lines into entries. Raises ``ValueError`` and ``struct.error``."""
+    """Splits a debug-info record into line entries. Raises ``ValueError`` and ``struct.error``."""
     entries = []
     at, file = _TABLE.size, b""
     for _ in range(min(count, len(body) // _ENTRY.size)):

@@ -1,6 +1,6 @@
 """Reads source lines and inlined functions of user files from their DWARF.
 
-symbolic converts a file's DWARF once, in a child process, to a format in which a look-up reads
+symbolic converts a file's DWARF once, in a child process, to a format in which a lookup reads
 only a few pages.
 """
 
@@ -68,7 +68,8 @@ class ConversionLimits(NamedTuple):
     Attributes:
         file_bytes: maximum size of the file.
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
-            left. Converting a debug file of 11 MB takes 60 MB, and of 350 MB about 1 GB.
+            left. Converting an 11 MB debug file takes 60 MB of memory; a 350 MB file takes about 1
+            GB.
         result_bytes: size limit of the result, which is kept on disk.
         cpu: CPU time limit, which depends on the size of the uncompressed DWARF. It is five times
             the CPU time for the output of C, C++, Rust and Go compilers.

@@ -125,7 +125,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with new names, and every 30 s to force new look-ups."""
+        """Returns a number that grows with new names, and every 30 s to force new lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(

@@ -102,7 +102,7 @@ class Entry(NamedTuple):
 
     Attributes:
         file: the symbol names, shared with identical files.
-        wanted: how to open one of the identical files.
+        wanted: how to open the file, or a file identical to it.
     """
 
     file: QueuedFile
@@ -114,7 +114,7 @@ class Waiting(NamedTuple):
 
     Attributes:
         file: receives the symbol names.
-        wanted: how to open one of the identical files.
+        wanted: how to open the file, or a file identical to it.
         content: the open file, or its image in memory; None if the file must be reopened.
     """
 

@@ -74,7 +74,7 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each loaded file, and when look-ups must be repeated."""
+        """Returns a number that grows with each loaded file, and when lookups must be repeated."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
@@ -176,7 +176,7 @@ class _Words(dict[int, Frame]):
     """Caches the frames of all stacks with the same mappings, by stack word.
 
     Attributes:
-        pending: number of look-ups of frames that may be improved later.
+        pending: number of lookups of frames that may be improved later.
         may_have_code: whether a word has a frame outside files.
         has_signals: whether a word has a frame that a signal interrupted.
     """
@@ -315,7 +315,7 @@ class UserResolver(Stateless):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows when files are added, and when look-ups must be repeated."""
+        """Returns a number that grows when files are added, and when lookups must be repeated."""
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:

@@ -2,7 +2,7 @@
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
 https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The format is
-designed to be mapped and read in place, so a look-up touches a few pages and needs no library.
+designed to be mapped and read in place, so a lookup touches a few pages and needs no library.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class SymCache:
         return 0
 
     def close(self) -> None:
-        """Does nothing, because the data is released after the last look-up."""
+        """Does nothing, because the data is released after the last lookup."""
 
     def _name(self, index: int) -> _Name:
         name = _NAMES.get((self._number, index))

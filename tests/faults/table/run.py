@@ -243,7 +243,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a kind of samples, and the difference in its accounts.
+        """Returns an exporter's counts for a kind of sample, and the difference in its accounts.
 
         Samples are compared with the printed accounts. They are also compared with the accounts in
         the data if these are complete: the end of a stream may be missing because the spool was

@@ -40,7 +40,7 @@ def test_a_pod_has_names_once_the_kubelet_has_written_them(host):
     first = places.read(5)
     assert first == {"container.id": ID, "k8s.pod.uid": UID}
     host(f"/var/log/containers/shop-7f-x_default_cart-{ID}.log", "")
-    assert not places.name(first)  # the last look-up is too recent
+    assert not places.name(first)  # the last lookup is too recent
     host.now = 1.5
     names = {
         "k8s.container.name": "cart",

@@ -68,7 +68,7 @@ def test_personality_and_language_data_come_before_the_encoding():
     assert len(make_pairs(frames, 0x1000, 0x1000)) == 8
 
 
-def test_terminators_between_two_objects_entries_are_skipped():
+def test_terminators_between_entries_of_two_object_files_are_skipped():
     frames = cie()
     frames += fde(frames, 0x3000) + bytes(4)
     frames += fde(frames, 0x4000) + bytes(4)
