@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from otel_kprofiler.symbols.kernel import kallsyms
@@ -165,6 +165,11 @@ def check_is_right(table, symbols):
 
 
 @given(ITEMS, DAMAGE, st.integers(1, 500))
+@example(
+    items=[(1, "label", "t", "a"), (1, "label", "t", "b"), (16, "function", "t", "c")],
+    harm=[(5, "swap")],  # the function after the second padding is skipped
+    size=1,
+)
 @settings(max_examples=300, deadline=None)
 def test_a_damaged_file_never_causes_a_wrong_name(items, harm, size):
     symbols = make_symbols(items)
