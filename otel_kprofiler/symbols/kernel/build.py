@@ -79,21 +79,21 @@ class TableBuilder:
             starts = list(compress(addresses, keep))
             padded = bytearray(compress(all_classes, keep)).translate(_IS_PAD)
             if 1 in padded:
-                before = list(compress([self._last_address, *addresses], keep))
-                self._drop_distant(padded, before, starts)
+                previous = list(compress([self._last_address, *addresses], keep))
+                self._drop_distant(padded, previous, starts)
             self._append(starts, list(compress(names, keep)), bytes(padded))
         self._last_class = classes[-1]
         self._last_address = addresses[-1]
         return True
 
     def _drop_distant(
-        self, padded: bytearray, before: Sequence[bytes], starts: Sequence[bytes]
+        self, padded: bytearray, previous: Sequence[bytes], starts: Sequence[bytes]
     ) -> None:
         """Clear the flags of functions that do not start at the end of the pad before them.
 
         The function of such a pad is missing.
         """
-        pads, functions = (parse_addresses(compress(side, padded)) for side in (before, starts))
+        pads, functions = (parse_addresses(compress(side, padded)) for side in (previous, starts))
         distant = map(ne, map(sub, functions, pads), repeat(self._pad))
         for index in list(compress(compress(range(len(padded)), padded), distant)):
             padded[index] = 0
