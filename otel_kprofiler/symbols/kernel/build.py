@@ -6,10 +6,10 @@ import re
 import sys
 from array import array
 from binascii import unhexlify
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import compress, islice, repeat
-from operator import ge, ne, sub
+from operator import ge
 from typing import Final
 
 from otel_kprofiler.symbols.kernel.names import END_OF_TEXT, PAD_PREFIX, alias_rank
@@ -75,28 +75,12 @@ class TableBuilder:
         all_classes = bytes([self._last_class]) + classes
         if not self._pad:
             self._pad = _measure_pad([self._last_address, *addresses], all_classes)
-        if 1 in keep:
-            starts = list(compress(addresses, keep))
-            padded = bytearray(compress(all_classes, keep)).translate(_IS_PAD)
-            if 1 in padded:
-                previous = list(compress([self._last_address, *addresses], keep))
-                self._drop_distant(padded, previous, starts)
-            self._append(starts, list(compress(names, keep)), bytes(padded))
         self._last_class = classes[-1]
         self._last_address = addresses[-1]
+        if 1 in keep:
+            padded = bytes(compress(all_classes, keep)).translate(_IS_PAD)
+            self._append(list(compress(addresses, keep)), list(compress(names, keep)), padded)
         return True
-
-    def _drop_distant(
-        self, padded: bytearray, previous: Sequence[bytes], starts: Sequence[bytes]
-    ) -> None:
-        """Clear the flags of functions that do not start at the end of the pad before them.
-
-        The function of such a pad is missing.
-        """
-        pads, functions = (parse_addresses(compress(side, padded)) for side in (previous, starts))
-        distant = map(ne, map(sub, functions, pads), repeat(self._pad))
-        for index in list(compress(compress(range(len(padded)), padded), distant)):
-            padded[index] = 0
 
     def end_pad(self) -> None:
         """Turn the last symbol into an end if it is a pad, because its function may be missing."""
@@ -118,7 +102,9 @@ class TableBuilder:
         return SymbolTable(entries, max_function=max_function)
 
     def _append(self, addresses: list[bytes], names: list[bytes], padded: bytes) -> None:
-        values = parse_addresses(addresses)
+        values = array("Q", unhexlify(b"".join(addresses)))
+        if sys.byteorder == "little":
+            values.byteswap()
         try:
             lengths = bytes(map(len, names))
         except ValueError:  # a name of more than 255 bytes
@@ -151,14 +137,6 @@ class TableBuilder:
             if index < len(classes) and classes[index] == _OTHER:
                 indices.append(index)
         return indices
-
-
-def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
-    """Converts addresses of 16 hexadecimal digits to numbers."""
-    values = array("Q", unhexlify(b"".join(addresses)))
-    if sys.byteorder == "little":
-        values.byteswap()
-    return values
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:

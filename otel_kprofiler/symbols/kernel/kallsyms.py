@@ -8,6 +8,7 @@ unsorted blocks follow: the live modules, ftrace's clones of the init functions 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from binascii import unhexlify
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,12 +17,7 @@ from operator import ne
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import is_mapping_symbol, marks_data
-from otel_kprofiler.symbols.kernel.build import (
-    END_TYPE,
-    TEXT_TYPES,
-    TableBuilder,
-    parse_addresses,
-)
+from otel_kprofiler.symbols.kernel.build import END_TYPE, TEXT_TYPES, TableBuilder
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, PREAMBLE
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
 
@@ -109,7 +105,7 @@ class _Fields(NamedTuple):
     def split(self) -> tuple[_Fields, array[int]]:
         """Returns the code symbols, and the addresses of the other symbols."""
         text = self.where(self.types.translate(_IS_TEXT))
-        return text, parse_addresses(compress(self.addresses, self.types.translate(_IS_OTHER)))
+        return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
 
 
 class KallsymsParser:
@@ -162,8 +158,10 @@ class KallsymsParser:
         bad_lines = self.bad_lines + core.dropped
         blocks = self._blocks
         if self._skipped:
-            core = core.with_ends(self._skipped)
-            blocks = {name: table.with_ends(self._skipped) for name, table in blocks.items()}
+            core = core.with_ends(self._skipped, missing=True)
+            blocks = {
+                name: table.with_ends(self._skipped, missing=True) for name, table in blocks.items()
+            }
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
 
     def _fold_preambles(self, text: bytes) -> bytes:
@@ -274,7 +272,7 @@ class KallsymsParser:
             part, others = (part.without_mapping_symbols() if has_marks else part).split()
             if not (modules[start].startswith(b"[") and modules[start].endswith(b"]")):
                 self.bad_lines += end - start
-                self._skipped += parse_addresses(fields.addresses[start:end])
+                self._skipped += _values(fields.addresses[start:end])
             elif self._open is not None and modules[start] == self._module:
                 self._open = self._open.plus(part)
                 self._others += others
@@ -308,10 +306,10 @@ class KallsymsParser:
         if is_module and (not following or following in self._blocks or following in NO_MODULES):
             fields, clones = _split_clones(fields)
             self._add_freed(clones, name)
-            self._others += parse_addresses(clones.addresses)
+            self._others += _values(clones.addresses)
         if self._skipped:  # the function after the padding may have been skipped
             pads = [symbol.startswith(PAD_PREFIX) for symbol in fields.names]
-            self._others += parse_addresses(fields.where(pads).addresses)
+            self._others += _values(fields.where(pads).addresses)
             fields = fields.where([not pad for pad in pads])
         builder = TableBuilder()
         for part in _sort_code(fields, self._others):
@@ -426,3 +424,11 @@ def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
 
 def _block_name(brackets: bytes) -> str:
     return brackets.strip(b"[]").decode("utf-8", "backslashreplace")
+
+
+def _values(addresses: Iterable[bytes]) -> array[int]:
+    """Converts addresses of 16 hexadecimal digits to numbers."""
+    values = array("Q", unhexlify(b"".join(addresses)))
+    if sys.byteorder == "little":
+        values.byteswap()
+    return values

@@ -250,10 +250,15 @@ class SymbolTable:
         span = range(bisect_left(self._offsets, offset), bisect_right(self._offsets, offset))
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
-    def with_ends(self, ends: Iterable[int]) -> SymbolTable:
+    def with_ends(self, ends: Iterable[int], *, missing: bool = False) -> SymbolTable:
         """Returns a copy in which code from each of these addresses to the next symbol has no name.
 
         An end inside padding removes all of the padding.
+
+        Args:
+            ends: the addresses.
+            missing: whether functions that the table lacks start there; the padding before the next
+                function may be theirs, and is removed.
         """
         pending = sorted(set(ends), reverse=True)
         addresses, lengths, padded = array("Q"), bytearray(), bytearray()
@@ -271,7 +276,7 @@ class SymbolTable:
             while pending and pending[-1] < start:
                 end = pending.pop()
                 end_at(first if addresses and addresses[-1] < first < end else end)
-                is_padded = is_padded and end <= first
+                is_padded = is_padded and not missing and end <= first
             if length == _LONG:
                 long[len(addresses)] = self._long[index]
             addresses.append(start)
