@@ -1,4 +1,4 @@
-"""Compiles modules of the wheel with mypyc; `pyproject.toml` lists them, and says when."""
+"""Compiles the modules that `pyproject.toml` lists with mypyc, if the hook is enabled."""
 
 import os
 import subprocess

@@ -17,7 +17,7 @@ _CALM_ROUNDS: Final = 6
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""Maximum factor by which one step lowers the sampling rate."""
+"""One step divides the sampling rate by at most this."""
 
 
 class Usage(NamedTuple):

@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum time by which the last metrics export may delay a reload or shutdown."""
+"""Maximum delay of a reload or shutdown by the last metrics export."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig

@@ -53,7 +53,7 @@ class Weighed(NamedTuple):
 
 NO_SPAN: Final = Key("[no span]")
 NONE: Final = "-"
-"""Group name for samples that lack the attribute by which they are grouped."""
+"""Name of the group of samples that lack the grouping attribute."""
 LABEL: Final = "label:"
 """Prefix that marks a name as a label, not an attribute."""
 

@@ -171,7 +171,7 @@ class CpuLines(MappedWords):
 
     Args:
         map_fd: descriptor of the map.
-        cpus: number of CPUs, each of which has a line of counters for each event.
+        cpus: number of CPUs; each event has a line of counters for each CPU.
         events: number of events besides cpu-clock.
     """
 

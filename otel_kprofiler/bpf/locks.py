@@ -93,7 +93,7 @@ class LockLines(MappedWords):
 
     Args:
         map_fd: descriptor of the map.
-        cpus: number of CPUs, each of which has a line.
+        cpus: number of CPUs; there is a line for each CPU.
     """
 
     def __init__(self, map_fd: int, cpus: int) -> None:

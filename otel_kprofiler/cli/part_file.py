@@ -25,7 +25,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Possible tags of a message's first field, by which part files are recognized."""
+"""Tags of a message's first field, which identify part files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 

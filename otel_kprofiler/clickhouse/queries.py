@@ -16,7 +16,7 @@ from otel_kprofiler.model import SIDES
 from otel_kprofiler.otlp import STACK_STATUS, STREAM_ID, WAIT_CAUSE, WAIT_STATE, WINDOW_PREFIX
 
 _LONGEST_PROFILE_NS: Final = 3_600_000_000_000
-"""Maximum time by which a profile with samples in a time range may begin before the range."""
+"""A profile with samples in a time range begins at most this long before the range."""
 KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"

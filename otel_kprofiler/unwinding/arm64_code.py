@@ -1,8 +1,8 @@
 """Finds arm64 instructions that change the frame pointer, the link register or the stack pointer.
 
 Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1 ("A64 instruction set
-encoding"). Where an encoding is not distinguished from one that changes a register, it counts as
-one that does. Imported by a child process that imports only a few modules of this package.
+encoding"). Encodings that are not distinguished here count as changing the register. Imported by a
+child process that imports only a few modules of this package.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import Final
 FP, LINK, SP = 29, 30, 31
 """Numbers of registers, as in DWARF; as a destination, 31 may instead discard the result."""
 WORD: Final = struct.Struct("<I")
+CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0"
+"""Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0."""
+NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"
+"""def_cfa sp 16, which only has to be above sp; val_expression x30, without operations."""
 _PC_BYTES: Final = WORD.size
 
 

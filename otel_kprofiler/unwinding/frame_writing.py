@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 MEMORY_BYTES: Final = 1 << 30
 """Limit on the address space of a process that makes tables, in bytes."""
 COUNT: Final = struct.Struct("<I")
+PAIR: Final = struct.Struct("<ii")
+"""A row of the search table: a function's start and its entry, relative to the table's origin."""
 """Format of the number of pairs, which precedes the pairs in the output."""
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
 # undefined rbx, r12 to r15.
@@ -35,7 +37,6 @@ NO_CALLER: Final = b"\7\x10"
 NO_RULE: Final = b"\x16\x10\0"
 """CFA instruction val_expression rip without operations, which truncates the stack."""
 _ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
-_PAIR: Final = struct.Struct("<ii")
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 
 Rows = list[tuple[int, bytes]]
@@ -105,7 +106,7 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
     """Packs the tables. Raises ``ValueError`` if a function is out of range."""
     try:
         rows = [(start - origin, entry - origin) for start, entry in made]
-        rows += _PAIR.iter_unpack(pairs)
+        rows += PAIR.iter_unpack(pairs)
         rows.sort()
         search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
     except struct.error as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from otel_kprofiler.elf import ElfError, ElfFile, Source, find_offset, read_dynamic_linker
+from otel_kprofiler.unwinding.frame_writing import PAIR
 from otel_kprofiler.unwinding.table import Tables, read_chunks
 
 Gap = tuple[int, int]
@@ -31,7 +32,6 @@ _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOT
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
 _ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
-_PAIR: Final = struct.Struct("<ii")
 _SIZE_AT: Final = 12
 """Offset of the function's size in an entry with 32-bit pointers, which linkers write."""
 _SIZE: Final = struct.Struct("<I")
@@ -132,10 +132,10 @@ def _covered(
 def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
     """Yields the search table's pairs: distances of a function and its entry from the origin."""
     if tables.search_offset is None:
-        yield from _PAIR.iter_unpack(tables.made)
+        yield from PAIR.iter_unpack(tables.made)
         return
     for chunk in read_chunks(source, tables.search_offset, tables.search_bytes):
-        yield from _PAIR.iter_unpack(chunk)
+        yield from PAIR.iter_unpack(chunk)
 
 
 def _size(source: Source, elf: ElfFile, entry: int) -> int:

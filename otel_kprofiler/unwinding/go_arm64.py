@@ -3,7 +3,7 @@
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). Compiled functions do so in one
 way. In those written in assembly, every instruction that may change x29, x30 or the stack pointer
-is looked at: what they do not prove has no rule. Functions that switch stacks are recognized by
+is checked; code that it makes uncertain has no rule. Functions that switch stacks are recognized by
 their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from otel_kprofiler.unwinding.arm64_code import FP, LINK, SP, WORD, find_changes
+from otel_kprofiler.unwinding.arm64_code import CIE_REST, FP, LINK, NO_RULE, SP, WORD, find_changes
 from otel_kprofiler.unwinding.frame_writing import Rows, make_program, pack_number
 from otel_kprofiler.unwinding.go_table import (
     IN_ASSEMBLY,
@@ -25,8 +25,6 @@ from otel_kprofiler.unwinding.go_table import (
 )
 
 _NO_CALLER: Final = b"\7\x1e"  # undefined x30
-_NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"
-"""def_cfa sp 16, which only has to be above sp; val_expression x30, without operations."""
 _CFA_OFFSET: Final = b"\x0e"  # def_cfa_offset
 _BY_SP: Final = b"\x0c\x1f"  # def_cfa sp
 _BY_FP: Final = b"\x0f\2\x8d"  # def_cfa_expression: breg29 with a one-byte offset
@@ -81,7 +79,7 @@ _PUSHED_BYTES: Final = 16
 make it call another (``runtime/signal_arm64.go``).
 """
 
-_WITHOUT: Final[Rows] = [(0, _NO_RULE)]
+_WITHOUT: Final[Rows] = [(0, NO_RULE)]
 
 
 def make_rows(
@@ -110,7 +108,7 @@ def make_rows(
     for end, size in sizes:
         if size != now:
             if now - size >= _MAX_ADD or (not frame and size - now >= _MAX_ADD):
-                rows.append((at - WORD.size, _NO_RULE))
+                rows.append((at - WORD.size, NO_RULE))
             code = _BY_SP + pack_number(size + pushed)
             if not size:
                 rows.append((at, code + _LINK_KEPT + fp_kept))
@@ -127,9 +125,8 @@ class Arm64:
     """Makes the rows of functions of a table."""
 
     QUANTUM: Final = 4
-    # Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0; undefined
-    # x19 to x28.
-    CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0" + b"".join(b"\7%c" % n for n in range(19, 29))
+    # undefined x19 to x28
+    CIE_REST: Final = CIE_REST + b"".join(b"\7%c" % n for n in range(19, 29))
     SIGRETURN: Final = bytes.fromhex("681180d2010000d4")  # mov x8, #139; svc #0
     SPECIAL: Final = TOP_FRAME | WRITES_SP | IN_ASSEMBLY
     SPECIAL_NAMES: Final = (b"runtime.sigpanic",)
@@ -291,7 +288,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
     if last and last < back:
         return _WITHOUT
     rows = _insert_by_fp(sizes, frame, left, back)
-    return [*(row for row in rows if row[0] < last), (last, _NO_RULE)] if last else rows
+    return [*(row for row in rows if row[0] < last), (last, NO_RULE)] if last else rows
 
 
 def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
@@ -316,7 +313,7 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
     slot = _LINK_SAVED + pack_number(frame // _SLOT) + _FP_SAVED + pack_number(frame // _SLOT + 1)
     return [
         *(row for row in rows if row[0] < switched),
-        (switched, _NO_RULE),
+        (switched, NO_RULE),
         (kept, _BY_GOROUTINE + slot),
         (back, _BY_SP + pack_number(frame)),
         *(row for row in rows if back < row[0] < left),
@@ -334,7 +331,7 @@ def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
     """
     for at, register in find_changes(code):
         if register != FP:
-            return [(0, b""), (at - WORD.size if register == LINK else at, _NO_RULE)]
+            return [(0, b""), (at - WORD.size if register == LINK else at, NO_RULE)]
     return _WITHOUT
 
 
@@ -363,5 +360,5 @@ def _make_preemption(sizes: Sizes, _frame: int, code: bytes) -> Rows:
         (0, _CFA_OFFSET + pack_number(_PUSHED_BYTES)),
         (first, _CFA_OFFSET + pack_number(slot * _SLOT) + _LINK_SAVED + pack_number(slot)),
         (first + WORD.size, _FP_SAVED + pack_number(slot + 1)),
-        (end, _NO_RULE),
+        (end, NO_RULE),
     ]

@@ -2,7 +2,7 @@
 
 Go's compiler writes no ``.eh_frame``, and frame pointers skip the caller of a function that has no
 frame, or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which has the
-frame size at every instruction. What rows need besides is in a module for each processor.
+frame size at every instruction. A module for each processor makes the rows.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -40,7 +40,7 @@ _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgoc
 interrupted, or, for Go functions called by C, the instruction at which the goroutine called C.
 """
 _SPARE_BYTES: Final = 4096
-"""Bytes by which the result may exceed the table; it usually has a fifth of the table's size."""
+"""Bytes by which the entries may exceed the table; they usually take a fifth of its size."""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions to check for the instructions that save registers, and the fraction that must
 have them.
@@ -161,7 +161,7 @@ def make_tables(
         ValueError: the table is damaged or of an unknown version, or the machine is another.
     """
     if machine not in _MACHINES:
-        raise ValueError(f"a table of machine {machine}")
+        raise ValueError(f"Go's tables of machine {machine} are not supported")
     kind = _MACHINES[machine]
     table = Table(file[table_at.offset : table_at.offset + table_at.size], kind.QUANTUM)
     code, rows = Code(file, segments), kind(table)
@@ -173,7 +173,7 @@ def make_tables(
             if len(maker.frames) > table_at.size + _SPARE_BYTES:
                 raise ValueError("the unwind entries are larger than the table")
     except (IndexError, struct.error) as error:
-        raise ValueError(f"a function: {error}") from error
+        raise ValueError(f"the row of a function is damaged: {error}") from error
     return maker
 
 

@@ -39,7 +39,7 @@ class Shape(NamedTuple):
         saving_at: offset of ``saving`` in the code.
         saving: instructions that save the caller's registers, which the code must have; empty if
             it saves none.
-        program: CFA program; empty if the code decides about it.
+        program: CFA program; empty if the rules depend on the code.
     """
 
     size: int
@@ -62,12 +62,12 @@ class Table:
 
     Args:
         data: the table.
-        quantum: size in bytes of which all instructions' sizes are multiples.
+        quantum: size of the smallest instruction, in bytes.
     """
 
     def __init__(self, data: bytes, quantum: int) -> None:
         if len(data) < _HEADER.size:
-            raise ValueError("no table")
+            raise ValueError("the table is shorter than its header")
         magic, _, unit, word, count, _, text, names, *_, sizes, rows = _HEADER.unpack_from(data)
         if (magic, unit, word) != (_MAGIC, quantum, 8):
             raise ValueError(f"an unsupported table version: {magic:#x}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from otel_kprofiler.host import (
     identify_content,
 )
 from otel_kprofiler.model import Segment
-from otel_kprofiler.unwinding.frame_writing import COUNT, MEMORY_BYTES
+from otel_kprofiler.unwinding.frame_writing import COUNT, MEMORY_BYTES, PAIR
 from otel_kprofiler.unwinding.gaps import Gap, find_starts
 from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 from otel_kprofiler.unwinding.table import ENTRY_BYTES, MAX_ENTRIES, Tables, check_pairs
@@ -43,7 +42,6 @@ CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt
 """The sections that identify functions and their addresses. A file may lack some of these."""
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
 """Names of modules for child processes; imported here, they would stay in the agent's memory."""
-_PAIR: Final = struct.Struct("<ii")
 _RUN_MODULE: Final = """
 import sys, types
 for name, path in {packages}:
@@ -248,8 +246,8 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
     end = COUNT.size + entries * ENTRY_BYTES
     pairs = made[COUNT.size : end]
     if tables.made:  # pairs that were made earlier, so the process cannot read them from the file
-        rows = sorted(_PAIR.iter_unpack(pairs + tables.made))
-        pairs = b"".join(_PAIR.pack(*row) for row in rows)
+        rows = sorted(PAIR.iter_unpack(pairs + tables.made))
+        pairs = b"".join(PAIR.pack(*row) for row in rows)
     _check(pairs)
     entries = len(pairs) // ENTRY_BYTES
     return tables._replace(search_offset=None, entries=entries, made=pairs, made_frames=made[end:])

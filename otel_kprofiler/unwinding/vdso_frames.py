@@ -6,7 +6,6 @@ address, the frame pointer and the stack pointer in their registers (``arch/arm6
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from otel_kprofiler.elf import (
@@ -17,18 +16,15 @@ from otel_kprofiler.elf import (
     find_symbols,
     read_sections,
 )
-from otel_kprofiler.unwinding.arm64_code import WORD, find_changes
-from otel_kprofiler.unwinding.frame_writing import make_program, pack_cie, pack_entry
+from otel_kprofiler.unwinding.arm64_code import CIE_REST, NO_RULE, WORD, find_changes
+from otel_kprofiler.unwinding.frame_writing import PAIR, make_program, pack_cie, pack_entry
 from otel_kprofiler.unwinding.table import Tables
 
 _FUNCTIONS: Final = tuple(
     b"__kernel_" + name
     for name in (b"clock_gettime", b"gettimeofday", b"clock_getres", b"getrandom")
 )
-# D: derived from code. Alignments 4 and -8, return address 30, pointers pcrel|sdata4; def_cfa sp 0.
-_CIE: Final = pack_cie(b"zRD", b"\4\x78\x1e\1\x1b\x0c\x1f\0")
-_NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"  # def_cfa sp 16; val_expression x30, without operations
-_PAIR: Final = struct.Struct("<ii")
+_CIE: Final = pack_cie(b"zRD", CIE_REST)  # D: derived from code
 
 
 def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
@@ -51,10 +47,10 @@ def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
     ):
         code = source.read(find_offset(elf.texts, start, size), size)
         keeps = not any(find_changes(code))
-        program = make_program([(0, b"" if keeps else _NO_RULE)], WORD.size)
+        program = make_program([(0, b"" if keeps else NO_RULE)], WORD.size)
         at = len(frames)
         frames += pack_entry(at + 4, start, origin.address + at, size, program)
-        pairs.append(_PAIR.pack(start - origin.address, at))
+        pairs.append(PAIR.pack(start - origin.address, at))
     if not pairs:
         return None
     empty = origin._replace(size=0)

@@ -19,7 +19,7 @@ OF_PYTHON = {"Enum", "IntEnum", "NamedTuple", "Protocol"}
 
 
 def classes(*, compiled: bool) -> Iterator[tuple[ast.ClassDef, set[str]]]:
-    """Classes, and the names of their bases."""
+    """Yields classes with the names of their bases."""
     for path, tree in syntax_trees().items():
         if (str(path.relative_to(PACKAGE.parent)) in MODULES) is compiled:
             for node in ast.walk(tree):
