@@ -30,6 +30,9 @@ ROOT_CGROUP_ID: Final = 1
 processes in the root form no group, because a user's services would otherwise share a budget."""
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes that run when the agent starts."""
+_LONGEST_NS: Final = 100_000_000
+"""Maximum charge for identifying a program. It takes less than a millisecond of CPU time, so the
+rest is a pause of the host, for which a process must not lose its identity."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
@@ -154,7 +157,7 @@ class ProcessBudgets:
             self.coarse["resource"] += 1
             return self._resources.find_newest(sample) or self._resources.get_shared(sample)
         resource = self._resources.get(sample)
-        _spend(shares, self._now_ns() - began_ns)
+        _spend(shares, min(self._now_ns() - began_ns, _LONGEST_NS))
         return resource
 
     def admit(self, sample: RawSample, resource: Resource) -> bool:

@@ -161,6 +161,14 @@ def test_identifying_a_process_costs_its_budget_and_leaves_its_stack(parts):
     assert parts.budgets.coarse["stack"] == 0
 
 
+def test_a_pause_of_the_host_costs_no_process_its_identity(parts):
+    parts.resources.cost_ns = 5 * SECOND_NS
+    parts.add(sample(GOOD, age_ns=1))
+    _, other = parts.add(sample(GOOD + 1, age_ns=1))
+    assert other is not SHARED
+    assert parts.budgets.coarse["resource"] == 0
+
+
 def test_known_stacks_of_a_noisy_process_stay_complete(parts):
     first, _ = parts.add(sample(NOISY, 0))
     for number in range(200):
