@@ -148,7 +148,7 @@ void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 	inode[mappings] = (struct inode){ .number = number, .super = (u64)&super };
 	file[mappings] = (u64)&inode[mappings];
 	*one = (struct vma){ .start = start, .end = end, .mm = (u64)mm, .flags = VM_EXEC,
-			     .pages = offset / PAGE, .file = number ? (u64)&file[mappings] : 0 };
+			     .pages = offset / PAGE, .file = number + 1 > 1 ? (u64)&file[mappings] : 0 };
 	if (!number)
 		mm[3] = start;
 	if (mappings++)

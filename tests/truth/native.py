@@ -7,7 +7,7 @@ import os
 import struct
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from otel_kprofiler.bpf import PAGE_BYTES, PROCESSORS, PROGRAMS, KernelOffsets, pack_unwind_config
 from otel_kprofiler.bpf.unwind import RB_TREE
@@ -38,6 +38,10 @@ def build(folder: Path, sources: Path = PROGRAMS) -> Path:
     ]  # fmt: skip
     subprocess.run(command, check=True)
     return target
+
+
+ANONYMOUS: Final = (1 << 64) - 1
+"""The inode of mappings without a file."""
 
 
 class NativeRow(NamedTuple):
@@ -99,7 +103,7 @@ class NativeUnwinder:
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 
     def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
-        """Adds an executable mapping, in ascending order; inode 0 is the vDSO."""
+        """Adds an executable mapping, in ascending order; 0 is the vDSO, ANONYMOUS is no file."""
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:

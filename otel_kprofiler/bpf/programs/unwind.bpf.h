@@ -55,7 +55,7 @@ INLINE int get_register(struct unwind_work *w, const struct unwind_config *c, u3
 
 	if (column == c->sp_column) {
 		*value = w->sp;
-		return 0;
+		return w->sp_lost;
 	}
 	if (column == c->fp_column) {
 		*value = w->fp;
@@ -122,6 +122,8 @@ INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 bytes = c->signal.bytes;
 
+	if (w->sp_lost)
+		return stop(w, END_NO_RULE);
 	BOUND(bytes, MAX_BLOCK_BYTES - 1);
 	if (bpf_probe_read_user(w->block, bytes, (void *)(w->sp + c->signal_at)))
 		return stop(w, END_UNREADABLE);
@@ -139,6 +141,13 @@ INLINE int step_signal(struct unwind_work *w, const struct unwind_config *c)
 INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const struct row *row,
 		   u64 *cfa)
 {
+	if (w->sp_lost && row->cfa_kind == CFA_REGISTER && row->cfa_column == c->sp_column) {
+		/* fp points to the saved fp of a function that has made a frame record */
+		if (w->fp_lost || row->fp != AT_CFA)
+			return stop(w, END_NO_RULE);
+		*cfa = w->fp - row->fp_offset;
+		return 0;
+	}
 	if (get_register(w, c, row->cfa_column, cfa))
 		return stop(w, END_UNSUPPORTED);
 	*cfa += row->cfa_offset;
@@ -221,6 +230,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	}
 	w->pc = ra & c->address_mask;
 	w->sp = cfa;
+	w->sp_lost = 0;
 	w->fp = fp;
 	w->fp_lost = lost;
 	w->leaf = row->signal;
@@ -237,6 +247,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	u64 ra = 0, sp = w->sp;
+	u32 at = w->at;
 
 	if (c->flags & LINK_REGISTER) {
 		if (get_register(w, c, c->ra_column, &ra))
@@ -248,6 +259,10 @@ INLINE int guess_caller(struct unwind_work *w, const struct unwind_config *c)
 	}
 	ra &= c->address_mask;
 	if (call_before(c->flags & A64_CALLS, ra) != A_CALL || find_mapping(ra - 1))
+		return 0;
+	/* After a call, the link register points into the leaf, where there is no rule either. */
+	if (c->flags & LINK_REGISTER && w->at == at &&
+	    find_rule(ra - 1 - w->kept[at & (KEPT_MAPPINGS - 1)].shift))
 		return 0;
 	w->pc = ra;
 	w->sp = sp;
@@ -281,6 +296,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 		return stop(w, END_UNREADABLE);
 	w->pc = w->pair[1] & c->address_mask;
 	w->sp = fp + 16;
+	w->sp_lost = !!(c->flags & LINK_REGISTER); /* arm64's frame record may be at the bottom */
 	w->fp = w->pair[0];
 	w->leaf = 0;
 	w->registers = NO_BLOCK;
@@ -354,6 +370,8 @@ GLOBAL int step(void)
 			return 1;
 	} else if (m->state == FILE_LOADED && w->leaf && guess_caller(w, c)) {
 		return 0;
+	} else if (m->state == FILE_LOADED && w->leaf && c->flags & LINK_REGISTER) {
+		return stop(w, END_NO_RULE);
 	} else if (step_by_frame_pointer(w, c)) {
 		return 1;
 	}
@@ -408,7 +426,7 @@ INLINE int read_registers(struct unwind_work *w, const struct unwind_config *c, 
 	w->pc = block_word(w, c->interrupt.pc_at);
 	w->sp = block_word(w, c->interrupt.sp_at);
 	w->fp = block_word(w, c->interrupt.fp_at);
-	w->fp_lost = 0;
+	w->fp_lost = w->sp_lost = 0;
 	w->leaf = 1;
 	take_block(w, INTERRUPT_BLOCK);
 	w->source = FROM_REGISTERS;

@@ -237,6 +237,7 @@ struct unwind_work {
 	u32 registers;	/* enum register_blocks: where registers come from */
 	u32 called;	/* the block is a callee's: only preserved registers are valid */
 	u32 fp_lost;
+	u32 sp_lost;	/* sp is only a lower bound */
 	u32 at;		/* index in kept[]: the mapping of pc */
 	u32 next_kept;
 	/* validity of kept[] */

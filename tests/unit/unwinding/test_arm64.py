@@ -2,6 +2,7 @@
 
 import lzma
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ DATA = Path(__file__).parents[2] / "data" / "unwinding"
 PROGRAMS = ("arm64", "arm64-pac")
 SAME, AT_CFA, IN_REGISTER, UNDEFINED = 0, 1, 3, 4
 KINDS = {"OFFSET": AT_CFA, "REGISTER": IN_REGISTER, "UNDEFINED": UNDEFINED, "SAME_VALUE": SAME}
-FP, RA = 29, 30
+FP, RA, SP, PC = 29, 30, 31, 32
+JIT = 0xFFFF_F000_0000
 
 pytestmark = [
     pytest.mark.system,
@@ -77,3 +79,72 @@ def test_stacks_match_a_real_kernel_and_the_reference_unwinder(built, program, t
         stack = unwinder.unwind(one.pt_regs(), *one.dump.stacks[0])
         assert list(stack.addresses) == one.frames, stack
         assert stack.end.name == "COMPLETE"
+
+
+class Records:
+    """A process that runs ``records.S``."""
+
+    base = 0x40_0000
+    main, bottom, middle, none = (0x40_0000 + at for at in (0xB4, 0xC4, 0xDC, 0xF0))
+    """The return addresses of the calls in the program's functions."""
+    untabled = 0x40_00F8
+    """A function without a rule; its second instruction is a call."""
+    stack = 0xFFFF_FF00_0000
+
+    def __init__(self, built, tmp_path):
+        path = tmp_path / "records"
+        path.write_bytes(lzma.decompress((DATA / "arm64-records.xz").read_bytes()))
+        self.unwinder = native.NativeUnwinder(built, "aarch64")
+        self.unwinder.add_table(path, 1)
+        self.unwinder.add_mapping(self.base, self.base + 4096, 0, 1)
+        self.unwinder.add_memory(self.base, path.read_bytes())
+        self.unwinder.add_mapping(JIT, JIT + 4096, 0, native.ANONYMOUS)
+
+    def unwind(self, words, pc, *, fp=0, link=0):
+        """Unwinds from ``pc``, with the 8-byte words at the stack pointer, by their offsets."""
+        memory = bytearray(1024)
+        for at, value in words.items():
+            struct.pack_into("=Q", memory, at, value)
+        registers = [0] * 33
+        registers[FP], registers[RA] = self.stack + fp, link
+        registers[SP], registers[PC] = self.stack, pc
+        pt_regs = struct.pack("=34Q", *registers, 0)
+        return self.unwinder.unwind(pt_regs, self.stack, bytes(memory))
+
+
+def test_a_frame_record_shows_where_callers_of_code_without_tables_saved_registers(built, tmp_path):
+    """On arm64, a frame record does not show where its function's frame ends."""
+    records = Records(built, tmp_path)
+    at = records.stack
+    words = {
+        0: at + 96, 8: records.middle,  # of the code without tables, whose locals end at 64
+        96: at + 224, 104: records.bottom,  # in the middle of a frame from 64 to 224
+        224: 0, 232: records.main,
+    }  # fmt: skip
+    stack = records.unwind(words, JIT)
+    assert list(stack.addresses) == [JIT, records.middle, records.bottom, records.main]
+    assert stack.end.name == "COMPLETE"
+
+
+def test_a_caller_without_a_frame_record_ends_the_stack(built, tmp_path):
+    records = Records(built, tmp_path)
+    words = {0: records.stack + 96, 8: records.none, 16: records.middle, 104: records.bottom}
+    stack = records.unwind(words, JIT)
+    assert list(stack.addresses) == [JIT, records.none]
+    assert stack.end.name == "NO_RULE"
+
+
+def test_a_leaf_without_a_rule_is_called_by_code_with_a_rule(built, tmp_path):
+    records = Records(built, tmp_path)
+    stack = records.unwind({0: 0, 8: records.main}, records.untabled, link=records.bottom)
+    assert list(stack.addresses) == [records.untabled, records.bottom, records.main]
+    assert stack.end.name == "COMPLETE"
+
+
+def test_a_link_register_that_points_into_the_leaf_ends_the_stack(built, tmp_path):
+    """After a call, the link register still has the address to which that call returned."""
+    records = Records(built, tmp_path)
+    words = {0: records.stack, 8: records.main}
+    stack = records.unwind(words, records.untabled + 12, link=records.untabled + 8)
+    assert list(stack.addresses) == [records.untabled + 12]
+    assert stack.end.name == "NO_RULE"
