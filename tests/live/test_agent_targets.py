@@ -201,7 +201,7 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("kind", further_of(TARGETS, ("pod", "unit")))
+@pytest.mark.parametrize("kind", further_of(TARGETS, ("pod",)))
 def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, place):
     """Includes targets that start after the agent, and targets in separate cgroup namespaces."""
     targets, path = TARGETS[kind]

@@ -29,6 +29,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.symbols import KernelSymbolizer
+from tests.further import further
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
@@ -136,7 +137,7 @@ def test_samples_have_process_cpu_and_start_time():
     assert not any(parse_user_stack(s.words(USER_SIDE)).addresses[0] >> 47 for s in with_user)
 
 
-@pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
+@pytest.mark.parametrize("loader", ["libbpf", *further("bcc")], indirect=True)
 @pytest.mark.parametrize("rate", [99, 4999])
 def test_every_sample_taken_is_received(rate):
     with load(READ), load(SPIN), sampling(samples_per_second=rate, stacks="both") as sampler:

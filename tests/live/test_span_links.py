@@ -15,6 +15,7 @@ from otel_kprofiler.model import SpanLink
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from otel_kprofiler.sdk.object_layout import find_span_layout
 from otel_kprofiler.sdk.span_path import find_span_path
+from tests.further import further
 
 pytestmark = pytest.mark.live
 
@@ -238,7 +239,7 @@ BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
 
 
 @pytest.mark.parametrize(
-    ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), (BCC, True)]
+    ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), *further((BCC, True))]
 )
 def test_samples_are_linked_by_thread_contexts_without_a_path(change, is_published):
     if change == BCC and not BccLoader.is_installed():

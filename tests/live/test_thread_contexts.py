@@ -16,7 +16,7 @@ from otel_kprofiler.bpf import ContextPlace
 from otel_kprofiler.model import OFF_CPU
 from otel_kprofiler.otlp import read_profiles
 from otel_kprofiler.sampling import OffCpuConfig
-from tests.further import further_between
+from tests.further import further, further_between
 from tests.interpreters import environment, find_pythons
 from tests.thread_contexts import (
     LATEST_S,
@@ -41,6 +41,15 @@ pytestmark = [
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
 THREADS = 24
+FURTHER_MODELS = (
+    "local_exec",
+    "local_exec_fixed",
+    "descriptor_symbolic",
+    "general_dynamic_symbolic",
+    "sysv_hash",
+    "opened_general_dynamic",
+    "opened_descriptor",
+)
 PYTHONS = [python for python in find_pythons() if not python.version.startswith("3.15")]
 
 
@@ -53,7 +62,8 @@ def with_packages(environ):
 @pytest.mark.parametrize(
     ("compiler", "name"),
     [
-        *(("gcc", name) for name in MODELS),
+        *(("gcc", name) for name in MODELS if name not in FURTHER_MODELS),
+        *further(*(("gcc", name) for name in FURTHER_MODELS)),
         ("musl-gcc", MUSL_MODELS[0]),
         *(pytest.param("musl-gcc", name, marks=pytest.mark.long) for name in MUSL_MODELS[1:]),
     ],

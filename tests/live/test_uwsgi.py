@@ -159,7 +159,7 @@ def environment(receiver, starts_at):
     }
 
 
-@pytest.mark.parametrize("way", further_of(WAYS, ("import", "postfork")))
+@pytest.mark.parametrize("way", further_of(WAYS, ("import",)))
 def test_workers_profile_themselves(receiver, tmp_path, way):
     """All samples belong to workers and their traces, and arrive only when the workers stop."""
     starts_at, options = WAYS[way]

@@ -19,6 +19,7 @@ from otel_kprofiler.model import (
     Window,
     WindowSample,
 )
+from tests.further import further
 
 PAIRS = 20
 SECONDS = 20
@@ -78,7 +79,7 @@ def independent(random, shares, count):
     return part({STACKS[name]: result for name, result in times.items()})
 
 
-@pytest.mark.parametrize("count", [300, 3000])
+@pytest.mark.parametrize("count", [300, *further(3000)])
 def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
     """Sixty functions have shares of 18 to 0.3 %; some occur in few samples or none."""
     random, shares = Random(count), {name: 1 / (2 + at) ** 1.2 for at, name in enumerate(STACKS)}
