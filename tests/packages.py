@@ -63,7 +63,7 @@ PACKAGES = {
         "errors late model reading text version",
     ),
     "export": Package(
-        "Sends encoded batches to receivers: queue, retry, spool, transports",
+        "Sends encoded batches to receivers: queue, retry, request sizes, spool, transports",
         "abortable errors host late model otlp redact text version",
     ),
     "config": Package(
