@@ -10,7 +10,7 @@ from module_host import INIT, TEXT, Host, boot_ns, settle
 from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
 
-SECONDS = float(os.environ.get("KPROFILER_STRESS_S", "4"))
+SECONDS = float(os.environ.get("KPROFILER_STRESS_S", "1.5"))
 PLACES = 6
 RESOLVERS = 2
 
