@@ -59,6 +59,11 @@ def find_musl() -> str:
     return "musl " + shown.partition("Version ")[2].split()[0]
 
 
+LARGE_PAGES = Row(
+    "arm64", "glibc", "Linux, pages of 64 KiB", "any", NO, ("no Debian release has such a kernel",)
+)
+
+
 def judge(built: Path, target: Target, samples: int, row: Row) -> bool:
     """Compares a program's stacks with the code that ran; saves the row if they are right."""
     (report,) = measure(built, [target], samples, timeout_s=600)
@@ -123,6 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     good = True
     not_here = [Row(*here(libc), name, NO, (reason,)) for libc, name, reason in NOT_HERE]
+    not_here.append(LARGE_PAGES)
     save(not_here, replaced=lambda row: row.libc in {libc for libc, *_ in NOT_HERE})
     with building() as built:
         for python, origin in find_all():
