@@ -34,6 +34,7 @@ from benchmarks.__main__ import print_rows
 from benchmarks.bench_agent import AgentRun, mixed_load
 from benchmarks.bench_unwinding import program_times
 from benchmarks.entry_points import Files
+from benchmarks.node_load import node_load
 from benchmarks.peer_load import PROGRAMS, user_load
 from benchmarks.receiver import Receiver
 from benchmarks.rows import Row
@@ -331,6 +332,8 @@ def _run_load(
     """Runs a load until the end of the block."""
     if load == "idle":
         return contextlib.nullcontext()
+    if load == "node":
+        return node_load()
     return mixed_load(seconds) if load == "churn" else user_load(seconds, without)
 
 
@@ -359,8 +362,9 @@ def main() -> None:
     parser.add_argument(
         "--load",
         default="steady",
-        choices=["steady", "churn", "idle"],
-        help="steady: long-running programs; churn: short-lived ones too; idle: none",
+        choices=["steady", "churn", "node", "idle"],
+        help="steady: busy programs; churn: short-lived ones too; node: many services, "
+        "mostly idle; idle: none",
     )
     parser.add_argument(
         "--from-start",
