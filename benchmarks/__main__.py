@@ -30,7 +30,6 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Runs the benchmarks named on the command line, or all of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")
     parser.add_argument("--quick", action="store_true", help="shorter and less exact runs")

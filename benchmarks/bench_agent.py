@@ -34,7 +34,6 @@ def running(load: str, seconds: float) -> Iterator[None]:
 
 
 def mixed_load(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Runs :mod:`benchmarks.mixed_load` for a fixed time."""
     return running("mixed_load", seconds)
 
 
@@ -59,7 +58,6 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
         )
 
     def stop(self) -> dict:
-        """Stops the agent; returns the ``on_cpu`` counts from the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=60)
         kinds: dict = json.loads(out)["account"]
@@ -84,7 +82,6 @@ def perf_cpu(seconds: float, rate: int) -> float | None:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the agent's CPU time, RSS and wire bytes for each case."""
     seconds = 8 if quick else 25
     kernel, both = "<= 60 / <= 25", "<= 99 / <= 34"
     for case in (

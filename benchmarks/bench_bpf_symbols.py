@@ -105,7 +105,6 @@ def latency_ms(tries: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     for count in (1000,) if quick else (1000, 10_000):
         yield from baseline(count, 3)
     yield churn(5 if quick else 60, 1000 if quick else 10_000)

@@ -100,7 +100,6 @@ class Service(NamedTuple):
 
 @contextlib.contextmanager
 def services(count: int) -> Iterator[list[Service]]:
-    """Starts identical services, with their profilers stopped."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         Path(directory, "service.py").write_text(SERVICE)
         receiver = Receiver()
@@ -280,7 +279,6 @@ def spans() -> Iterator[Row]:
 
 @contextlib.contextmanager
 def profiled(**options: Any) -> Iterator[KernelProfiler]:
-    """Profiles this process into memory during the block."""
     provider = ProfilerProvider(shutdown_on_exit=False)
     provider.add_profile_processor(SimpleProfileProcessor(InMemoryProfileExporter()))
     profiler = KernelProfiler(provider, **{"samples_per_second": 99, **options})
@@ -338,7 +336,6 @@ def holds(seconds: float, rate: int) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     yield from span_changes()
     yield from spans()
     for rate in (99, 999):

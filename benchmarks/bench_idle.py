@@ -39,7 +39,6 @@ class Activity(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> "Activity":
-        """Reads the activity of a running process."""
         cpu_s, wakes = Counter[str](), Counter[str]()
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited

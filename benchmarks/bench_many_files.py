@@ -53,7 +53,6 @@ class Found(NamedTuple):
     us: float
 
     def shares(self) -> str:
-        """Returns the share of each stack end, as text."""
         total = max(1, self.ends.total())
         return ", ".join(
             f"{n / total:.1%} {end.name.lower()}" for end, n in self.ends.most_common()
@@ -74,7 +73,6 @@ def sample(sampler: EbpfSampler, comm: bytes, seconds: float) -> Found:
 
 @contextlib.contextmanager
 def processes(commands: list[list[str]]) -> Iterator[None]:
-    """Runs the commands, all at once, during the block."""
     running: list[subprocess.Popen[bytes]] = []
     try:
         running += map(subprocess.Popen, commands)
@@ -87,7 +85,6 @@ def processes(commands: list[list[str]]) -> Iterator[None]:
 
 
 def open_sampler(**settings: int) -> EbpfSampler:
-    """Starts a sampler that takes user stacks."""
     sampler = EbpfSampler(
         SamplerConfig(samples_per_second=HZ, stacks="user", **settings)  # type: ignore[arg-type]
     )
@@ -152,7 +149,6 @@ def too_small(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     with (
         tempfile.TemporaryDirectory() as one,
         tempfile.TemporaryDirectory() as other,

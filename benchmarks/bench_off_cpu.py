@@ -135,7 +135,6 @@ def run_ns(off_cpu: OffCpuConfig, seconds: float) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     rounds, seconds, settling = (3, 1.0, 3.0) if quick else (9, 3.0, 6.0)
     settings = {
         "totals alone": (OffCpuConfig(samples_per_second=0), "≥ 0.97x"),

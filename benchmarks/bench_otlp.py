@@ -142,7 +142,6 @@ def mixed_load_window(*, user: bool) -> Window:
 
 
 def best_of(runs: int, work: Callable[[], object]) -> float:
-    """Returns the CPU seconds of the fastest run."""
     times = []
     for _ in range(runs):
         start = time.process_time()
@@ -159,7 +158,6 @@ KERNEL_ONLY_BYTES = {"raw": 60, "gzip": 25}
 
 
 def wire_sizes(window: Window, attributes: AttributeForm = AttributeForm.INLINE) -> dict[str, int]:
-    """Returns the size of the window's request in bytes, uncompressed and compressed."""
     payload = encode_window(window, attributes=attributes).batches[0].payload
     return {"raw": len(payload), "gzip": len(gzip.compress(payload, 6))}
 
@@ -221,7 +219,6 @@ def like_peer(window: Window) -> Window:
 
 
 def one_process(window: Window) -> Window:
-    """Returns the window with all samples attributed to the first resource."""
     (profile,) = window.profiles
     group = ResourceSamples(profile.resources[0].resource, [one for _, one in profile.samples])
     return replace(window, profiles=[replace(profile, resources=[group])])

@@ -104,7 +104,6 @@ def _drain(sampler: EbpfSampler, seconds: float) -> None:
 
 
 def total(costs: list[Cost]) -> Cost:
-    """Returns the sum of the costs of all rounds."""
     return Cost(*(sum(values) for values in zip(*costs, strict=True)))
 
 
@@ -120,7 +119,6 @@ def paired(depth: int, rate: int, seconds: float) -> tuple[Cost, Cost]:
 
 
 def code_objects() -> list[CodeType]:
-    """Returns the code objects of all functions in this process."""
     functions = (one for one in gc.get_objects() if isinstance(one, FunctionType))
     return list({function.__code__ for function in functions})
 
@@ -134,7 +132,6 @@ def description_bytes(code: CodeType) -> int:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     seconds = 4 if quick else 16
     version = ".".join(map(str, sys.version_info[:2]))
     with program_times():

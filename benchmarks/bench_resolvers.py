@@ -15,7 +15,6 @@ NEW_STACKS = 200
 
 
 def least_us(ask: Callable[[], Any], runs: int) -> float:
-    """Returns the duration of the fastest of several runs, in microseconds."""
     times = []
     for _ in range(runs):
         began = time.perf_counter()
@@ -39,7 +38,6 @@ def stacks() -> list[list[int]]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields one row for each kind of lookup."""
     runs = 20 if quick else 200
     pid, asked = os.getpid(), stacks()
     processes = ProcessesResolver()

@@ -81,7 +81,6 @@ def decoding_us() -> tuple[float, float]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     with busy():
         time.sleep(0.1)
         tries = [first_sample_s() for _ in range(3 if quick else 10)]

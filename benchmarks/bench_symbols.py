@@ -51,7 +51,6 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def table_rows(path: str, kernel: str) -> Iterator[Row]:
-    """Yields the memory of all symbol tables, and the time to look up an uncached address."""
     gc.collect()
     tracemalloc.start()
     parsed = parse_kallsyms(read_pieces(os.open(path, os.O_RDONLY)))

@@ -39,11 +39,9 @@ class _Place:
     words: tuple[int, int, int, ContextPlace] | None = None
 
     def register(self, tgid: int, start: int, stack_start: int, place: ContextPlace) -> None:
-        """See :class:`ContextReader`."""
         self.words = (tgid, start, stack_start, place)
 
     def release(self, tgid: int) -> bool:
-        """See :class:`ContextReader`."""
         return False
 
 
@@ -134,7 +132,6 @@ def _measure_changes(rounds: int) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     yield from _measure_changes(3 if quick else 9)
     for model in MODELS:
         costs = _measure(model, 9 if quick else 25, 0.6)

@@ -108,7 +108,6 @@ def _find_caller_of_main(pid: int) -> range:
 
 
 def _find_libc(process: str) -> int:
-    """Returns the start address of a process's first mapping of libc."""
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     return next(int(line.partition("-")[0], 16) for line in lines if "/libc.so" in line)
 
@@ -122,7 +121,6 @@ def _take(ring: mmap.mmap, tail: int) -> bytes:
 
 
 def see_with_capabilities(pid: int, seconds: float) -> Seen:
-    """Samples a process as ``record`` does."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=999, stacks="both", target_pids=(pid,)))
     sampler.start()
     try:

@@ -116,7 +116,6 @@ def ready(path: str, store: TableStore) -> Ready:
 
 
 def index_ms(path: str) -> tuple[float, int]:
-    """Returns the ms in which a child builds a file's search table, and the number of entries."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         frames = find_section(source, read_elf(source), b".eh_frame")
@@ -201,6 +200,5 @@ def files(quick: bool) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     yield from files(quick)
     yield from storm(2 if quick else 10)

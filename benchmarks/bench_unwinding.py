@@ -23,8 +23,6 @@ _PERF_EVENT = 7  # BPF_PROG_TYPE_PERF_EVENT
 
 
 class Way(NamedTuple):
-    """A sampling method and its settings."""
-
     name: str
     settings: dict[str, str]
 

@@ -62,7 +62,6 @@ def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
 
 
 def each_us(lookup: Callable[[int], Any], addresses: list[int]) -> float:
-    """Returns the microseconds per lookup."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -73,7 +72,6 @@ def each_us(lookup: Callable[[int], Any], addresses: list[int]) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields one row for each figure of each file."""
     runs = 3 if quick else 15
     for path in filter(os.path.exists, FILES):
         name = os.path.basename(path)

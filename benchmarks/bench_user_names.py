@@ -126,7 +126,6 @@ LOADS: dict[str, Load] = {"mixed load": mixed_load, "gunicorn": service}
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the share of named frames, and why the other frames have no name."""
     seconds = 5.0 if quick else 15.0
     for name, load in LOADS.items():
         with load(seconds + 20) as pids:

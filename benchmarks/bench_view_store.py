@@ -47,7 +47,6 @@ WHERE time_ns >= {start} AND time_ns < {end} GROUP BY ALL
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the CPU seconds and the peak memory of each engine."""
     seconds = 600 if quick else 3600
     engines = ["store", "sqlite", *(["duckdb"] if find_spec("duckdb") else [])]
     measured = {engine: _run(engine, seconds) for engine in engines}

@@ -100,7 +100,6 @@ def forced(folder: Path, built: Path, count: int) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields the rows of this topic."""
     count = 150 if quick else 1000
     with tempfile.TemporaryDirectory() as name, programs(Path(name)) as running:
         built = build(Path(name))

@@ -85,7 +85,6 @@ def open_sides(base: str) -> Iterator[tuple[Side, Side]]:
 
 
 def measure(side: Side, topic: str, quick: bool) -> Iterator[tuple[RowKey, str, list[float]]]:
-    """Runs a topic once; yields its rows."""
     output = side.run("-c", ROWS, topic, "quick" if quick else "")
     same: Counter[str] = Counter()
     for what, measured, ratio in json.loads(output.splitlines()[-1]):

@@ -109,5 +109,4 @@ class Files:
                     self._found[file_hash(fields[5])] = Functions(fields[5])
 
     def get(self, file_id: str) -> Functions | None:
-        """Returns the functions of a file, or None if the file is unknown."""
         return self._found.get(file_id)

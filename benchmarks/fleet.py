@@ -77,7 +77,6 @@ def load_windows(path: Path | None, rate: int) -> list[Window]:
 
 
 def thin(window: Window, share: float, chance: random.Random) -> Window:
-    """Returns the window with a random share of its samples."""
     groups = []
     (profile,) = window.profiles
     for group in profile.resources:
@@ -92,7 +91,6 @@ def thin(window: Window, share: float, chance: random.Random) -> Window:
 
 
 def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
-    """Returns the window with another host and end time."""
     by = end_unix_ns - window.end_unix_ns
     moved = window.change_samples(
         lambda sample: sample._replace(
@@ -120,7 +118,6 @@ class TimedExporter(OtlpGrpcExporter):
         self.arrivals: list[float] = []
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Sends a batch."""
         parts = super().export_parts(batch)
         if any(part.result.exported for part in parts):
             self.arrivals.append(time.monotonic())
@@ -147,13 +144,11 @@ class Host:
         self.first_payload = b""
 
     def next_s(self) -> float:
-        """Returns the length of the next window, in seconds."""
         length = self._schedule.length_ns(self._chance.random()) / SECOND_NS
         first = (self._schedule.first_ns or 0) / SECOND_NS
         return length if self.requests or not first else min(length, first)
 
     def send(self) -> None:
-        """Ends a window: encodes it and adds it to the queue."""
         window = self._windows[(self._number + self.requests) % len(self._windows)]
         moved = move(window, time.time_ns(), self._attributes)
         encoding = self._exporter.encoding._asdict()
@@ -179,7 +174,6 @@ class Sink(grpc.GenericRpcHandler):
         self._server.start()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> object:
-        """Returns the handler of the only method."""
         return self._method if handler_call_details.method == PROFILES.method else None
 
     def _take(self, request: bytes, _context: grpc.ServicerContext) -> bytes:
@@ -198,7 +192,6 @@ class Sink(grpc.GenericRpcHandler):
         return b""
 
     def close(self) -> None:
-        """Stops the server."""
         self._server.stop(0).wait()
 
 
@@ -222,7 +215,6 @@ class Gateway:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the Collector and waits until it is ready."""
         with open(self._log, "wb") as log:
             command = [str(self._program), "--config", str(self._config), GATE]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -277,7 +269,6 @@ class Fleet:
         time.sleep(max(0.0, end - time.monotonic()))
 
     def counts(self) -> Counter[str]:
-        """Returns the samples of all hosts: taken, exported, queued, and lost by cause."""
         results = Counter(taken=sum(host.samples for host in self.hosts))
         for host in self.hosts:
             counts = host.queue.counts()
@@ -287,7 +278,6 @@ class Fleet:
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Runs the fleet until every sample has been exported or lost."""
     windows = load_windows(arguments.file, arguments.rate)
     schedule = window_schedule(Receiver())
     with contextlib.ExitStack() as stack:
@@ -335,7 +325,6 @@ class Outcome(NamedTuple):
 
 
 def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Yields the rows of the table."""
     fleet, counts, gateway, sink, start, took_s, returned = outcome
     hosts = fleet.hosts
     requests, raw = sum(h.requests for h in hosts), sum(h.raw_bytes for h in hosts)
@@ -374,7 +363,6 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
 
 
 def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    """Writes the table to a page, between its markers."""
     before, begin, rest = path.read_text().partition(MARKS[0])
     _, end, after = rest.partition(MARKS[1])
     if not begin or not end:
@@ -384,7 +372,6 @@ def write_table(path: Path, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def main() -> None:
-    """Runs the fleet, prints a table, and writes it to a page on request."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="profiles to replay, from `record -o`")
     parser.add_argument("--hosts", type=int, default=200)

@@ -62,7 +62,6 @@ PARTS = (compute, pipes, short_processes, files)
 
 
 def run(seconds: float) -> None:
-    """Runs all parts for the given time, or until this process exits."""
     context = get_context("fork")
     until, parent = time.monotonic() + seconds, os.getpid()
 

@@ -60,7 +60,6 @@ class Usage(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> "Usage":
-        """Reads the usage of a running process."""
         programs = {}
         for path in Path(f"/proc/{pid}/fdinfo").iterdir():
             with contextlib.suppress(OSError):
@@ -90,7 +89,6 @@ class Peer:
         raise SystemExit(f"{program} does not start: {self.process.stderr.read()}")
 
     def stop(self) -> None:
-        """Stops the profiler."""
         self.process.terminate()
         self.process.wait(30)
 
@@ -117,7 +115,6 @@ class Stacks:
                 self.by_program[program][frames] += count if frames else 0
 
     def resource_keys(self) -> set[str]:
-        """Returns the keys of all resource attributes."""
         windows = decode_windows(self.requests)
         return {key for window in windows for resource, _ in window.samples
                 for key in resource.attributes}  # fmt: skip
@@ -219,7 +216,6 @@ def compare(ours: Stacks, theirs: Stacks, files: Files) -> Iterator[Row]:
 
 
 def cost(name: str, usages: list[tuple[Usage, Usage]], seconds: float) -> Iterator[Row]:
-    """Yields the CPU time and memory of both profilers."""
     used = [
         [(end - start) / seconds for end, start in zip(later[:3], earlier[:3], strict=True)]
         for earlier, later in usages
@@ -329,7 +325,6 @@ def run(
 def _run_load(
     load: str, seconds: float, without: Collection[str]
 ) -> contextlib.AbstractContextManager[object]:
-    """Runs a load until the end of the block."""
     if load == "idle":
         return contextlib.nullcontext()
     if load == "node":
@@ -338,7 +333,6 @@ def _run_load(
 
 
 def main() -> None:
-    """Runs the comparison and prints one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer", description=__doc__)
     parser.add_argument("program", help="opentelemetry-ebpf-profiler's binary")
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -69,7 +69,6 @@ PROGRAMS = {"cpp-load", "python3.11", "bash", "clang", "clang-14", "node", "open
 
 
 def _commands(folder: Path) -> Iterator[list[str]]:
-    """Yields the commands of the programs, which run until they are killed."""
     source = folder / "load.cpp"
     source.write_text(CPP)
     if shutil.which("g++"):

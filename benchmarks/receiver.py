@@ -10,13 +10,7 @@ from otel_kprofiler.export import PROFILES
 
 
 class Receiver:
-    """A gRPC server on a free port of the loopback interface.
-
-    Attributes:
-        endpoint: the server's address, ``host:port``.
-        requests: the monotonic time of arrival, in seconds, and the serialized bytes of each
-            request.
-    """
+    """A gRPC server on a free loopback port; ``requests`` are (monotonic seconds, bytes)."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[float, bytes]] = []
@@ -38,7 +32,6 @@ class Receiver:
         return self.requests[0][0]
 
     def close(self) -> None:
-        """Stops the server."""
         self._server.stop(0).wait()
 
 

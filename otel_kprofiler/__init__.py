@@ -41,7 +41,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the embedding API on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from otel_kprofiler import sdk  # noqa: PLC0415

@@ -101,10 +101,7 @@ def _shut_down(sock: Any) -> None:
 
 
 class _Silencer(logging.Filter):
-    """Drops urllib3's log records during exchanges, because they contain URLs with their queries.
-
-    Failures still raise exceptions.
-    """
+    """Drops urllib3's log records during exchanges, because they contain URLs with queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +111,6 @@ class _Silencer(logging.Filter):
 
     @contextlib.contextmanager
     def this_thread(self) -> Iterator[None]:
-        """Drop the calling thread's records within the context."""
         self._threads.add(threading.get_ident())
         try:
             yield
@@ -122,7 +118,6 @@ class _Silencer(logging.Filter):
             self._threads.discard(threading.get_ident())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to log the record."""
         return threading.get_ident() not in self._threads
 
 

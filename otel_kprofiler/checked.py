@@ -8,22 +8,14 @@ TOP: Final = (1 << 64) - 1
 
 
 def checked_number(value: Any, least: int = 0, most: int = TOP) -> int:
-    """Return the value if it is an integer from ``least`` to ``most``.
-
-    Raises:
-        ValueError: the value is not an integer, or is out of bounds.
-    """
+    """Returns the value if it is an integer in the range; raises ``ValueError`` otherwise."""
     if not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{_shown(value)} is not a number from {least} to {most}")
     return value
 
 
 def checked_text(value: Any) -> str:
-    """Return the value if it is a string.
-
-    Raises:
-        ValueError: the value is not a string.
-    """
+    """Returns the value if it is a string; raises ``ValueError`` otherwise."""
     if not isinstance(value, str):
         raise ValueError(f"{_shown(value)} is not a string")  # noqa: TRY004 - bad data, not a defect
     return value

@@ -2,12 +2,9 @@
 
 The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend),
 but receivers expect Unix time. To measure the offset, the Unix clock is read between two reads of
-the boot clock; of several tries, the one with the shortest interval counts, as in
-opentelemetry-ebpf-profiler.
-
-The boot clock is never set, so only setting or slewing the Unix clock changes the offset.
-:class:`Clock` tracks these changes, and :class:`StreamClock` derives a Unix time that never goes
-back.
+boottime. Of several tries, the one with the shortest interval counts, as in
+opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing the Unix clock
+changes the offset.
 """
 
 from __future__ import annotations
@@ -51,10 +48,7 @@ class SystemTime:
 
 
 def suspended_ns() -> int:
-    """Returns the total time that the host has been suspended since boot, in nanoseconds.
-
-    ``CLOCK_MONOTONIC`` stops during suspend; ``CLOCK_BOOTTIME`` does not.
-    """
+    """Returns the total time that the host has been suspended since boot, in nanoseconds."""
     best_width = best = 0
     for attempt in range(SYNC_TRIES):
         first = time.monotonic_ns()

@@ -36,7 +36,6 @@ _ENCODING_SHARE: Final = 0.7
 _log = logging.getLogger(__name__)
 
 Encoder = Callable[[Window, Encoding], Encoded]
-"""Function that encodes a window in the way that an exporter requires."""
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
@@ -45,8 +44,6 @@ def encode(window: Window, encoding: Encoding) -> Encoded:
 
 
 class _Task(NamedTuple):
-    """A window and the queues that existed when the window was closed."""
-
     window: Window
     queues: tuple[ExportQueue, ...]
     samples: SampleCounts
@@ -60,13 +57,9 @@ class Reporter:
     the reporter object itself from one thread only; its methods are thread-safe. An exporter's
     account belongs to the exporter's name, and continues when the exporter's queue is replaced.
 
-    Args:
-        queues: one queue for each exporter.
-        encoder: encodes a window.
-        capacity: maximum number of windows waiting to be encoded, with at most
-            :data:`MAX_WAITING_SAMPLES` samples in total; beyond either limit, the oldest window is
-            dropped and counted.
-        background: False to encode in the calling thread.
+    At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
+    encoded. Beyond either limit, the oldest is dropped and counted. Without ``background``, windows
+    are encoded in the calling thread.
     """
 
     def __init__(
@@ -259,7 +252,6 @@ class Reporter:
         return account._replace(unknown_since_unix_ns=unknown_since)
 
     def _count_not_queued(self, queue: ExportQueue, counts: QueueCounts) -> SampleCounts:
-        """Returns the number of samples, by kind, in windows that are not yet in a queue."""
         tasks = [task.samples for task in self._tasks() if queue in task.queues]
         not_queued = sum(tasks, SampleCounts())
         if queue in self._accepted_before:
@@ -284,7 +276,6 @@ class Reporter:
             )
 
     def _drain_and_close(self, queue: ExportQueue) -> None:
-        """Close a queue once it has delivered all its windows, and keep its account."""
         with self._changed:
             self._changed.wait_for(lambda: all(queue not in task.queues for task in self._tasks()))
         queue.force_flush(threading.TIMEOUT_MAX * 1000)
@@ -364,7 +355,6 @@ def _count_accepted(counts: QueueCounts) -> SampleCounts:
 
 
 def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts]) -> ExporterAccount:
-    """Returns an exporter's account of a kind: samples not yet queued, plus the queues' counts."""
     carried_lost = sum_losses(queue.carried_lost for queue in queues)
     return not_queued._replace(
         exported=sum(queue.exported for queue in queues),
@@ -377,7 +367,6 @@ def _account_of_kind(not_queued: ExporterAccount, queues: Sequence[QueueCounts])
 
 
 def _totals(window: Window) -> dict[str, StreamTotals]:
-    """Returns the stream totals of each sample kind, by the kind's name."""
     return {profile.kind.name: profile.totals for profile in window.profiles if profile.totals}
 
 

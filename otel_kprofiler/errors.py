@@ -25,12 +25,7 @@ from dataclasses import dataclass
 
 
 class KProfilerError(Exception):
-    """Base of all errors shown to users.
-
-    Args:
-        message: what went wrong, in one sentence.
-        hint: how to fix the problem; the command line prints it after ``fix:``.
-    """
+    """Base of all errors shown to users. The command line prints ``hint`` after ``fix:``."""
 
     exit_status: int = 1
 

@@ -106,11 +106,9 @@ class ProcessLock:
         self._get().release()
 
     def __enter__(self) -> None:
-        """Take the lock."""
         self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock."""
         self.release()
 
     def _get(self) -> threading.RLock:
@@ -133,8 +131,6 @@ class LockedForForks:
 
 
 class _Fork(NamedTuple):
-    """A fork in progress: the lock it holds, and the objects whose hooks it runs."""
-
     held: threading.RLock
     concerned: list[ForkAware]
 
@@ -213,7 +209,6 @@ class _Registry:
 
 
 def _run(hook: Callable[[], None]) -> None:
-    """Call a hook; log an exception that it raises, so that later hooks still run."""
     try:
         hook()
     except Exception:  # noqa: BLE001 - logged; the fork is the service's
@@ -226,8 +221,8 @@ _registry: Final = _Registry()
 def register(step: ForkStep, member: ForkAware) -> None:
     """Call an object's hooks on every fork, until the object is collected or unregistered.
 
-    The first call, not the import, registers with ``os.register_at_fork``: in a child, the hooks
-    then run after the hooks of an OpenTelemetry SDK that was set up earlier.
+    The first call, not the import, registers with ``os.register_at_fork``. In a child, the hooks
+    thus run after those of an OpenTelemetry SDK that was set up earlier.
     """
     _registry.add(step, member)
 

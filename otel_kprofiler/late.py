@@ -10,9 +10,8 @@ from typing import Any
 def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Makes a package's ``__getattr__``, which imports names on first use (PEP 562).
 
-    Args:
-        package: ``__name__`` of the package.
-        modules: maps each name to its module, relative to the package.
+    ``package`` is the package's ``__name__``. ``modules`` maps each name to its module, relative to
+    the package.
     """
 
     def load(name: str) -> Any:

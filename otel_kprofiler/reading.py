@@ -14,13 +14,10 @@ class Readable(Protocol):
 
 
 def read_up_to(stream: Readable, limit: int) -> bytes:
-    """Returns the rest of a stream, but at most ``limit`` bytes.
+    """Returns the rest of a stream, but at most ``limit`` bytes. Raises ``OSError``.
 
     ``read(limit)`` of CPython's buffered readers allocates ``limit`` bytes before it reads, which
     fails on a host with less memory, even if the file is small.
-
-    Raises:
-        OSError: the stream cannot be read.
     """
     chunks = []
     while limit and (chunk := stream.read(min(limit, _CHUNK_BYTES))):

@@ -34,13 +34,7 @@ def has_secrets(address: str) -> bool:
 
 
 class Secrets:
-    """Redacts a connection's secrets in messages from libraries and receivers.
-
-    Args:
-        addresses: the addresses of the receiver and its proxies. Passwords and queries in the
-            addresses are secret.
-        headers: the headers whose values are secret.
-    """
+    """Redacts passwords and queries in ``addresses``, and values of ``headers``, from messages."""
 
     def __init__(self, addresses: Iterable[str], headers: Mapping[str, str]) -> None:
         secrets = {secret for address in addresses for secret in _secrets_of(address)}

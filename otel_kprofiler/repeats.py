@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 REPEAT_INTERVAL_S: Final = 60.0
-"""Interval, in seconds, in which only the first of several similar warnings is logged."""
 
 
 class RepeatFilter(logging.Filter):

@@ -34,23 +34,11 @@ _log.addFilter(RepeatFilter())  # clients determine how often connections break
 class HttpServer(ThreadingHTTPServer):
     """An HTTP server with a thread per connection; limits the number and duration of connections.
 
-    The constructor starts the server.
-
-    Args:
-        endpoint: the ``host:port`` to listen on; ``[::1]:port`` for IPv6, and port 0 for a free
-            port.
-        handler: makes the responses.
-        name: the name of the server in the log, and of its thread.
-        timeout_s: the time limit, in seconds, for a client to send its request and read the
-            response.
-
-    Attributes:
-        timeout_s: the argument.
-        host: the host in the endpoint, in lower case and without brackets.
-
-    Raises:
-        OSError: the server cannot listen on the endpoint.
-        ValueError: the endpoint has no port.
+    The constructor starts the server on ``endpoint``, a ``host:port``, ``[::1]:port`` for IPv6, or
+    port 0 for a free port. It raises ``OSError`` if the server cannot listen there, and
+    ``ValueError`` without a port. Within ``timeout_s``, a client must send its request and read the
+    response. ``name`` is that of the server in the log, and of its thread. :attr:`host` is in lower
+    case and without brackets.
     """
 
     daemon_threads = True
@@ -159,7 +147,6 @@ class HttpServer(ThreadingHTTPServer):
             self._warn("a request from %s failed", client, exc_info=True)
 
     def _warn(self, message: str, *arguments: object, exc_info: bool = False) -> None:
-        """Log a warning, or an error with its traceback, unless this server did so recently."""
         _log.log(
             logging.ERROR if exc_info else logging.WARNING,
             f"%s: {message}", self._name, *arguments,
@@ -168,7 +155,6 @@ class HttpServer(ThreadingHTTPServer):
 
 
 def _break_off(request: socket.socket) -> None:
-    """Shut down a connection, so that the thread that serves it returns."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 

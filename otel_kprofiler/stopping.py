@@ -37,10 +37,7 @@ _stop: ContextVar[_Stop | None] = ContextVar("stop", default=None)
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Record the path that this thread reads, for the log; inner blocks take precedence.
-
-    The path is recorded while the ``with`` block runs.
-    """
+    """Record, for the log, the path that this thread reads; inner blocks take precedence."""
     thread = threading.get_ident()
     outer = _read.get(thread)
     _read[thread] = path
@@ -55,11 +52,7 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
-    """Limit the total time of :func:`join_all` calls in a block; outer blocks take precedence.
-
-    Args:
-        timeout_s: the total time, in seconds; 0 to not wait for threads.
-    """
+    """Limit the total time of :func:`join_all` calls in a block; outer blocks take precedence."""
     if _stop.get() is not None:
         yield
         return
@@ -84,8 +77,7 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
 def join_all(threads: Iterable[threading.Thread]) -> bool:
     """Join threads that were asked to stop; threads that never started are skipped.
 
-    Returns:
-        Whether all threads have exited. The others keep running as daemons.
+    Returns whether all threads have exited. The others keep running as daemons.
     """
     with stop_within():
         stop = _stop.get()
@@ -107,12 +99,9 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
 def join_and_release(threads: Sequence[threading.Thread], release: Callable[[], None]) -> None:
     """Join threads like :func:`join_all`, and release their resources once all have exited.
 
-    A descriptor that is closed under a running thread may be reused, and the thread would then
-    use the wrong file. Threads that outlast the deadline are joined in the background.
-
-    Args:
-        threads: the threads that were asked to stop.
-        release: releases the resources; called once, in this thread or in a daemon thread.
+    A descriptor that is closed under a running thread may be reused, and the thread would then use
+    the wrong file. Threads that outlast the deadline are joined in the background. ``release`` is
+    called once, in this thread or in a daemon thread.
     """
     if join_all(threads):
         release()

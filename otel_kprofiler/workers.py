@@ -1,7 +1,7 @@
 """Supports uWSGI's workers, which C code forks.
 
-Before forking, uWSGI loads the application in its master. The master holds the GIL from then on, so
-a thread started in the master never runs again; and if such a thread waits for the GIL at the fork,
+Before forking, uWSGI loads the application in its master, which then holds the GIL. A thread
+started in the master therefore never runs again. If such a thread waits for the GIL at the fork,
 the worker waits forever for that thread to take the GIL. Code that needs threads must therefore
 start in each worker.
 """
@@ -47,7 +47,6 @@ def lacks_threads() -> bool:
 
 
 def _find_uwsgi() -> Any:
-    """Returns uWSGI's built-in module; None in other processes."""
     uwsgi = sys.modules.get("uwsgi")
     return uwsgi if hasattr(uwsgi, "worker_id") else None
 

@@ -6,7 +6,6 @@ from otel_kprofiler.bpf import SAMPLER_OBJECT
 
 
 def object_btf():
-    """Returns the BTF section of the compiled sampler."""
     data = SAMPLER_OBJECT.read_bytes()
     table, size, count, names = struct.unpack_from("<Q10xHHH", data, 40)
     headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]

@@ -5,6 +5,5 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Returns ``$OTEL_KPROFILER_CACHE`` if set, else ``~/.cache/otel-kprofiler``."""
     named = os.environ.get("OTEL_KPROFILER_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "otel-kprofiler"

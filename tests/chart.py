@@ -1,7 +1,7 @@
 """Writes ``values.schema.json`` of the Helm chart, with the agent's schema for ``config``.
 
-Helm validates values against this schema before it changes a cluster, so that ``helm install``
-rejects an invalid agent key and no agent fails to start because of it.
+Helm validates values against it before it changes a cluster, so ``helm install`` rejects an invalid
+agent key.
 """
 
 import json
@@ -24,12 +24,10 @@ TEXTS = {"type": "object", "additionalProperties": TEXT}
 
 
 def section(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Returns the schema of a map that allows only these keys."""
     return {"type": "object", "properties": properties, "additionalProperties": False, **more}
 
 
 def values_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of the chart's values."""
     config = json_schema()
     definitions = config.pop("$defs")
     dialect = config.pop("$schema")
@@ -76,7 +74,6 @@ def values_schema() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes the schema if it is out of date."""
     text = json.dumps(values_schema(), indent=1, default=str) + "\n"
     if not SCHEMA.exists() or SCHEMA.read_text() != text:
         SCHEMA.write_text(text)

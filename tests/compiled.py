@@ -40,13 +40,12 @@ print(encode.__file__.rpartition(".")[2], sum(counts), digest.hexdigest())
 
 
 def replayed(python: str, path: Path) -> list[str]:
-    """Returns form, number of samples, and digest of the requests."""
+    """Returns the form, the number of samples, and a digest of the requests."""
     command = [python, "-c", REPLAY, path]
     return subprocess.run(command, cwd="/", check=True, stdout=-1, text=True).stdout.split()
 
 
 def main(python: str) -> None:
-    """Exit with a message if the requests differ."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "load.raw")
         record(str(path), SECONDS)

@@ -59,7 +59,7 @@ def pytest_make_parametrize_id(val, argname):
 
 @pytest.fixture(scope="session")
 def sampling_host():
-    """Skips tests on a host that cannot be sampled, and states what is missing."""
+    """Skips a test if this host cannot be sampled, and states what is missing."""
     from otel_kprofiler.host import Access, doctor
     from otel_kprofiler.model import Level
 
@@ -70,7 +70,7 @@ def sampling_host():
 
 @pytest.fixture(scope="session")
 def descriptors_kept():
-    """Counts descriptors open before the tests, and descriptors that may stay open after them."""
+    """Counts the descriptors that are open before the tests or may stay open after them."""
     return count_descriptors() + KEPT
 
 

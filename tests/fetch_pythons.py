@@ -26,7 +26,6 @@ FURTHER = {"3.11": "v0.0.0-3.11.11-20241219-1"}
 
 
 def directory(minor: str) -> Path:
-    """Returns the directory that has a version's programs once the version has been fetched."""
     return cache_directory() / "pythons" / (VERSIONS | FURTHER)[minor] / "bin"
 
 

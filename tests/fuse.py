@@ -38,7 +38,6 @@ _MNT_DETACH = 2
 
 
 def require_fuse():
-    """Skips the test if this process may not mount a FUSE file system."""
     if not os.path.exists(_DEVICE):
         pytest.skip(f"{_DEVICE} is missing: the kernel has no FUSE, or the container no device")
     if os.geteuid():
@@ -50,13 +49,9 @@ def require_fuse():
 
 
 class Fuse:
-    """A mounted file system that has files with the given content.
+    """A mounted file system with the given files: their content by name.
 
-    Args:
-        point: the empty directory to mount it on.
-        files: the content of each file, by name.
-        cached: whether the kernel caches names, attributes and content; otherwise it requests them
-            on each access.
+    Unless ``cached``, the kernel requests names, attributes and content on each access.
     """
 
     def __init__(self, point, files, *, cached=True):
@@ -89,11 +84,9 @@ class Fuse:
         self._ask(f"hold {delay} {beyond} {' '.join(opcodes or _OPCODES)}")
 
     def thaw(self):
-        """Responds to held requests, and from now on to all requests immediately."""
         self._ask("thaw")
 
     def count_held(self):
-        """Returns the number of requests that wait for a response."""
         return int(self._ask("count"))
 
     def close(self):
@@ -112,7 +105,6 @@ class Fuse:
 
 @contextlib.contextmanager
 def mounted(point, files, **options):
-    """Mounts a :class:`Fuse` during the block."""
     fuse = Fuse(point, files, **options)
     try:
         yield fuse

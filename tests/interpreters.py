@@ -27,7 +27,6 @@ class Python(NamedTuple):
         return self.version.rpartition(".")[0]
 
     def run(self, *arguments, **options):
-        """Runs the interpreter to its end, with this checkout's package on its path."""
         return subprocess.run(
             [self.command, *arguments], capture_output=True, text=True, env=environment(), **options
         )
@@ -41,10 +40,7 @@ def environment():
 
 @functools.cache
 def find_pythons():
-    """Returns the interpreters of supported versions, including those in ``KPROFILER_PYTHONS``.
-
-    ``KPROFILER_PYTHONS`` is a list of directories in the form of PATH.
-    """
+    """Returns the supported interpreters, including those in the paths in ``KPROFILER_PYTHONS``."""
     fetched = map(str, map(fetch_pythons.directory, fetch_pythons.VERSIONS))
     places = [*os.environ.get("KPROFILER_PYTHONS", "").split(":"), *_PLACES, *fetched]
     results = {}
@@ -62,7 +58,6 @@ def find_pythons():
 
 
 def find_missing():
-    """Returns the supported versions that this machine does not have."""
     return [
         version
         for version in VERSIONS
@@ -107,7 +102,6 @@ class Journal:
         return self.now.pop(tgid, None) is not None
 
     def see(self, tgid, image=1):
-        """Reports a process as if it had been sampled."""
         self.seen.append(ProcessSeen(tgid, image))
         os.eventfd_write(self._event, 1)
 

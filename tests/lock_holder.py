@@ -35,7 +35,6 @@ def open_faults():
 
 
 def name_thread(name):
-    """Names the current thread."""
     LIBC.prctl(15, name.encode(), 0, 0, 0)
 
 

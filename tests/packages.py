@@ -26,12 +26,7 @@ BEGIN, END = "<!-- packages -->\n", "<!-- /packages -->\n"
 
 
 class Package(NamedTuple):
-    """A package or top-level module.
-
-    Attributes:
-        purpose: a description of what the package does, for the page.
-        imports: exactly the packages that it imports.
-    """
+    """A package or top-level module, with exactly the packages that it imports."""
 
     purpose: str
     imports: str = ""
@@ -151,7 +146,6 @@ PACKAGES = {
 
 
 def table() -> str:
-    """Returns the table as Markdown."""
     rows = ["| Package | Does | Imports |", "|---|---|---|"]
     for name, (purpose, imports) in PACKAGES.items():
         if not name.startswith("__"):
@@ -161,7 +155,6 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """Returns the page's text with the current table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + table() + END + after
@@ -180,7 +173,6 @@ def modules() -> str:
 
 
 def section(files: Iterable[Path]) -> Iterator[str]:
-    """Yields a table of files."""
     yield "\n| File | Does |\n|---|---|\n"
     for file in files:
         if file.name != "__init__.py":
@@ -188,7 +180,6 @@ def section(files: Iterable[Path]) -> Iterator[str]:
 
 
 def first_line(file: Path) -> str:
-    """Returns the first sentence of a file's documentation."""
     text = file.read_text()
     if file.suffix == ".py":
         words = ast.get_docstring(ast.parse(text)) or ""
@@ -201,7 +192,6 @@ def first_line(file: Path) -> str:
 
 
 def main() -> None:
-    """Writes the pages that are out of date."""
     for path, text in ((PAGE, page(PAGE.read_text())), (MODULES, modules())):
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

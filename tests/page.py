@@ -13,7 +13,6 @@ def data(page):
 
 
 def unpacked(found):
-    """Returns the object with all columns as lists."""
     for name in ("nodes", "samples"):
         found[name] = {column: unpack(packed) for column, packed in found[name].items()}
     return found

@@ -1,8 +1,8 @@
 """Provides a Python with this package that any user can run.
 
-A clone in a home directory, its virtual environment, or an interpreter there (from pyenv) is closed
-to other users, and to root without capabilities. For tests that run code as such a user, the closed
-part is copied.
+Other users, and root without capabilities, cannot enter a home directory, where the clone, its
+virtual environment or its interpreter (from pyenv) may be. For tests that run code as such a user,
+the inaccessible part is copied.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
 
 class PublicPython(NamedTuple):
-    """An interpreter, and the directories of the packages that it imports.
-
-    Attributes:
-        command: the path of the interpreter.
-        paths: the package directories: those of dependencies, then the checkout, with ``tests``.
-    """
+    """An interpreter, and its package directories: those of dependencies, then the checkout."""
 
     command: str
     paths: tuple[str, ...]
@@ -46,7 +41,6 @@ class PublicPython(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The path of the checkout, or of its copy."""
         return self.paths[-1]
 
 
@@ -71,7 +65,6 @@ def get_public_python() -> PublicPython:
 
 
 def remove_copies() -> None:
-    """Removes the copy of the environment, if there is one."""
     get_public_python.cache_clear()
     while _copies:
         shutil.rmtree(_copies.pop())
@@ -154,7 +147,6 @@ def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) 
 
 
 def _open_to_all(directory: Path) -> None:
-    """Makes copied files readable, and directories accessible, to all users."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = stat.S_IMODE(path.stat().st_mode)

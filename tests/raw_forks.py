@@ -41,7 +41,6 @@ def raw_fork():
 
 
 def spin():
-    """Takes and releases the GIL many times."""
     until = time.monotonic() + 0.1
     while time.monotonic() < until:
         time.sleep(0)

@@ -13,10 +13,7 @@ CRATE = SOURCES / "rust"
 
 
 def build(directory):
-    """Builds the program, the opener and the library, and copies them to a directory.
-
-    Crates and objects stay in the cache, so that later runs need no registry.
-    """
+    """Builds program, opener and library into a directory; caches crates, for use offline."""
     if shutil.which("cargo") is None:
         pytest.skip("needs cargo")
     target = cache_directory() / "rust-writer"

@@ -24,17 +24,10 @@ PROFILES = "opentelemetry.proto.collector.profiles.v1development.ProfilesService
 def serve_grpc(
     export, *, service=PROFILES, address="127.0.0.1:0", credentials=None, max_bytes=4 << 20
 ) -> tuple[grpc.Server, int]:
-    """Starts a gRPC server whose method ``Export`` is a function of request and context.
+    """Starts a gRPC server whose method ``Export`` calls ``export``; returns it and its port.
 
-    Args:
-        export: the function called with request and context, which returns the response or aborts.
-        service: the name of the method's service.
-        address: the address that it listens on.
-        credentials: the server credentials for TLS; None for plain text.
-        max_bytes: the size of the largest request that it accepts, in bytes.
-
-    Returns:
-        The server, to be stopped with ``stop``, and its port.
+    ``export`` gets request and context, and returns the response or aborts. Without
+    ``credentials``, connections are in plain text.
     """
     options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes))
     server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
@@ -75,17 +68,7 @@ class HttpRequest(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    """An HTTP server with scripted responses.
-
-    Args:
-        answer: the function called with each request, which responds to it.
-        context: the TLS context; None for plain text.
-        address: the address that it listens on.
-
-    Attributes:
-        port: the port that it listens on.
-        url: its base URL.
-    """
+    """An HTTP server that calls ``answer`` with each request; uses TLS if a context is given."""
 
     request_queue_size = 64
 
@@ -112,7 +95,6 @@ class HttpServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def close(self):
-        """Stops listening."""
         self.shutdown()
         self._thread.join()
         self.server_close()
@@ -134,15 +116,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens on and that the kernel does not assign to connections."""
     return free_ports(1)[0]
 
 
 def make_certificate(directory: Path, name: str = "server") -> ssl.SSLContext:
-    """Creates a self-signed ``NAME.pem`` for localhost, and ``NAME.key``; returns a TLS context.
-
-    Skips the test if openssl is not installed.
-    """
+    """Creates a self-signed ``NAME.pem`` and ``NAME.key`` for localhost; returns a TLS context."""
     if not shutil.which("openssl"):
         pytest.skip("needs the openssl command to create certificates")
     words = (

@@ -37,7 +37,6 @@ DESCRIPTORS = 4
 
 
 def usage(pid: int) -> dict[str, float]:
-    """Returns the resources that a process uses."""
     return {
         "rss_mb": read_resident_bytes(pid) / 2**20,
         "cpu_s": cpu_seconds(pid),
@@ -48,13 +47,7 @@ def usage(pid: int) -> dict[str, float]:
 
 @dataclass
 class Soak:
-    """The agents and the receiver that faults affect.
-
-    Attributes:
-        receiver: the receiver of the agent named ``fake``.
-        start: the function that starts an agent, given its name.
-        agents: the running agents by name.
-    """
+    """The agents by name, and the receiver of the agent ``fake``, which faults affect."""
 
     receiver: faults.Receiver
     start: Callable[[str], faults.Agent]
@@ -62,19 +55,16 @@ class Soak:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process of the agent that faults affect."""
         return self.agents["fake"].process
 
 
 def down(soak: Soak) -> Iterator[None]:
-    """Makes the receiver unreachable for a while."""
     soak.receiver.down()
     yield
     soak.receiver.up()
 
 
 def refusing(soak: Soak) -> Iterator[None]:
-    """Makes the receiver respond UNAVAILABLE."""
     import grpc
 
     before = soak.receiver.answer
@@ -84,7 +74,6 @@ def refusing(soak: Soak) -> Iterator[None]:
 
 
 def slow(soak: Soak) -> Iterator[None]:
-    """Makes the receiver take longer than the timeout."""
     before = soak.receiver.answer
 
     def answer(_request: bytes, context: object) -> bytes:
@@ -105,7 +94,6 @@ def stopped(soak: Soak) -> Iterator[None]:
 
 
 def killed(soak: Soak) -> Iterator[None]:
-    """Kills the agent while its receiver is unreachable, and restarts it."""
     soak.receiver.down()
     time.sleep(10)
     soak.agents["fake"].kill()
@@ -115,14 +103,12 @@ def killed(soak: Soak) -> Iterator[None]:
 
 
 def many_processes(_soak: Soak) -> Iterator[None]:
-    """Starts processes as fast as one core can."""
     code = "import os\nfor _ in range(8000):\n pid = os.fork()\n pid or os._exit(0)\n os.wait()"
     subprocess.run([sys.executable, "-c", code], check=True)
     yield
 
 
 def reloaded(soak: Soak) -> Iterator[None]:
-    """Sends SIGHUP, with an unchanged configuration."""
     soak.process.send_signal(signal.SIGHUP)
     yield
 
@@ -133,7 +119,6 @@ FAULTS: list[Callable[[Soak], Iterator[None]]] = [
 
 
 def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]:
-    """Returns discrepancies between kernel, agent and receiver."""
     exporter = account["exporters"]["otlp_grpc"]
     problems = list(account["gaps"])
     if exporter["exported"] + sum(exporter["lost"].values()) + exporter["pending"] != (
@@ -147,7 +132,8 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
         late = sum(totals.lost.values()) - ring
         got = arrived.samples[stream] - arrived.twice_in[stream]
         print(f"stream {stream}: {totals}, {got} arrived once, {arrived.twice_in[stream]} again")
-        # The last samples of a killed agent's BPF program are in its unknown time.
+        # A killed agent may have taken samples that reached no window; its unknown time covers
+        # them.
         open_end = totals.taken - ring - totals.samples
         was_killed = stream != list(arrived.totals)[-1]
         if got + late != totals.samples or open_end < 0 or (open_end and not was_killed):
@@ -159,7 +145,6 @@ def unaccounted(account: dict, arrived: faults.Arrived, kills: int) -> list[str]
 
 
 def account_of(agent: faults.Agent) -> dict:
-    """Returns the exporter's account from the health endpoint."""
     agent.wait_until(lambda: agent.get("/status")[0] == 200)
     return agent.get("/status")[1]["account"]["exporters"]["otlp_grpc"]
 
@@ -184,7 +169,6 @@ def collector() -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs the soak test for the requested time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("minutes", type=float)
     parser.add_argument("--rate", type=int, default=99)

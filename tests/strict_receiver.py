@@ -33,7 +33,6 @@ def find_fault(attributes):
 
 
 def find_faults(message):
-    """Returns all reasons to reject a request."""
     holders = [group.resource for group in message.resource_profiles]
     holders += [
         scope.scope for group in message.resource_profiles for scope in group.scope_profiles
@@ -55,12 +54,7 @@ def labels_of(message):
 
 
 def find_complaints(message, seen):
-    """Counts the items that the receiver would drop from a request, by kind of complaint.
-
-    Args:
-        message: the request.
-        seen: the results of :func:`labels_of` for earlier requests; this request's are added.
-    """
+    """Counts the items that the receiver would drop, by complaint; adds labels to ``seen``."""
     results = Counter()
     for one in labels_of(message):
         results[EQUAL_LABELS] += one in seen
@@ -110,7 +104,6 @@ class StrictReceiver:
         request.reply(status, answer, Content_Type=kind)
 
     def take(self, kind, payload):
-        """Receives a request; returns the reasons to reject it."""
         (parsed,) = parse_payloads(payload)
         faults = find_faults(parsed.message)
         with self._lock:
@@ -127,7 +120,6 @@ class StrictReceiver:
         return b""
 
     def requests(self, kind):
-        """Returns the accepted requests as parsed JSON."""
         return [
             as_collector_json(parsed.message)
             for payload in self.accepted.get(kind, ())
@@ -135,7 +127,6 @@ class StrictReceiver:
         ]
 
     def samples(self, kind):
-        """Returns the number of accepted samples."""
         return sum(
             window.sample_count
             for payload in self.accepted.get(kind, ())
@@ -143,6 +134,5 @@ class StrictReceiver:
         )
 
     def close(self):
-        """Stops listening."""
         self._grpc.stop(0).wait()
         self._http.close()

@@ -30,7 +30,7 @@ WANTED = int(os.environ.get("KPROFILER_CONTEXT_SAMPLES", "2000"))
 """The number of samples with a span that a test waits for."""
 LATEST_S = 600
 PREBUILT = "KPROFILER_CONTEXT_PROGRAMS"
-"""The variable that names the directory of built programs, for machines without compiler."""
+"""The environment variable with the directory of prebuilt programs, if there is no compiler."""
 _A64_DIALECTS = {
     "-mtls-dialect=gnu": "-mtls-dialect=trad",
     "-mtls-dialect=gnu2": "-mtls-dialect=desc",
@@ -82,7 +82,7 @@ MUSL_MODELS = (
     "opened_descriptor",
     "opened_behind_others",
 )
-"""The models that musl supports, which opens no library that needs static TLS."""
+"""The models that musl supports; it opens no library that needs static TLS."""
 
 
 def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
@@ -112,7 +112,6 @@ def build(directory, name, late_ms=1500, compiler="gcc", source="program.c"):
 
 
 def find_files(directory, name):
-    """Returns the paths of a program and of the libraries that it opens."""
     model = MODELS[name]
     opened = [directory / f"libother{number}.so" for number in range(model.modules)]
     opened += [directory / "libcontext.so"] if model.is_late else []
@@ -125,7 +124,6 @@ def compile_with(words):
 
 
 def write_payload(directory, extra=None):
-    """Writes the payload of a process context; returns its path."""
     path = directory / "payload"
     context = ProcessContext({"service.name": "native"}, SCHEMA if extra is None else extra)
     path.write_bytes(encode_process_context(context))
@@ -150,7 +148,6 @@ class Service:
         self._process.communicate()
 
     def wait_ready(self):
-        """Waits until the program's threads start."""
         assert self._process.stdout.readline() == "ready\n"
 
     def read_log(self):
@@ -164,8 +161,6 @@ class Service:
 
 
 class Program(Service):
-    """A running C program."""
-
     def __init__(self, directory, name, threads, extra=None, **options):
         program, libraries = build(directory, name, **options)
         log = directory / "log"
@@ -174,10 +169,7 @@ class Program(Service):
 
 
 class Reader:
-    """Samples this process's descendants with a given name, and reads their process contexts.
-
-    Programs of that name that other tests run are not sampled.
-    """
+    """Samples descendants of this process with given names, and reads their process contexts."""
 
     def __init__(self, *names, **options):
         config = SamplerConfig(
@@ -224,10 +216,7 @@ class Reader:
 
 
 def find_lines(lines, time_ns):
-    """Returns the last two contexts, with times, that a thread began before a time.
-
-    Both are right while the thread changes from the first to the second.
-    """
+    """Returns the last two contexts begun before a time; at a change, both are right."""
     at = bisect.bisect_right(lines, time_ns, key=lambda line: line[0][0])
     return lines[max(at - 2, 0) : at]
 

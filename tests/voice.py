@@ -54,14 +54,7 @@ ALLOWED = {
 
 
 class Place(NamedTuple):
-    """A place whose words are to be changed.
-
-    Attributes:
-        path: the path of the file, relative to the checkout.
-        line: the number of the line, from 1.
-        kind: the kind of the place: a key of ``PHRASES``, ``opening`` or ``name``.
-        text: the words at the place.
-    """
+    """Words to be changed; ``kind`` is a key of ``PHRASES``, ``opening`` or ``name``."""
 
     path: str
     line: int
@@ -70,7 +63,6 @@ class Place(NamedTuple):
 
 
 def find_places(path: str, text: str) -> Iterator[Place]:
-    """Yields the places in a Python source, a page, or the comments of a C source."""
     if path.endswith((".c", ".h")):
         text = keep_comments(text)
         for match in COMMENT_OPENING.finditer(text):
@@ -88,7 +80,6 @@ def find_places(path: str, text: str) -> Iterator[Place]:
 
 
 def keep_comments(text: str) -> str:
-    """Returns only the comments and line breaks of a C source."""
     comments, end = [], 0
     for match in COMMENT.finditer(text):
         comments += ["\n" * text.count("\n", end, match.start()), match[0]]
@@ -97,7 +88,6 @@ def keep_comments(text: str) -> str:
 
 
 def find_all() -> list[Place]:
-    """Returns the places in all sources and pages of the checkout."""
     files = [path for name in SOURCES for path in sorted((ROOT / name).rglob("*.py"))]
     files += [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
     files += sorted((ROOT / "otel_kprofiler").rglob("*.[ch]"))
@@ -130,7 +120,6 @@ def exceeds(places: list[Place], allowed: dict[str, dict[str, int]]) -> list[str
 
 
 def main() -> None:
-    """Prints the counts, and exits with status 1 if one is too large."""
     places = find_all()
     if "--list" in sys.argv:
         print(*(f"{one.path}:{one.line}: {one.kind}: {one.text}" for one in places), sep="\n")

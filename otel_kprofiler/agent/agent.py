@@ -81,12 +81,9 @@ class Agent:
     """Runs until SIGTERM or SIGINT, reloading its configuration on SIGHUP. Main thread only.
 
     Args:
-        config: the initial configuration.
         symbolizer: the kernel symbolizer from :func:`prepare`; the agent closes it.
         load: reads the configuration again on SIGHUP; raises ``KProfilerError``.
         on_config: called with each reloaded configuration once it is in effect.
-        access: reads the host's files.
-        notifier: reports the life cycle to systemd.
     """
 
     def __init__(
@@ -274,7 +271,6 @@ class Agent:
         return max(0.0, min(IDLE_S, measures_s, self._notifier.longest_pause_s))
 
     def _alive(self) -> None:
-        """Report progress; also called within long steps."""
         now = time.monotonic()
         self._watchdog.alive()
         self._notifier.alive(now)
@@ -288,7 +284,6 @@ class Agent:
             self._alive()
 
     def _stay_within_limits(self, now: float) -> None:
-        """Lower the sampling rate while the agent exceeds a limit; raise it again afterwards."""
         config = self._config
         limits, interval_s = config.limits, config.monitor_interval_s
         self._next_measure = now + interval_s
@@ -400,7 +395,6 @@ class Agent:
         return open_health(config.health_endpoint, probes, self._describe, waits=waits)
 
     def _describe(self) -> dict[str, object]:
-        """Returns the body of ``/status``."""
         return describe_agent(
             status=self._status(),
             account=self.account(),

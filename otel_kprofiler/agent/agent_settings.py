@@ -1,7 +1,7 @@
 """The agent's settings from the configuration, and fixed limits such as the maximum window size.
 
-The conversion runs in the process that checks the configuration, so that the agent does not load
-the schema's libraries.
+The process that checks the configuration converts it, so that the agent does not load the schema's
+libraries.
 """
 
 from __future__ import annotations
@@ -35,33 +35,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Settings of the agent.
+    """Settings of the agent; the configuration's schema describes those not listed here.
 
     Attributes:
-        sampler: settings of the sampler.
-        groups: containers, pods and units to sample.
-        user_symbols: which details user frames get besides their addresses, such as source lines.
-        loader: name of the library that loads the BPF program.
-        schedule: the length of windows.
-        resource: attributes added to every Resource.
-        grain: the unit that gets a separate Resource, such as each process or the whole host.
-        leaves_out_self_profiled: whether processes that sample themselves are left out.
         service_sources: sources of service names for processes that publish none.
         exporters: settings of the pipeline's exporters, by id, in the pipeline's order.
         must_sample: whether to exit with an error if sampling cannot start.
         sampling_percent: probability, in percent, that the host samples during an interval.
         sampling_interval_s: length of the intervals to which ``sampling_percent`` applies.
-        monitor_interval_s: interval at which the agent compares its usage with ``limits``.
         clock_sync_interval_s: interval at which the clock offset is measured; 0 measures it only at
             startup.
-        limits: limits on the agent's CPU and memory usage.
-        drop_all: whether to drop every capability once sampling has started.
         health_endpoint: address that the health server listens on; empty for no server.
-        shutdown_timeout_s: time limit for a shutdown.
-        sends_metrics: whether the agent sends its own metrics.
-        metrics_interval_s: interval between exports of metrics.
-        log_level: minimum level of logged messages.
-        log_encoding: encoding of the log: ``auto``, ``console`` or ``json``.
     """
 
     sampler: SamplerConfig
@@ -89,7 +73,7 @@ class AgentConfig:
     log_encoding: str
 
     def apply_to(self, options: PipelineOptions) -> PipelineOptions:
-        """Returns pipeline options with the agent's settings applied."""
+        """Returns the pipeline options with the agent's settings applied."""
         return replace(
             options,
             grain=self.grain,

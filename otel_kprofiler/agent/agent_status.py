@@ -26,18 +26,9 @@ def describe_agent(
     stalls: int,
     cpu_time: CpuTime,
 ) -> dict[str, object]:
-    """Returns the body of ``/status``: counts, outages, sampling rate, files and CPU time.
+    """Returns the body of ``/status``. Thread-safe.
 
-    Thread-safe.
-
-    Args:
-        status: short description of the agent's current activity.
-        account: counts of all samples so far.
-        queues: the exporters' queues, by exporter name.
-        pipeline: the running pipeline; None if sampling could not start.
-        user_names: reads the symbols of user files; None if user symbols are disabled.
-        stalls: how often the main loop stalled.
-        cpu_time: CPU time that the agent has used so far.
+    ``pipeline`` is None if sampling could not start, ``user_names`` if user symbols are disabled.
     """
     sampler = pipeline.sampler if pipeline else None
     tables = sampler.tables if sampler else None
@@ -67,14 +58,7 @@ def open_health(
     *,
     waits: bool,
 ) -> HealthServer | None:
-    """Serve the probes and ``/status``; returns None if no endpoint is given.
-
-    Args:
-        endpoint: ``host:port`` to listen on; empty for no server.
-        probes: health checks, by the URL's path.
-        describe: returns the body of ``/status``.
-        waits: whether to wait for a port that another process uses.
-    """
+    """Serve the probes and ``/status``; returns None if ``endpoint`` is empty."""
     if not endpoint:
         return None
     # This import loads http.server, which takes 2 MB and which most agents do not need.

@@ -43,10 +43,7 @@ def describe_start(
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
     """Returns the account as a log record that contains each number only once.
 
-    Args:
-        account: counts of all samples so far.
-        as_json: whether to put the numbers into the record's ``account``, by kind, instead of into
-            its message.
+    If ``as_json``, the numbers are in the record's ``account``, by kind, not in its message.
     """
     missed = [
         kind for kind, kind_account in account.kinds.items() if _is_missed_unusual(kind_account)

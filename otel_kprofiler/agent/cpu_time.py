@@ -12,8 +12,6 @@ class CpuTime(NamedTuple):
     """The agent's CPU time since its start, in seconds.
 
     Attributes:
-        user: CPU time of the agent's process in user mode.
-        system: CPU time of the agent's process in kernel mode.
         children: CPU time of reaped child processes, which read files for the agent.
         programs: CPU time of the sampling BPF program, in interrupts on all CPUs. The kernel
             charges it to the interrupted processes.

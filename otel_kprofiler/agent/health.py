@@ -1,4 +1,4 @@
-"""Serves ``/livez``, ``/readyz`` and ``/status`` over HTTP; ``agent.py`` provides their content."""
+"""Serves ``/livez``, ``/readyz`` and ``/status`` over HTTP."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _log: Final = logging.getLogger(__name__)
 class HealthServer:
     """Responds with 200 if a probe finds no problems, otherwise with 503 and the problems.
 
+    Probes and ``status`` are called in server threads. Raises ``HostError`` if the endpoint cannot
+    be bound.
+
     Args:
         endpoint: ``host:port`` or ``[IPv6]:port`` to listen on; port 0 selects a free port.
-        probes: health checks by path, such as ``/livez``; called in server threads.
-        status: returns the body of ``/status`` as values for JSON; called in server threads.
+        probes: health checks by path, such as ``/livez``.
+        status: returns the body of ``/status`` as values for JSON.
         waits: whether to wait until a port that another process uses is free. Another user's
-            process may have bound a port above 1023 before this one.
-
-    Raises:
-        HostError: the endpoint cannot be bound.
+            process may have bound a port above 1023 before the agent started.
     """
 
     def __init__(

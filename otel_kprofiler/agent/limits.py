@@ -1,4 +1,4 @@
-"""Enforces the agent's resource limits: measures its usage and adapts the sampling rate."""
+"""Enforces the agent's resource limits by adapting the sampling rate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Usage(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Limits on resource usage; 0 means no limit."""
+    """Limits on the CPU usage, in cores, and resident memory of this process; 0 means no limit."""
 
     cpu: float = 0.0
     rss_bytes: int = 0
@@ -59,20 +59,13 @@ def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
 
 
 class Governor:
-    """Adapts the sampling rate: lowers it at once above a limit, and raises it slowly otherwise."""
+    """Lowers the sampling rate at once above a limit, and raises it slowly otherwise."""
 
     def __init__(self) -> None:
         self._calm = 0
 
     def decide(self, usage: Usage, limits: Limits, rate: int, wanted: int) -> int:
-        """Returns the new rate in samples per second, from 1 to ``wanted``.
-
-        Args:
-            usage: CPU usage and resident memory, measured at ``rate``.
-            limits: the configured limits; 0 means no limit.
-            rate: current rate in samples per second.
-            wanted: configured rate in samples per second.
-        """
+        """Returns the new rate, 1 to ``wanted`` per second; ``usage`` was measured at ``rate``."""
         shares = [
             used / limit for used, limit in zip(usage, limits, strict=True) if limit
         ]  # fmt: skip

@@ -31,7 +31,7 @@ LEVELS: Final = {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a line of JSON; includes the account or traceback, if it has one."""
+    """Formats a record as a line of JSON, with its account or traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the record as a line of JSON."""
@@ -62,11 +62,9 @@ class _TextFormatter(logging.Formatter):
 class DescriptorHandler(logging.Handler):
     """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
-    Up to :data:`MAX_WAITING_BYTES` wait in memory; beyond that, lines are dropped and counted.
-    The handler bypasses Python's streams, because their locks could block the interpreter at exit.
-
-    Args:
-        fd: the descriptor to write to; it stays open.
+    Up to :data:`MAX_WAITING_BYTES` wait in memory; beyond that, lines are dropped and counted. The
+    handler bypasses Python's streams, because their locks could block the interpreter at exit. The
+    descriptor stays open.
     """
 
     def __init__(self, fd: int) -> None:
@@ -132,8 +130,9 @@ def write_all(fd: int, data: bytes) -> None:
 def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging` is called.
 
-    Python's warnings become log records. gRPC logs nothing unless ``GRPC_VERBOSITY`` is set,
-    because the status of a call contains the same information. Call this before gRPC is imported.
+    Call this before gRPC is imported: gRPC then logs nothing unless ``GRPC_VERBOSITY`` is set,
+    because the status of a call contains the same information. Python's warnings become log
+    records.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning
@@ -146,25 +145,14 @@ def _log_warning(message: Warning | str, category: type[Warning], *_: object, **
 
 
 def make_formatter(encoding: str, fd: int) -> logging.Formatter:
-    """Returns the formatter for a file descriptor.
-
-    Args:
-        encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.
-        fd: the descriptor that the lines are written to.
-    """
+    """Returns the formatter for ``console``, ``json`` or ``auto``: text if ``fd`` is a terminal."""
     if encoding == "json" or (encoding == "auto" and not os.isatty(fd)):
         return JsonFormatter()
     return _TextFormatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
 
 
 def configure_logging(level: str = "info", encoding: str = "auto", fd: int = 2) -> None:
-    """Send the log to a file descriptor; can be called again to change the settings.
-
-    Args:
-        level: the minimum level to log, a key of :data:`LEVELS`.
-        encoding: ``console``, ``json``, or ``auto``: text if ``fd`` is a terminal.
-        fd: the descriptor to write to; by default standard error.
-    """
+    """Send the log to ``fd``; can be called again. ``level`` is a key of :data:`LEVELS`."""
     root = logging.root
     there = [
         existing

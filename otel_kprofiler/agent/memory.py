@@ -17,10 +17,7 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""Number of new objects between two garbage collections.
-
-Collecting more often would free little, because most samples live until a window closes.
-"""
+"""New objects between two garbage collections; most samples live until a window closes."""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
@@ -74,9 +71,9 @@ _CALLBACK: Final = ctypes.PYFUNCTYPE(
 def limit_allocator() -> None:
     """Make malloc return freed memory to the kernel; call before threads start.
 
-    By default, malloc gives threads separate arenas, although only one thread runs Python at a
-    time. After a large block is freed, malloc also takes blocks of that size from the heap, which
-    then fragments.
+    By default, malloc gives each thread an arena, although only one thread runs Python at a time.
+    After a large block is freed, malloc also takes blocks of that size from the heap, which then
+    fragments.
     """
     mallopt = _find("mallopt")
     if mallopt:
@@ -108,7 +105,7 @@ def unmap_startup_pages() -> None:
     """Unmap library pages that only startup used, so that they no longer count as resident.
 
     Pages that are used again are mapped again from the page cache, without disk access. Mappings
-    that differ from their files (private pages; see proc_pid_smaps(5)) are kept.
+    with private pages (proc_pid_smaps(5)), which differ from their files, are kept.
     """
     libc = ctypes.PyDLL(None)  # holds the GIL, so callbacks need not wait for it
     if not hasattr(libc, "dl_iterate_phdr"):
@@ -127,7 +124,7 @@ def unmap_startup_pages() -> None:
 
 
 def find_clean_mappings(smaps: bytes) -> Iterator[tuple[int, int]]:
-    """Returns ranges of read-only file mappings without private pages."""
+    """Yields the address ranges of read-only file mappings without private pages."""
     for mapping in _MAPPING.finditer(smaps):
         permissions, inode, fields = mapping["permissions"], mapping["inode"], mapping["fields"]
         private = sum(map(int, _PRIVATE.findall(fields)))
@@ -136,7 +133,6 @@ def find_clean_mappings(smaps: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find_segments(library: _Library) -> Iterator[tuple[int, int]]:
-    """Returns the page-aligned ranges of a library's read-only segments."""
     for header in library.headers[: library.header_count]:
         if header.type == _PT_LOAD and not header.flags & _PF_W:
             start = library.address + header.address

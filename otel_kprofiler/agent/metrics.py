@@ -1,8 +1,8 @@
 """Collects the agent's own metrics with opentelemetry-sdk, and sends them to OTLP receivers.
 
-Names follow the semantic conventions: ``process.*``, and ``otel.sdk.*`` for processors and
-exporters, by analogy with spans, log records and metric data points, since the conventions do not
-cover profiles yet. Metrics without a counterpart are named ``kprofiler.*``.
+Names follow the semantic conventions: ``process.*`` and ``otel.sdk.*``. The conventions do not
+cover profiles yet, so names for processors and exporters are analogous to those for spans. Metrics
+without a counterpart are named ``kprofiler.*``.
 """
 
 from __future__ import annotations
@@ -58,15 +58,8 @@ _log = logging.getLogger(__name__)
 class SelfMetrics:
     """Sends the agent's metrics to OTLP receivers every ``interval_s`` seconds.
 
-    Args:
-        receivers: settings of the OTLP exporters, by id.
-        attributes: Resource attributes besides the ones that identify the agent.
-        interval_s: interval between exports in seconds.
-        account: returns the account of all samples.
-        generation: returns the number of kernel symbol changes.
-        lost_symbols: returns the number of lost symbol records, by cause.
-        cpu_time: returns the agent's CPU time so far.
-        coarse: returns the number of samples that lack a detail, by detail.
+    :class:`~.telemetry.Telemetry` describes the functions. ``attributes`` are Resource attributes
+    besides those that identify the agent.
     """
 
     def __init__(
@@ -160,7 +153,6 @@ class SelfMetrics:
             yield from _losses(account.lost, attributes, _BY_EXPORTER)
 
     def _exporters(self) -> Iterator[tuple[ExporterAccount, dict[str, str]]]:
-        """Yields each exporter's account of each sample kind, with the kind's attribute."""
         for account, kind in self._kinds():
             for exporter in account.exporters:
                 yield exporter, kind
@@ -253,11 +245,7 @@ def _open_client(name: str, settings: ClientSettings) -> OtlpSender:
 
 
 class _Exporter(MetricExporter):
-    """Sends metrics once per interval, without retries, because later values replace lost values.
-
-    If metrics do not arrive, logs one warning with the reason. An unreachable receiver and a
-    missing metrics pipeline are logged separately.
-    """
+    """Sends metrics without retries, because later values replace lost values."""
 
     def __init__(self, name: str, client: OtlpSender) -> None:
         super().__init__()

@@ -14,14 +14,9 @@ if TYPE_CHECKING:
 
 
 class ConfigReader:
-    """Reads the configuration again in the background.
+    """Reads the configuration again in a background thread, which calls ``load`` and ``on_end``.
 
     Only one thread and its signal handlers may use a reader.
-
-    Args:
-        load: reads and checks the configuration; called in a background thread.
-        on_begin: called when a read starts.
-        on_end: called in the background thread when the result is available.
     """
 
     def __init__(
@@ -42,7 +37,7 @@ class ConfigReader:
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Starts a requested read; returns the result of a finished read once, otherwise None."""
+        """Start a requested read; returns the result of a finished read once, otherwise None."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome
@@ -71,9 +66,7 @@ class Lottery:
     """Decides at random, for each interval, whether this host samples.
 
     As in opentelemetry-ebpf-profiler, about ``threshold`` percent of all hosts sample at any time.
-
-    Args:
-        random_unit: returns random numbers in [0, 1).
+    ``random_unit`` returns random numbers in [0, 1).
     """
 
     def __init__(self, random_unit: Callable[[], float] = random.random) -> None:
@@ -83,17 +76,13 @@ class Lottery:
         self._next = 0.0
 
     def set(self, threshold: int, interval_s: float) -> None:
-        """Set the probability in percent, and the interval; a change forces a new draw."""
+        """Set percentage and interval in seconds; a change forces a new draw."""
         if (threshold, interval_s) != (self._threshold, self._interval_s):
             self._threshold, self._interval_s = threshold, interval_s
             self._next = 0.0
 
     def draw(self, now: float) -> bool | None:
-        """Returns whether to sample in a new interval; None until the next one begins.
-
-        Args:
-            now: monotonic time in seconds.
-        """
+        """Returns whether to sample in a new interval; None while the last interval continues."""
         if now < self._next:
             return None
         self._next = now + self._interval_s

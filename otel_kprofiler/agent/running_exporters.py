@@ -46,15 +46,10 @@ class RunningExporter(NamedTuple):
 Wanted = Mapping[str, ExporterSettings]
 """The exporters of a configuration, by id."""
 Running = Mapping[str, RunningExporter]
-"""Running exporters, by id."""
 
 
 def open_changed(running: Running, wanted: Wanted) -> dict[str, OpenedExporter]:
-    """Open the exporters that are new or whose settings have changed.
-
-    Raises:
-        ExportError: an exporter cannot be opened; the exporters opened so far are closed.
-    """
+    """Open new and changed exporters; closes them again if opening one raises ``ExportError``."""
     opened: dict[str, OpenedExporter] = {}
     try:
         for name, settings in wanted.items():

@@ -1,4 +1,4 @@
-"""Sends notifications to systemd with the protocol of sd_notify(3), as datagrams to a socket."""
+"""Sends notifications to systemd with the protocol of sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _log = logging.getLogger(__name__)
 class Notifier:
     """Reports readiness, reloads and liveness to systemd; does nothing without ``NOTIFY_SOCKET``.
 
-    Never blocks: if the socket is full, a later :meth:`alive` sends the message, unless a newer
+    Never blocks. If the socket is full, a later :meth:`alive` sends the message, unless a newer
     message has superseded it. Reads ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``,
     which systemd sets for its services.
 
     Args:
-        environment: variables by name, such as ``NOTIFY_SOCKET``.
         pid: process id to compare with ``WATCHDOG_PID``; by default the id of this process.
     """
 
@@ -61,11 +60,7 @@ class Notifier:
         self._report(f"STATUS={status}")
 
     def alive(self, now: float) -> None:
-        """Notify the watchdog when due; call often from the loop under supervision.
-
-        Args:
-            now: monotonic time in seconds.
-        """
+        """Notify the watchdog when due; call often, with the monotonic time in seconds."""
         if self._unsent and now >= self._next_try:
             self._next_try = now + _RETRY_S
             self._report(self._unsent)

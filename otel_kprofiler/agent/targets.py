@@ -18,15 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentTargets:
-    """The sampling targets of one configuration.
-
-    Args:
-        files: reads the host's files.
-        config: the configuration.
-
-    Attributes:
-        sampler: settings of the sampler for the targets that currently run.
-    """
+    """The targets of a configuration; ``sampler`` has the settings for those currently running."""
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
         self._pids = config.sampler.target_pids
@@ -55,5 +47,4 @@ class AgentTargets:
         _log.debug("sampling %s", self._follower.describe())
 
     def _without_targets(self, config: SamplerConfig) -> SamplerConfig:
-        """Returns a sampler configuration without its dynamic targets."""
         return replace(config, target_pids=self._pids, target_cgroups=(), target_descendants=False)

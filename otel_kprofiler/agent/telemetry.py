@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Telemetry:
     """The agent's own metrics, as currently configured.
 
-    All arguments are functions, which a thread of the OpenTelemetry SDK calls.
+    A thread of the OpenTelemetry SDK calls the functions.
 
     Args:
         account: returns the account of all samples.
@@ -52,7 +52,7 @@ class Telemetry:
             self._metrics.record_export(name, result, seconds)
 
     def configure(self, config: AgentConfig) -> None:
-        """Send metrics to the OTLP receivers of a configuration, if metrics are enabled there."""
+        """Send metrics to a configuration's OTLP receivers, if metrics are enabled."""
         receivers = {
             name: settings.client
             for name, settings in config.exporters.items()

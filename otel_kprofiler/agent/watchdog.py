@@ -25,14 +25,10 @@ class Watchdog:
     virtual machine), nothing is checked, so the loop does not count as stalled.
 
     Reacting to a stall is up to the supervisor (``/livez``, systemd's watchdog). An exception
-    injected into the loop could lose its samples by interrupting a wait that would have ended by
-    itself.
+    injected into the loop could interrupt a wait that would have ended by itself, and lose samples.
 
     Args:
         after_s: time without progress that counts as a stall, in seconds.
-
-    Attributes:
-        stalls: number of stalls detected so far.
     """
 
     def __init__(self, after_s: float = STALLED_AFTER_S) -> None:

@@ -17,10 +17,7 @@ def chance_of_means(
 ) -> float:
     """Returns the two-sided p-value of the difference between two means (Welch's t-test).
 
-    Args:
-        difference: one mean minus the other.
-        first: variance of the first mean, and its number of observations.
-        second: variance of the second mean, and its number of observations.
+    ``first`` and ``second`` are the variance of each mean, and its number of observations.
     """
     variance = first[0] + second[0]
     if not variance:
@@ -37,10 +34,7 @@ def chance_of_means(
 def chance_of_counts(first: int, second: int, share: float) -> float:
     """Returns the two-sided p-value of the difference between two counts (binomial test).
 
-    Args:
-        first: number of events on the first side.
-        second: number of events on the second side.
-        share: expected fraction of all events that fall on the first side, from 0 to 1.
+    ``share`` is the expected fraction of all events that fall on the first side, from 0 to 1.
     """
     total = first + second
     if not 0 < share < 1 or not total:

@@ -62,7 +62,6 @@ class Change(NamedTuple):
     """The amounts of one group on both sides.
 
     Attributes:
-        key: name of the group.
         own: amount of the samples that belong to this group alone.
         total: amount of all samples in which the key occurs.
         is_changed: whether ``own`` or ``total`` changed significantly, corrected for all groups
@@ -78,11 +77,9 @@ class Change(NamedTuple):
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
     """Compares the groups of both sides: significant changes first, then by size of the change.
 
-    Args:
-        before: the first side.
-        after: the second side, of the same kind of sample.
-        grouping: function that groups samples, such as a value of ``GROUPINGS``.
-        per_second: whether to compare weights per second instead of shares of all samples.
+    Both sides have the same kind of sample. ``grouping`` is a function such as a value of
+    ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of all
+    samples.
     """
     sides = _Side(before, grouping, per_second), _Side(after, grouping, per_second)
     keys = dict.fromkeys([*sides[0].total, *sides[1].total])
@@ -106,8 +103,6 @@ def _importance(change: Change) -> tuple[bool, float, float, Key]:
 
 
 class _Side:
-    """Weights of all groups on one side of a comparison, by interval."""
-
     def __init__(self, part: Part, grouping: Grouping, per_second: bool) -> None:
         samples = part.samples
         count = max(2, min(_INTERVALS, samples.count // _FEWEST_PER_INTERVAL))
@@ -125,11 +120,7 @@ class _Side:
         self.size = sum(self.sizes)
 
     def ratio(self, weights: Sequence[int]) -> tuple[float, float]:
-        """Returns a group's share or rate, and its variance (Cochran 1977, section 6.3).
-
-        The variance is computed between whole intervals, so it is also valid if samples come in
-        bursts.
-        """
+        """Returns a group's share or rate, and its variance (Cochran 1977, section 6.3)."""
         if not self.size:
             return 0.0, 0.0
         ratio, count = sum(weights) / self.size, len(weights)
@@ -165,10 +156,8 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 def _reject(chances: Sequence[float]) -> set[int]:
     """Returns the indices of changed groups; ``LEVEL`` bounds the chance of any false positive.
 
-    Args:
-        chances: for each group, the smaller of the p-values of ``own`` and ``total``; 1 if the
-            group has too few samples to be tested. The number of tested groups must not depend on
-            the outcome of the tests.
+    ``chances`` has a p-value for each group; 1 if it has too few samples to be tested. The number
+    of tested groups must not depend on the outcome of the tests.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

@@ -32,14 +32,12 @@ class Filter:
             threads.
         threads: names (``comm``) or ids of threads.
         containers: names of containers, or the first characters of their ids.
-        services: names of services.
         cpus: numbers of logical CPUs.
         modules: names of kernel modules, loaded or built in, that must have a frame in the stack;
             ``-`` and ``_`` are treated as the same character.
         functions: names of functions that must be in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.
-        kinds: names of sample kinds.
         attributes: Resource attributes or sample labels, as ``NAME=VALUE``.
     """
 
@@ -87,10 +85,7 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns whether each Resource matches, by index.
-
-        Returns None if the filter has conditions on samples, which a Resource alone cannot meet.
-        """
+        """Returns whether each Resource matches, by index; None if samples must be tested, too."""
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):
@@ -170,10 +165,7 @@ def _process_test(samples: Samples, processes: Sequence[str]) -> Callable[[Threa
 
 
 def _names_of_process(resource: Resource, thread_name: str) -> Iterator[str]:
-    """Yields the names that select a process: its id, its name and the parts of its name.
-
-    For example, ``gunicorn`` and ``python3.11`` each select ``gunicorn (python3.11)``.
-    """
+    """Yields the names that select a process: its id, its name and the parts of its name."""
     name = process_name(resource, thread_name)
     script, bracket, executable = name.removesuffix(")").partition(" (")
     yield from (name, script, executable) if bracket else (name,)

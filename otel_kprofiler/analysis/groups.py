@@ -28,7 +28,6 @@ class Group(NamedTuple):
     """Samples that share a key; weights are in the unit of the kind's ``measure``.
 
     Attributes:
-        key: the shared key.
         own: weight of the samples that belong to this group alone. The ``own`` of all groups add up
             to the weight of all samples.
         total: weight of all samples in which the key occurs; each sample counts once.
@@ -59,12 +58,7 @@ LABEL: Final = "label:"
 
 
 class Assignment(NamedTuple):
-    """Assigns samples to groups through one of their columns.
-
-    Attributes:
-        column: for each row of samples, an index for ``find``.
-        find: returns the groups that rows with a given index belong to.
-    """
+    """Assigns samples to groups: ``find`` maps each row's index in ``column`` to its groups."""
 
     column: Sequence[int]
     find: Callable[[int], Occurrence]
@@ -76,17 +70,14 @@ def _threads(samples: Samples, key: Callable[[Thread], Key]) -> Assignment:
 
 
 def _by_process(samples: Samples) -> Assignment:
-    """Groups by process name and id."""
     return _threads(samples, _process_key(samples))
 
 
 def _by_comm(samples: Samples) -> Assignment:
-    """Groups by thread name."""
     return _threads(samples, lambda thread: Key(thread.name or NONE))
 
 
 def _by_thread(samples: Samples) -> Assignment:
-    """Groups by thread: name, id and process."""
     process = _process_key(samples)
     return _threads(
         samples, lambda thread: Key(f"{thread.name} ({thread.tid})", process(thread).name)
@@ -110,8 +101,6 @@ def _by_attribute(samples: Samples, names: Sequence[str]) -> Assignment:
 
 
 def _by_holder(samples: Samples) -> Assignment:
-    """Groups by the thread that held the lock."""
-
     def key(thread: Thread) -> Key:
         labels = dict(thread.labels)
         if LOCK_HOLDER_ID not in labels:
@@ -122,13 +111,11 @@ def _by_holder(samples: Samples) -> Assignment:
 
 
 def _by_cpu(samples: Samples) -> Assignment:
-    """Groups by logical CPU."""
     cpus = samples.tables.cpus
     return Assignment(samples.cpus, lambda at: only(Key(str(cpus[at]))))
 
 
 def _by_span(samples: Samples) -> Assignment:
-    """Groups by span id, with the trace."""
     links = samples.tables.links
     return Assignment(samples.links, lambda at: only(span_key(links[at])))
 
@@ -140,13 +127,11 @@ def _by_endpoint(samples: Samples) -> Assignment:
 
 
 def _by_kind(samples: Samples) -> Assignment:
-    """Groups by sample kind."""
     origins = samples.tables.origins
     return Assignment(samples.origins, lambda at: only(Key(origins[at].profile.kind.name)))
 
 
 def _by_wait(samples: Samples, key: Callable[[WindowWait], str]) -> Assignment:
-    """Groups waits by one of their properties."""
     waits = samples.tables.waits
 
     def find(at: int) -> Occurrence:
@@ -201,12 +186,7 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Groups samples; groups are sorted by self weight, groups of lines by total weight.
-
-    Args:
-        samples: the samples to group.
-        by: a name in ``GROUPINGS``, or the name of an attribute.
-    """
+    """Groups samples by ``by``, sorted by self weight; groups of lines by total weight."""
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
         groups = collect(samples, of_stacks())
@@ -222,7 +202,6 @@ SORTS: Final[dict[str, Callable[[Group], Any]]] = {
     "samples": lambda group: (-group.samples, -group.total),
     "name": lambda group: group.key.name,
 }
-"""Sort orders of groups, by name."""
 
 
 def sort_groups(groups: Iterable[Group], order: str) -> list[Group]:
@@ -243,9 +222,7 @@ GROUPINGS: Final[dict[str, Callable[[Samples], list[Group]]]] = {
 
 
 WAIT_GROUPINGS: Final = frozenset({"cause", "state", "waker", WAIT_CAUSE, WAIT_STATE})
-"""Groupings that apply to waits only."""
 LOCK_GROUPINGS: Final = frozenset({"lock", "holder", LOCK_TYPE})
-"""Groupings that apply to waits for locks only."""
 
 
 def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
@@ -286,8 +263,6 @@ def is_in_kernel(stack: Stack) -> bool:
 
 
 class _Sums:
-    """Sums the weights of samples by key."""
-
     def __init__(self) -> None:
         self._sums: defaultdict[Key, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
 
@@ -314,11 +289,9 @@ class _Sums:
 
 
 def collect(samples: Samples, frames: Callable[[Stack], Occurrence | None]) -> list[Group]:
-    """Groups samples by their stacks; groups are sorted by self weight.
+    """Groups samples by their stacks, sorted by self weight.
 
-    Args:
-        samples: the samples to group.
-        frames: returns the groups that a stack counts towards; None to skip the stack.
+    ``frames`` returns the groups that a stack counts towards; None to skip the stack.
     """
     rows = zip(samples.stacks, samples.weights(), samples.counts(), strict=True)
     return group_stacks(samples.tables.stacks, starmap(Weighed, rows), frames)

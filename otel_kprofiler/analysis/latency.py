@@ -12,28 +12,23 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of threads of the process that ran at the same time.
-
-The sum over a process's samples is the time during which any of its threads ran.
-"""
+"""CPU time divided by the number of threads of the process that ran at the same time. A process's
+sum is the time during which any of its threads ran."""
 
 
 def weigh_latency(samples: Samples) -> Samples:
     """Returns the on-CPU samples with weights of kind :data:`LATENCY`.
 
     A sample stands for its period, divided by the number of threads of its process that ran on a
-    CPU at that time, as ``perf report --latency`` does for a whole recording. Another thread counts
-    more, the nearer its samples are in time: fully at the same time, and not at all at a distance
-    of a period or more. A thread that runs without pause thus counts as one, whatever the phase of
-    its CPU's timer. When a thread begins or ends, the number of threads is wrong for up to one
-    period.
+    CPU at that time, as ``perf report --latency`` does for a whole recording. The nearer another
+    thread's samples are in time, the more that thread counts: fully at the same time, and not at
+    all at a distance of a period or more. A thread that runs without pause thus counts as one,
+    whatever the phase of its CPU's timer. When a thread begins or ends, the number of threads is
+    wrong for up to one period.
 
-    Args:
-        samples: all samples of the processes; a selection would lack threads that ran at the same
-            time.
-
-    Raises:
-        KProfilerError: there are no on-CPU samples that have a period and individual times.
+    ``samples`` must be all samples of the processes; a selection would lack threads that ran at the
+    same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a period and
+    individual times.
     """
     origins = samples.tables.origins
     is_cpu = [origin.profile.kind == ON_CPU for origin in origins]
@@ -64,7 +59,6 @@ def weigh_latency(samples: Samples) -> Samples:
 
 
 def _latencies(samples: Samples) -> array[int]:
-    """Returns each sample's latency weight, in nanoseconds."""
     by_process: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     tables = samples.tables
     for (start, end), number, origin in zip(
@@ -82,11 +76,11 @@ def _latencies(samples: Samples) -> array[int]:
 
 
 def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:
-    """Set the latency weights of a process's samples.
+    """Set the latency weights of a process's samples, in nanoseconds.
 
-    ``points`` has a tuple for each sample: time, thread id, period, and index into ``latencies``.
-    It is sorted by time. If a thread runs without pause, the nearness of its samples to a point
-    (period minus distance) adds up to one period.
+    ``points`` has time, thread id, period and index into ``latencies``, sorted by time. If a thread
+    runs without pause, the nearness of its samples to a point (period minus distance) adds up to
+    one period.
     """
     first = 0
     for time, tid, period, place in points:

@@ -38,14 +38,9 @@ def summarize_locks(
 ) -> LockSummary | None:
     """Sums the exactly counted waits for locks in all profiles of one kind.
 
-    Returns None if there are no waits. Also returns None if the samples were filtered, because the
-    counters cover all processes together.
-
-    Args:
-        samples: the selected samples.
-        kind: the sample kind, such as ``lock_contention``.
-        processes: whether each Resource was selected, by index; None if samples were also filtered
-            by something other than their processes.
+    Returns None if there are no waits, or if the samples were filtered, because the counters cover
+    all processes together. ``processes`` states which Resources were selected, by index; None if
+    samples were also filtered by something other than their processes.
     """
     if processes is None or not all(processes):
         return None

@@ -12,11 +12,9 @@ from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stac
 
 
 class Key(NamedTuple):
-    """The key of a group: its name, and a place that distinguishes equal names.
+    """The name of a function, line or other unit, and a place that distinguishes equal names.
 
-    Attributes:
-        name: name of a function, line, module or other unit.
-        place: the function's module or source file, or the thread's process; may be empty.
+    The place is the function's module or source file, or the thread's process; it may be empty.
     """
 
     name: str
@@ -37,13 +35,7 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
 class FrameKeys:
-    """Lists the keys of a stack's entries, outermost first, and builds them once for each frame.
-
-    Keys are cached per ``Frame`` object.
-
-    Args:
-        key: returns the key of an entry.
-    """
+    """Lists the keys of a stack's entries, outermost first, with a cache by ``Frame`` object."""
 
     def __init__(self, key: Callable[[Entry], Key]) -> None:
         self._key = key

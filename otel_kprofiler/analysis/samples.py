@@ -33,8 +33,6 @@ class Origin(NamedTuple):
 
     Attributes:
         window: number of the window among those loaded.
-        start_unix_ns: start of the window, as Unix time in nanoseconds.
-        end_unix_ns: end of the window, exclusive, as Unix time in nanoseconds.
         profile: the profile, without its samples.
         sample_count: number of samples that the profile had when it was loaded.
     """
@@ -49,7 +47,7 @@ class Origin(NamedTuple):
 class Thread(NamedTuple):
     """A thread under one of the names that it had, with one set of labels.
 
-    ``resource`` is the index of its process in ``Tables.resources``.
+    ``resource`` is the index of its process in :attr:`Tables.resources`.
     """
 
     resource: int
@@ -76,16 +74,11 @@ class Tables(NamedTuple):
 class Samples:
     """Rows of samples that differ only in their times; immutable.
 
-    A row uses about 30 bytes, and each timestamp 8.
+    A row uses about 30 bytes, and each timestamp 8. The columns contain indices into
+    :attr:`tables`.
 
     Attributes:
         tables: distinct stacks, threads and other values, to which columns refer by index.
-        origins: column of indices into ``tables.origins``.
-        threads: indices into ``tables.threads``, which refer to resources.
-        stacks: indices into ``tables.stacks``.
-        links: indices into ``tables.links``.
-        cpus: indices into ``tables.cpus``, the logical CPUs.
-        waits: indices into ``tables.waits``.
         ends: index in ``times`` at which each row ends and the next row starts.
         times: Unix times in nanoseconds, row by row.
         values: the sample's value at each time, in the unit of its kind; empty if all values are 1.
@@ -176,10 +169,8 @@ class Samples:
     def split(self, edges: Sequence[int]) -> list[Samples]:
         """Splits samples by time: before the first edge, between edges, and from the last edge on.
 
-        Reads all rows once. A row is in each part that contains at least one of its times.
-
-        Args:
-            edges: Unix times in nanoseconds, ascending.
+        The edges are Unix times in nanoseconds, ascending. A row is in each part that contains at
+        least one of its times.
         """
         parts = [
             _Part(array("Q"), array("Q"), array("Q"), array("q")) for _ in range(len(edges) + 1)

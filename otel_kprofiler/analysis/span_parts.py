@@ -1,8 +1,7 @@
-"""Breakdown of spans' time: user code, kernel, waits, and other work of their threads.
+"""Breaks down spans' time into user code, kernel, waits, and other work of their threads.
 
-Samples show all of these parts. When a thread leaves a span for a while, as an event-loop
-thread does at each ``await``, its samples fall into other spans, into no span, or into a wait for
-events.
+When a thread leaves a span for a while, as an event-loop thread does at each ``await``, its samples
+fall into other spans, into no span, or into a wait for events.
 """
 
 from __future__ import annotations
@@ -37,17 +36,11 @@ _EVENTS: Final = frozenset({WaitCause.POLL, WaitCause.EPOLL, WaitCause.IO_URING}
 _TIME: Final = attrgetter("time")
 
 _Span = tuple[bytes, bytes]
-"""Trace id and span id."""
 _NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
-    """A breakdown of the time spent in a set of spans.
-
-    Attributes:
-        traces: number of distinct traces that the spans belong to.
-        parts: a group for each part of the time, largest first; weights are in nanoseconds.
-    """
+    """A breakdown of the time of spans in ``traces`` traces, in nanoseconds, largest part first."""
 
     traces: int
     parts: list[Group]
@@ -64,13 +57,11 @@ class SpanTime(NamedTuple):
     """The time that a service spent in a span, in nanoseconds.
 
     Attributes:
-        trace_id: trace id in hexadecimal digits.
-        span_id: span id in hexadecimal digits.
+        trace_id, span_id: ids in hexadecimal digits.
         service: ``service.name`` of the process; ``-`` if it has none.
         endpoint: name of the local root span; empty if the name is unknown.
         start_ns: Unix time of the first sample.
-        user: time on a CPU in user code.
-        kernel: time on a CPU in the kernel.
+        user, kernel: time on a CPU.
         waited: time off the CPU, including waits for a CPU; in event loops, also the time until the
             span continues.
     """
@@ -106,28 +97,21 @@ def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
 
     For each trace and thread, the parts are the samples in the spans, and all other samples of the
     thread between the first and the last sample in the spans. The parts add up to the duration of
-    the spans, within sampling error; if several threads ran the spans, their times are added up.
+    the spans, within sampling error. If several threads ran the spans, their times are added up.
 
-    Args:
-        chosen: samples whose spans are broken down; samples without a span are ignored.
-        every: all samples from the same threads and times.
+    The spans are those of the ``chosen`` samples. ``every`` has all samples from the same threads
+    and times.
     """
     return _add_up(every, dict.fromkeys(_spans_of(chosen), ""))[""]
 
 
 def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
-    """Returns the time that each service spent in each span.
+    """Returns the time that each service spent in each span of the ``chosen`` samples.
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
-    waits. The thread's time in other spans, or in none, does not count.
-
-    Args:
-        chosen: samples whose spans are shown.
-        every: all samples from the same threads and times.
-
-    Returns:
-        Spans in the order of their first samples, trace by trace; traces with the most time come
-        first.
+    waits. The thread's time in other spans, or in none, does not count. ``every`` has all samples
+    from the same threads and times. Spans are in the order of their first samples, trace by trace;
+    traces with the most time come first.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)
@@ -176,15 +160,10 @@ def _find_times(
 
 
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
-    """Breaks down the time of all spans, and of each endpoint's spans.
+    """Breaks down the time of all spans, then of each endpoint's spans.
 
-    Args:
-        samples: all samples of the threads that were in spans.
-        limit: maximum number of endpoints; the endpoints with the most samples are selected.
-
-    Returns:
-        The breakdown of all spans, then one for each endpoint; empty if no sample belongs to a
-        span.
+    ``samples`` are all samples of the threads that were in spans. The ``limit`` endpoints with the
+    most samples are selected. The result is empty if no sample belongs to a span.
     """
     links = samples.tables.links
     counts: Counter[int] = Counter()
@@ -209,14 +188,11 @@ def _spans_of(chosen: Samples) -> set[_Span]:
 
 
 class _Sums:
-    """Adds up the time of spans whose local roots have the same name."""
-
     def __init__(self) -> None:
         self._traces: set[bytes] = set()
         self._parts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def add(self, trace: bytes, parts: Iterable[tuple[str, int, int]]) -> None:
-        """Add the parts of a trace's time: name, weight and number of samples of each."""
         self._traces.add(trace)
         for part, weight, count in parts:
             sums = self._parts[part]
@@ -245,8 +221,7 @@ def _find_parts(
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
     """Yields a breakdown of a thread's time, for each local root's name and each trace.
 
-    Each breakdown covers the time from the first to the last sample of the trace with that name.
-    The run time does not depend on the number of names.
+    Each covers the time from the first to the last sample of the trace with that name.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):

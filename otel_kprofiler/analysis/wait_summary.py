@@ -37,11 +37,8 @@ def summarize_waits(
 ) -> WaitSummary | None:
     """Summarizes the waits of one kind of sample; returns None if there are no exact totals.
 
-    Args:
-        samples: the selected samples.
-        kind: the sample kind, such as ``off_cpu``.
-        processes: whether each Resource was selected, by index; None if samples were also filtered
-            by something other than their processes.
+    ``processes`` states which Resources were selected, by index; None if samples were also filtered
+    by something other than their processes.
 
     A wait shorter than the threshold is sampled with probability duration / threshold, and then
     represents the threshold. The variance of this estimate is at most the square of the threshold.

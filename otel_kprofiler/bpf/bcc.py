@@ -3,7 +3,7 @@
 bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
 our environment. The child gets no environment variables, and only the headers in ``stubs`` and next
-to the source. Maps and programs are created with bpf(2); see include/uapi/linux/bpf.h.
+to the source.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ _log = logging.getLogger(__name__)
 class BccLoader:
     """Compiles programs with bcc and loads them. Thread-safe.
 
-    Loading takes half a second and 125 MB in a child process; afterwards, bcc uses no more memory
-    than libbpf.
+    Loading takes half a second, and 125 MB in a child process.
     """
 
     name = "bcc"
@@ -88,15 +87,12 @@ class _BccObject:
         self._maps = maps
 
     def program_fd(self, name: str) -> int:
-        """Returns the descriptor of a program."""
         return self._programs[name]
 
     def map_fd(self, name: str) -> int:
-        """Returns the descriptor of a map."""
         return self._maps[name]
 
     def close(self) -> None:
-        """Close all descriptors."""
         for fd in (*self._programs.values(), *self._maps.values()):
             os.close(fd)
         self._programs, self._maps = {}, {}

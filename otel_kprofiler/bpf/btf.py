@@ -35,14 +35,7 @@ _TRACEPOINT: Final = b"btf_trace_"
 
 
 class KernelTypes:
-    """The structs in a kernel's BTF.
-
-    Args:
-        btf: content of ``/sys/kernel/btf/vmlinux``, in the byte order of this machine.
-
-    Raises:
-        ValueError: the data is not BTF.
-    """
+    """The structs in a kernel's BTF. Raises ``ValueError`` if the data is not BTF."""
 
     def __init__(self, btf: bytes) -> None:
         self._types, self._text = _split(btf)
@@ -56,9 +49,7 @@ class KernelTypes:
     def offset(self, name: str, *path: str) -> int | None:
         """Returns the byte offset of a struct's member; None if there is no such member.
 
-        Args:
-            name: the struct's tag.
-            path: names of members, outermost first; each is a member of the preceding struct.
+        Each name in ``path`` is a member of the struct that the preceding name selects.
         """
         bit = self.bit_offset(name, *path)
         return None if bit is None else bit // 8
@@ -195,11 +186,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
 
 
 def _split(btf: bytes) -> tuple[bytes, bytes]:
-    """Returns the type section and the string section.
-
-    Raises:
-        ValueError: the data is not BTF.
-    """
+    """Returns the type section and the string section. Raises ``ValueError``."""
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
         raise ValueError("no BTF")
     _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)

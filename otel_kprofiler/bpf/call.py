@@ -14,17 +14,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def bpf_call(command: int, attributes: Any) -> int:
-    """Call bpf(2).
+    """Call bpf(2); returns a descriptor or 0, depending on the command. Raises ``OSError``.
 
-    Args:
-        command: a value of ``enum bpf_cmd`` (include/uapi/linux/bpf.h).
-        attributes: ``union bpf_attr`` as a ctypes object; the kernel may write to it.
-
-    Returns:
-        The result of the command: a descriptor, or 0.
-
-    Raises:
-        OSError: the kernel rejected the call, or bpf(2) is not supported on this architecture.
+    ``attributes`` is ``union bpf_attr`` (include/uapi/linux/bpf.h), to which the kernel may write.
     """
     if _NUMBER.value < 0:
         raise OSError(errno.ENOSYS, f"bpf(2) is not supported on {platform.machine()}")

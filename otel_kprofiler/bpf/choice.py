@@ -16,12 +16,8 @@ LOADERS: Final = ("auto", "libbpf", "bcc")
 def get_loader(name: str = "auto") -> Loader:
     """Returns a loader by name; ``auto`` is libbpf if installed, otherwise bcc.
 
-    A loader that is requested by name is returned even if its library is missing; its ``load`` then
-    raises ``DependencyError``.
-
-    Raises:
-        DependencyError: the name is ``auto`` and no loader is installed.
-        ValueError: there is no loader called ``name``.
+    The library of a loader that is requested by name may be missing; see :meth:`Loader.load`.
+    Raises ``ValueError`` for other names, and ``DependencyError`` if ``auto`` finds no library.
     """
     if name not in LOADERS:
         raise ValueError(f"there is no loader {name!r}; use one of {', '.join(LOADERS)}")

@@ -29,26 +29,24 @@ class DumpRow(NamedTuple):
     """The state of a thread when the program visited it; times and durations are in nanoseconds.
 
     Attributes:
-        time_ns: the time at which the row was written, on ``CLOCK_BOOTTIME``.
+        time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
         monotonic_ns: the same time on ``CLOCK_MONOTONIC``.
         clock_ns: the scheduler's clock, as last read on the CPU that ran the dump.
-        arrived_ns: the time at which the thread last got a CPU, on the scheduler's clock; 0 if
-            unknown.
+        arrived_ns: time at which the thread last got a CPU, on the scheduler's clock; 0 if unknown.
         ran_ns: how long the thread has run since ``arrived_ns``, excluding interrupts and stolen
             time.
-        ran_until_ns: the time at which the thread last ran, on a clock that excludes interrupts and
+        ran_until_ns: time at which the thread last ran, on a clock that excludes interrupts and
             stolen time; 0 if unknown.
-        lacking_ns: how far the clock of ``ran_until_ns`` is behind the scheduler's clock at
+        lacking_ns: how far the clock of ``ran_until_ns`` was behind the scheduler's clock at
             ``time_ns``.
-        queued_ns: the time at which the thread was queued for a CPU, on the scheduler's clock; 0 if
-            it is not queued.
+        queued_ns: time at which the thread was queued for a CPU, on the scheduler's clock; 0 if it
+            is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
         tgid: process id, in the pid namespace of the process that dumps.
-        tid: thread id, in the pid namespace of the process that dumps.
+        tid: thread id, in the same namespace.
         flags: a combination of ``enum row_flags``, such as :data:`HAS_STACKS`.
-        cpu: number of the CPU on which the thread runs or last ran; -1 if unknown.
-        comm: the thread's name (``comm``).
+        cpu: CPU on which the thread runs or last ran; -1 if unknown.
     """
 
     time_ns: int
@@ -91,10 +89,10 @@ class DumpRow(NamedTuple):
     def since_ns(self) -> int:
         """Returns the time at which the thread left its CPU or was queued; 0 if unknown.
 
-        The time is on the scheduler's clock, like :attr:`clock_ns`. The result is too early by the
+        The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the
         interrupt and stolen time during the thread's last run. If the kernel does not record when
-        the thread last got a CPU, the result is too late by the interrupt and stolen time during
-        the whole wait.
+        the thread last got a CPU, it is too late by the interrupt and stolen time during the whole
+        wait.
         """
         if self.queued_ns:
             return self.queued_ns
@@ -113,20 +111,15 @@ def parse_dump_rows(data: bytes) -> list[DumpRow]:
 def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
     """Encodes ``struct memory_layout`` for the search for the direct map.
 
-    Args:
-        physical_mask: bits of a page table entry that hold the physical address.
-        proof_at: address, in this process, of a word in resident memory.
-        proof: the value of the word at ``proof_at``.
+    ``physical_mask`` selects the bits of a page table entry that hold the physical address.
+    ``proof`` is the value of a word in resident memory, at the address ``proof_at`` in this
+    process.
     """
     return _LAYOUT.pack(0, physical_mask, 0, proof_at, proof)
 
 
 class MemoryLayoutMap(MappedWords):
-    """Maps ``struct memory_layout``, which the program updates.
-
-    Args:
-        map_fd: descriptor of the map ``memory_layout``.
-    """
+    """Maps ``struct memory_layout``, which the program updates."""
 
     def __init__(self, map_fd: int) -> None:
         super().__init__(map_fd, _LAYOUT.size // 8)

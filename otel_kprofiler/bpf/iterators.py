@@ -1,7 +1,4 @@
-"""Runs BPF programs that iterate over the kernel's tasks, mappings, programs or symbols.
-
-See Documentation/bpf/bpf_iterators.rst.
-"""
+"""Runs BPF programs that iterate over the kernel's tasks, mappings, programs or symbols."""
 
 from __future__ import annotations
 
@@ -37,15 +34,10 @@ class _LinkAttributes(ctypes.Structure):
 
 
 def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
-    """Link an iterator's program; returns a descriptor, which the caller closes.
+    """Link an iterator's program; the caller closes the returned descriptor. Raises ``OSError``.
 
-    Args:
-        program_fd: descriptor of the iterator's program.
-        pid: visit only this process, in our pid namespace; 0 visits all. Needs Linux 6.1.
-        tid: visit only this thread, in our pid namespace; 0 visits all. Needs Linux 6.1.
-
-    Raises:
-        OSError: the kernel rejected the call.
+    The iterator visits all tasks, or only one process or thread, given by its id in our pid
+    namespace (Linux 6.1).
     """
     attributes = _LinkAttributes(program_fd, 0, _TRACE_ITER, 0)
     task = _IterateTask(tid, 0 if tid else pid, 0)
@@ -56,20 +48,12 @@ def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
 
 
 def open_iterator(link: int) -> int:
-    """Open an iteration; reading its descriptor, which the caller closes, runs the program.
-
-    Raises:
-        OSError: the kernel rejected the call.
-    """
+    """Open an iteration: reads of the returned descriptor run the program. Raises ``OSError``."""
     return bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
 
 
 def iterate(program_fd: int, pid: int = 0) -> int:
-    """Link an iterator's program and start an iteration, as :func:`open_iterator` does.
-
-    Raises:
-        OSError: the kernel rejected the call.
-    """
+    """Link an iterator's program and start an iteration, as :func:`open_iterator` does."""
     link = link_iterator(program_fd, pid)
     try:
         return open_iterator(link)

@@ -170,7 +170,6 @@ class CpuLines(MappedWords):
     is executing the call.
 
     Args:
-        map_fd: descriptor of the map.
         cpus: number of CPUs; each event has a line of counters for each CPU.
         events: number of events besides cpu-clock.
     """
@@ -205,9 +204,6 @@ class ReaderFlag(MappedWords):
     """The mapped ``struct reader``, which selects the records that wake the reader.
 
     Accesses need no system call. A ring filled to its wake-up mark always wakes the reader.
-
-    Args:
-        map_fd: descriptor of the map.
     """
 
     def __init__(self, map_fd: int) -> None:
@@ -217,8 +213,7 @@ class ReaderFlag(MappedWords):
     def wake_since(self, start_time_ns: int) -> None:
         """Let records wake the reader if their process started at or after ``start_time_ns``.
 
-        Args:
-            start_time_ns: 0 for all records, :data:`NO_WAKEUP_NS` for none.
+        0 selects all records, :data:`NO_WAKEUP_NS` none.
         """
         self._words[0] = start_time_ns
 
@@ -246,19 +241,11 @@ def parse_records(
     waits: WaitRecords | None = None,
     kinds: Mapping[int, ProfileKind] = _OWN_KINDS,
 ) -> list[RawSample]:
-    """Parses all samples of a chunk of the ring.
+    """Parses all samples of a chunk of the ring. The records of waits are appended to ``waits``.
 
-    A kernel stack that fills ``stack_limit`` bytes is marked truncated, since it may have more
-    frames.
-
-    Args:
-        chunk: records as read from the ring.
-        stack_limit: size in bytes at and above which a kernel stack counts as truncated.
-        waits: list to which the records of waits are appended.
-        kinds: sample kinds by their number in records; see :func:`number_kinds`.
-
-    Raises:
-        ValueError: the chunk is damaged, or has samples of an unknown kind.
+    A kernel stack of ``stack_limit`` bytes counts as truncated, since it may have more frames. See
+    :func:`number_kinds` for ``kinds``. Raises ``ValueError`` if the chunk is damaged, or has
+    samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     of_waits = waits or WaitRecords([], [])

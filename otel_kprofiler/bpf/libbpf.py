@@ -112,7 +112,6 @@ class _LibbpfObject:
         }
 
     def program_fd(self, name: str) -> int:
-        """Returns the descriptor of a program."""
         return self._program_fds[name]
 
     def _find_map(self, name: str) -> int:
@@ -144,7 +143,6 @@ class _LibbpfObject:
         return buffer
 
     def map_fd(self, name: str) -> int:
-        """Returns the descriptor of a map."""
         bpf_map = self._library.bpf_object__find_map_by_name(self._object, name.encode())
         if not bpf_map:
             raise KeyError(name)
@@ -152,7 +150,6 @@ class _LibbpfObject:
         return fd
 
     def close(self) -> None:
-        """Close the object and all descriptors."""
         if self._object is not None:
             self._library.bpf_object__close(self._object)
             self._object = None

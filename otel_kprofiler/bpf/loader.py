@@ -20,8 +20,8 @@ def without_signals() -> Iterator[None]:
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     A verification may take half a second, longer than the timer interval of some services.
 
-    Our threads keep signals blocked. The kernel may deliver a signal to any thread, but a service
-    with handlers in C, such as uWSGI, relies on its own threads being interrupted.
+    The kernel may deliver a signal to any thread. A service with handlers in C, such as uWSGI,
+    relies on its own threads being interrupted, so our threads keep signals blocked.
     """
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
@@ -36,12 +36,10 @@ class ObjectSpec(NamedTuple):
     Attributes:
         source: the C file, for loaders that compile it.
         object: the object file, for loaders that do not compile.
-        programs: the C functions to load. Other programs in the object are not loaded, so this
-            kernel need not support them.
-        map_entries: ``max_entries`` (bytes for a ring) of the maps whose size is chosen at run
-            time, by name.
-        log_level: level of the verifier's log: 0 for rejections only, 1 for the state at each
-            instruction, 2 for all branches too. Loaders log the verifier's log at level INFO.
+        programs: C functions to load. This kernel need not support the others.
+        map_entries: ``max_entries`` (bytes for a ring) by map, for maps without a fixed size.
+        log_level: level of the verifier's log, which is logged at INFO: 0 for rejections only, 1
+            for the state at each instruction, 2 for all branches too.
         constants: contents of read-only data sections, by name. Only the libbpf loader sets them.
         maps_of: a loaded object from the same file, whose maps are shared; ``map_entries`` is then
             ignored. Only the libbpf loader supports this.
@@ -57,7 +55,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Loaded programs. A program stays loaded until it and all events that run it are closed."""
+    """Programs in the kernel. A program stays loaded while it or an event that runs it is open."""
 
     def program_fd(self, name: str) -> int:
         """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""

@@ -56,11 +56,7 @@ def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
 def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool) -> bytes:
     """Packs the constants of the lock programs, for loading by this process.
 
-    Args:
-        offsets: offsets in the running kernel's structs.
-        number: number of the lock event among the configured events, from 1.
-        by: how to collect user stacks (``enum user_frames``).
-        python: whether to collect Python frames.
+    ``number`` is the lock event's number, from 1. ``by`` is a value of ``enum user_frames``.
     """
     namespace = os.stat("/proc/self/ns/pid")
     owners = [0 if at is None else at + 1 for at in offsets[:2]]
@@ -71,11 +67,7 @@ def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool
 
 
 class LockSettings(MappedWords):
-    """The mapped ``struct lock_config``: changes need no system call.
-
-    Args:
-        map_fd: descriptor of the map.
-    """
+    """The mapped ``struct lock_config``: changes need no system call."""
 
     def __init__(self, map_fd: int) -> None:
         super().__init__(map_fd, _CONFIG_WORDS, writable=True)
@@ -89,12 +81,7 @@ class LockSettings(MappedWords):
 
 
 class LockLines(MappedWords):
-    """The mapped array of ``struct lock_line``: reads need no system call.
-
-    Args:
-        map_fd: descriptor of the map.
-        cpus: number of CPUs; there is a line for each CPU.
-    """
+    """The mapped array of ``struct lock_line``, one for each CPU: reads need no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus * _LINE_WORDS)

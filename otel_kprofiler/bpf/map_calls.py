@@ -45,19 +45,10 @@ class _CreateAttributes(ctypes.Structure):
 
 
 def create_map(name: str, shape: MapShape, entries: int) -> int:
-    """Create a map.
+    """Create a map with ``max_entries`` set to ``entries``; the caller closes the descriptor.
 
-    Args:
-        name: name of the map, as bpftool shows it; at most 15 letters, digits, dots and
-            underscores.
-        shape: type, key size, value size and flags of the map.
-        entries: ``max_entries``; bytes for a ring.
-
-    Returns:
-        A descriptor, which the caller closes.
-
-    Raises:
-        OSError: this process lacks a capability (``EPERM``), or memory is short (``ENOMEM``).
+    The name may have at most 15 letters, digits, dots and underscores. Raises ``OSError``, such as
+    ``EPERM`` (a capability is missing) or ``ENOMEM``.
     """
     kind, key_bytes, value_bytes, flags = shape
     attributes = _CreateAttributes(
@@ -69,7 +60,7 @@ def create_map(name: str, shape: MapShape, entries: int) -> int:
 def create_inner_map(pages: int, name: str) -> int:
     """Create an array of ``pages`` elements, to be put into an array of maps; mmap(2) can map it.
 
-    Errors and ownership of the descriptor are the same as for :func:`create_map`.
+    See :func:`create_map` for errors.
     """
     return create_map(name, MapShape(_MAP_TYPE_ARRAY, 4, PAGE_BYTES, MMAPABLE | _INNER_MAP), pages)
 

@@ -6,13 +6,7 @@ import mmap
 
 
 class MappedWords:
-    """A BPF array map with ``BPF_F_MMAPABLE``, accessed as 64-bit words.
-
-    Args:
-        map_fd: descriptor of the map.
-        count: number of words.
-        writable: whether to map the array writable.
-    """
+    """A BPF array map with ``BPF_F_MMAPABLE``, accessed as ``count`` 64-bit words."""
 
     def __init__(self, map_fd: int, count: int, *, writable: bool = False) -> None:
         size = 8 * count

@@ -12,61 +12,53 @@ PYTHON_IS_ENTRY = 2
 
 
 class PythonLayout(NamedTuple):
-    """Layout of the objects in a build of CPython (``struct python_layout``); offsets are in bytes.
+    """Layout of the objects in a build of CPython (``struct python_layout``).
+
+    Unless stated otherwise, a field is the offset, in bytes, of the described item in an object.
+    The first part of the field's name is the object's type: interpreter, thread state (``thread``),
+    ``_PyCFrame``, frame, code object or string.
 
     Attributes:
         flags: any of ``PYTHON_CFRAME`` and ``PYTHON_IS_ENTRY``, combined.
-        interpreters_head: offset, within ``_PyRuntime``, of the pointer to the first interpreter.
-        interpreter_next: offset, within an interpreter, of the pointer to the next interpreter.
-        interpreter_threads: offset, within an interpreter, of the pointer to its first thread
-            state.
+        interpreters_head: pointer to the first interpreter, in ``_PyRuntime``.
+        interpreter_next: pointer to the next interpreter.
+        interpreter_threads: pointer to the interpreter's first thread state.
         thread_bytes: number of bytes to read from a thread state.
-        thread_previous: offset, within a thread state, of the pointer to the previous thread state.
-        thread_next: offset, within a thread state, of the pointer to the next thread state.
-        thread_interpreter: offset, within a thread state, of the pointer to its interpreter.
-        thread_native: offset, within a thread state, of the thread id, as returned by gettid(2).
-        thread_status: offset, within a thread state, of the status bits; 0 if there are none. From
-            3.13 on, bit 3 is set in the state that the thread used last.
-        thread_frame: offset, within a thread state, of the pointer to the current frame, or to
-            ``_PyCFrame``.
-        thread_chunk: offset, within a thread state, of the pointer to the memory chunk with the
-            newest frames. The next two words are the end of the chunk's used part and the end of
-            the chunk.
-        cframe_frame: offset, within ``_PyCFrame``, of the pointer to the current frame.
+        thread_previous: pointer to the previous thread state.
+        thread_next: pointer to the next thread state.
+        thread_interpreter: pointer to the interpreter.
+        thread_native: thread id, as returned by gettid(2).
+        thread_status: status bits; 0 if there are none. From 3.13 on, bit 3 is set in the state
+            that the thread used last.
+        thread_frame: pointer to the current frame, or to ``_PyCFrame``.
+        thread_chunk: pointer to the memory chunk with the newest frames. The next two words are the
+            end of the chunk's used part and the end of the chunk.
+        cframe_frame: pointer to the current frame.
         frame_bytes: number of bytes to read from a frame, up to its variables.
-        frame_code: offset, within a frame, of the pointer to its code object; the pointer's lowest
-            two bits may be set.
-        frame_previous: offset, within a frame, of the pointer to the caller's frame.
-        frame_instruction: offset, within a frame, of the pointer to the current or last executed
-            instruction.
-        frame_owner: offset, within a frame, of the byte that says what owns the frame's memory; the
-            byte is 1 for a generator.
-        frame_entry: offset, within a frame, of the byte that is set if the frame was entered from
-            C; used with ``PYTHON_IS_ENTRY``.
-        frame_header: size in bytes of the part of a frame before its variables; 0 if
-            ``code_frame_words`` includes that part.
+        frame_code: pointer to the code object. The lowest two bits of the pointer may be set.
+        frame_previous: pointer to the caller's frame.
+        frame_instruction: pointer to the current or last executed instruction.
+        frame_owner: byte that shows what owns the frame's memory: 1 for a generator.
+        frame_entry: byte that is set if the frame was entered from C; for ``PYTHON_IS_ENTRY``.
+        frame_header: size in bytes of the part before the variables; 0 if ``code_frame_words``
+            includes that part.
         entry_owner: lowest owner value in entry frames, which belong to no function.
         generator_state_back: distance in bytes from the byte with a generator's state to the
             generator's frame.
         generator_executing: value of a generator's state while the generator runs.
-        code_bytes: size in bytes of the part of a code object before its instructions.
-        code_traceable: offset, within a code object, of the index of the first instruction that
-            belongs to the function itself, 32 bits.
-        code_frame_words: offset, within a code object, of the size of its frames in words, 32 bits;
-            0 if the code object only has the two sizes below.
-        code_stack_words: offset, within a code object, of the size of its frames' stack in words,
-            32 bits.
-        code_variables: offset, within a code object, of the size of its frames' variables in words,
-            32 bits.
-        code_version: offset, within a code object, of its version (32 bits), which distinguishes
-            code objects; 0 if code objects have no version.
-        code_first_line: offset, within a code object, of the first line of the function
-            (``co_firstlineno``), 32 bits.
-        code_file: offset, within a code object, of the pointer to the file name, a string.
-        code_name: offset, within a code object, of the pointer to the qualified name, a string.
-        code_table: offset, within a code object, of the pointer to the line table, a bytes object.
-        string_ascii: offset of the characters in an ASCII string object.
-        string_other: offset of the characters in any other string object.
+        code_bytes: size in bytes of the part before the instructions.
+        code_traceable: index of the first instruction that belongs to the function itself, 32 bits.
+        code_frame_words: size of a frame in words, 32 bits; 0 if the code object only has the two
+            sizes below.
+        code_stack_words: size of a frame's stack in words, 32 bits.
+        code_variables: size of a frame's variables in words, 32 bits.
+        code_version: version (32 bits), which distinguishes code objects; 0 if there is none.
+        code_first_line: first line of the function (``co_firstlineno``), 32 bits.
+        code_file: pointer to the file name, a string.
+        code_name: pointer to the qualified name, a string.
+        code_table: pointer to the line table, a bytes object.
+        string_ascii: characters of an ASCII string.
+        string_other: characters of any other string.
         string_kind_shift: lowest bit of the three-bit field, in a string's state, that has the
             number of bytes per character.
         string_ascii_shift: number of the bit, in a string's state, that marks ASCII strings.
@@ -124,8 +116,8 @@ class PythonProcess(NamedTuple):
         eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
         eval_bytes: length of the loop's prologue, which runs before its frame is the current frame;
             0 if there is none.
-        image_tag: a number that distinguishes the process's stacks in its current program from its
-            stacks in earlier programs.
+        image_tag: a number that distinguishes the process's current program from its earlier
+            programs.
     """
 
     runtime_at: int

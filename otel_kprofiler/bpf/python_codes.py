@@ -24,7 +24,7 @@ class Program(NamedTuple):
     """Identifies a program by its executable's inode and the size of its loaded code.
 
     Attributes:
-        device: number of the device with the executable, in the kernel's encoding (``MKDEV``).
+        device: device with the executable, in the kernel's encoding (``MKDEV``).
         inode: inode number of the executable; 0 if unknown.
         code_pages: size of the process's executable mappings, in pages.
     """
@@ -38,7 +38,6 @@ class ProcessSeen(NamedTuple):
     """A sampled process whose current program is not registered.
 
     Attributes:
-        tgid: process id, as in samples.
         image: a number that distinguishes the programs that a process executes, and processes with
             the same pid.
     """
@@ -52,17 +51,14 @@ class CodeParser:
     """Assembles code objects from their descriptions. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
-        # Each CPU describes one code object at a time: its line table in pieces, then its other
-        # fields.
+        # Each CPU describes one code object at a time: the line table in pieces, then the rest.
         self._tables: dict[int, tuple[int, bytearray]] = {}
 
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
         """Yields the code objects whose descriptions end in a chunk, and newly seen processes.
 
-        Strings are copied from the process's memory, unchecked, and truncated to 508 bytes.
-
-        Raises:
-            ValueError: the chunk is damaged.
+        Strings are copied from the process's memory, unchecked, and truncated to 508 bytes. Raises
+        ``ValueError`` if the chunk is damaged.
         """
         for start, end in record_spans(chunk):
             if end - start < _HEAD.size:

@@ -105,16 +105,9 @@ def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
 class PythonMaps(LockedForForks):
     """Registers Python processes, and receives descriptions of their code objects. Thread-safe.
 
-    Args:
-        map_fd: returns the descriptor of a map, by name; the loaded object owns the descriptor.
-        offsets: struct offsets of the running kernel, in bytes.
-        cpus: number of possible CPUs.
-        ring_bytes: size of the description ring.
-        codes: collection to which described code objects are added. A dropped code object is
-            described again on its next sample.
-
-    Raises:
-        OSError: a BPF map cannot be mapped into memory.
+    ``codes`` receives described code objects. A code object that it drops is described again on its
+    next sample. ``ring_bytes`` is the size of the description ring. The loaded object owns the
+    descriptors that ``map_fd`` returns. Raises ``OSError`` if a map cannot be mapped into memory.
     """
 
     def __init__(
@@ -144,11 +137,7 @@ class PythonMaps(LockedForForks):
             self._close = undo.pop_all().close
 
     def limit(self, max_frames: int) -> None:
-        """Set the limit on Python frames read per stack, 0 to 127.
-
-        Raises:
-            OSError: the kernel rejected the call.
-        """
+        """Set the limit on Python frames read per stack, 0 to 127. Raises ``OSError``."""
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
     def fileno(self) -> int:
@@ -172,17 +161,10 @@ class PythonMaps(LockedForForks):
     ) -> bool:
         """Start reading a process's Python frames; returns False if the map is full.
 
-        After execve(2), the process has no Python frames until it is registered again.
-
-        Args:
-            tgid: process id, as in samples.
-            layout: object layout of the process's interpreter.
-            process: addresses of the CPython runtime in the process.
-            image: ``image`` of the program that the process must be executing, from
-                :meth:`take_seen`; 0 accepts the program of the process's next sample.
-
-        Raises:
-            OSError: the kernel rejected the call.
+        After execve(2), the process has no Python frames until it is registered again. ``tgid`` is
+        the process id, as in samples. ``image`` identifies the program that the process must be
+        executing (:meth:`take_seen`); 0 accepts the program of the process's next sample. Raises
+        ``OSError``.
         """
         with self._lock:
             index = self._layouts.get(layout, len(self._layouts))
@@ -217,11 +199,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def pass_over(self, program: Program) -> None:
-        """Ignore processes that run ``program`` for a minute, because it runs no interpreter.
-
-        Raises:
-            OSError: the kernel rejected the call.
-        """
+        """For a minute, ignore processes that run ``program``. Raises ``OSError``."""
         until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + _OTHER_PROGRAM_NS
         with self._lock:
             if self._is_open:
@@ -243,10 +221,7 @@ class PythonMaps(LockedForForks):
                     self._codes.add(record)
 
     def counts(self) -> Mapping[str, int]:
-        """Returns the nonzero counters, by outcome (:data:`PYTHON_OUTCOMES`).
-
-        Also works after :meth:`close`.
-        """
+        """Returns the nonzero counters by outcome (:data:`PYTHON_OUTCOMES`), also if closed."""
         with self._lock:
             if not self._is_open:
                 return self._last_counts

@@ -30,7 +30,7 @@ class SpanClass(NamedTuple):
 class SpanPath(NamedTuple):
     """The path from a thread state to the thread's current span (``struct span_path``).
 
-    Types and keys are identified by address. Offsets are in bytes.
+    Types, keys and names are addresses of Python objects. Offsets are in bytes.
 
     Attributes:
         tgid: id of this process, in the pid namespace that samples use.
@@ -42,16 +42,13 @@ class SpanPath(NamedTuple):
         bitmap_type: type of HAMT nodes with up to 16 entries.
         array_type: type of HAMT nodes with more than 16 entries.
         collision_type: type of HAMT nodes for keys with equal hashes.
-        variable: the context variable that holds OpenTelemetry's ``Context``.
+        variable: context variable that holds OpenTelemetry's ``Context``.
         variable_hash: 32-bit hash of ``variable``, as used in a HAMT.
         otel_context_type: OpenTelemetry's ``Context`` class, a subclass of ``dict``.
         span_key: key of the current span in OpenTelemetry's ``Context``.
-        span_key_hash: 64-bit hash of ``span_key``.
+        span_key_hash: 64-bit hash of ``span_key``; the hashes below have 64 bits, too.
         labels_key: key of the label set's number in OpenTelemetry's ``Context``.
-        labels_key_hash: 64-bit hash of ``labels_key``.
-        dict_type: the type ``dict``.
         attribute: name of the attribute in which a span keeps its span context.
-        attribute_hash: hash of ``attribute``.
         values_style: where instance attributes are stored, one of ``VALUES_…``.
         classes: classes of spans seen so far, up to :data:`MAX_SPAN_CLASSES`.
     """
@@ -85,11 +82,7 @@ _FIRST: Final = bytes(4)
 
 
 def pack_span_path(path: SpanPath) -> bytes:
-    """Packs the struct.
-
-    Raises:
-        ValueError: there are too many classes.
-    """
+    """Packs the struct. Raises ``ValueError`` if there are too many classes."""
     if len(path.classes) > MAX_SPAN_CLASSES:
         raise ValueError(f"there are more than {MAX_SPAN_CLASSES} span classes")
     words = [word for span_class in path.classes for word in span_class]
@@ -98,9 +91,5 @@ def pack_span_path(path: SpanPath) -> bytes:
 
 
 def set_span_path(map_fd: int, path: SpanPath) -> None:
-    """Make the program find spans through ``path`` instead of thread slots.
-
-    Raises:
-        OSError: the kernel rejected the call.
-    """
+    """Make the program find spans through ``path`` instead of thread slots. Raises ``OSError``."""
     update_map(map_fd, _FIRST, pack_span_path(path))

@@ -2,8 +2,8 @@
 
 See Documentation/bpf/ringbuf.rst and kernel/bpf/ringbuf.c. The mapping has a page with the
 consumer's position, a page with the producer's position, and then the data area twice, so that a
-record that wraps around is contiguous. A record is an eight-byte header (length with two flag bits,
-page offset) followed by its data, padded to a multiple of eight bytes.
+record that wraps around is contiguous. A record has an eight-byte header (length with two flag
+bits, page offset), and is padded to a multiple of eight bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _U32: Final = struct.Struct("=I")
 class Fence:
     """Memory barrier that orders earlier loads before later loads and stores (for arm64).
 
-    Python's only memory barrier is a lock: taking it is an acquire operation, and releasing it a
-    release operation.
+    Python's only memory barrier is a lock. Taking a lock is an acquire operation, and releasing it
+    a release operation.
     """
 
     __slots__ = ("_lock",)
@@ -81,12 +81,7 @@ class RingMemory:
 
 
 class RingReader:
-    """Reads records from a ring. Only one thread at a time may use it.
-
-    Args:
-        memory: the ring, mapped into this process.
-        size: size of the data area in bytes, a power of two.
-    """
+    """Reads records from a ring. Only one thread at a time may use it."""
 
     def __init__(self, memory: RingMemory, size: int) -> None:
         self._memory = memory
@@ -97,7 +92,7 @@ class RingReader:
     def reserved(self) -> int:
         """Returns the producer's position, up to which records are reserved.
 
-        Reading this property is also a memory barrier for other mapped memory.
+        The call is also a memory barrier for other mapped memory.
         """
         self._order()
         position = self._memory.producer[0]
@@ -111,8 +106,7 @@ class RingReader:
     def take(self, until: int | None = None) -> RingChunk:
         """Read all committed records up to the first that is still being written.
 
-        Args:
-            until: the position to stop at, from :attr:`reserved`; by default its current value.
+        ``until`` is a position from :meth:`reserved`; by default the current one.
         """
         memory, headers, mask = self._memory, self._headers, self._mask
         start = at = memory.consumer[0]

@@ -13,8 +13,8 @@ class SpanLayout(NamedTuple):
     has a word with the number of digits, followed by digits of 30 bits.
 
     Attributes:
-        span_context_type: type of span contexts, tuples that begin with trace id, span id,
-            whether the span is remote, and flags, whose lowest bit means sampled.
+        span_context_type: type of span contexts, tuples that begin with trace id, span id, whether
+            the span is remote, and flags, whose lowest bit means sampled.
         int_type: type of trace ids and span ids.
         flags_type: type of the trace flags; its instances have the layout of ``int``.
         false_at: address of ``False``.

@@ -21,11 +21,9 @@ class TaskOffsets(NamedTuple):
     """Offsets in ``task_struct``, in bytes.
 
     Attributes:
-        leader: offset of the pointer to the task of the main thread.
+        leader: offset of the pointer to the main thread's task.
         start: offset of the task's start time.
         parent: offset of the pointer to the parent process's task.
-        tgid: offset of the process id.
-        comm: offset of the thread's name.
         program: offsets of the fields that identify the program and the user; None if the kernel's
             structs differ.
     """

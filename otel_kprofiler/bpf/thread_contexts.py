@@ -67,7 +67,6 @@ class ContextPlace(NamedTuple):
         stride: size of a DTV entry, in bytes.
         length_at: offset of the DTV's length from the DTV's address, in bytes.
         vector_at: offset of the pointer to the DTV from the thread pointer, in bytes.
-        kind: type of the variable with the context.
         wrap_at: offset, in bytes, of the wrapping object's pointer to the record, for
             ``WRAPPED_IN_V8``.
         go: struct offsets in Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
@@ -94,15 +93,9 @@ def find_thread_pointer(types: KernelTypes) -> int | None:
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
     """Parses the span (None if there is none), the flags and the attributes of a thread context.
 
-    Args:
-        record: the published record, with as many bytes of its attributes as were read.
-
-    Returns:
-        The span, and the bytes ``valid`` and trace flags followed by the attributes. If ``valid``
-        is :data:`IS_GO`, the attributes have names (:func:`split_named`).
-
-    Raises:
-        ValueError: the record is too short.
+    Returns the span, and the bytes ``valid`` and trace flags followed by the attributes. If
+    ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`). Raises
+    ``ValueError`` if the record is too short.
     """
     if len(record) < _HEAD.size:
         raise ValueError(f"a thread context has an invalid size of {len(record)} bytes")
@@ -117,9 +110,9 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
 
 
 def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields names and values of labels; a label has two one-byte lengths, then both strings.
+    """Yields names and values of labels, up to the first truncated label.
 
-    Stops at the first truncated label.
+    A label has two one-byte lengths, then both strings.
     """
     at = 0
     while at + 2 <= len(attributes):
@@ -147,7 +140,7 @@ class ThreadContexts(LockedForForks):
     """The map of processes whose thread contexts are read. Thread-safe.
 
     Args:
-        map_fd: descriptor of the map, which the caller closes; None means that no process can be
+        map_fd: descriptor of the map, which the caller closes; None if no process can be
             registered.
         slots_fd: descriptor, which the caller closes, of the map that has a bit for each value of
             the low bits of process ids.
@@ -162,21 +155,12 @@ class ThreadContexts(LockedForForks):
     def register(
         self, tgid: int, start_time_ns: int, stack_start: int, place: ContextPlace
     ) -> None:
-        """Start reading thread contexts of a process.
+        """Start reading thread contexts of a process. Raises ``OSError``.
 
         The registration does not apply to a later process with the same id, nor after the process
         executes another program. If too many processes are registered, the oldest registration is
-        released.
-
-        Args:
-            tgid: process id, as in samples.
-            start_time_ns: ``CLOCK_BOOTTIME`` of the process's start, as in samples.
-            stack_start: start address of the main thread's stack, as in samples; 0 if samples lack
-                it.
-            place: location of the variable that leads to the contexts.
-
-        Raises:
-            OSError: the kernel rejected the call.
+        released. Process id, start time and start of the stack (0 if missing) are given as in
+        samples.
         """
         with self._lock:
             if self._map_fd is None:

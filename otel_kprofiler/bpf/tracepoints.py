@@ -23,8 +23,7 @@ class TracepointValue(NamedTuple):
     """The location and the unit of the value in a tracepoint's events.
 
     Attributes:
-        argument: index of the tracepoint argument with the value; :data:`NO_ARGUMENT` if each event
-            counts 1.
+        argument: index of the argument with the value; :data:`NO_ARGUMENT` if each event counts 1.
         member: byte offset of the 32-bit value in the struct that the argument points to; None if
             the argument itself is the value.
         is_order: whether the value is ``1 << argument``.
@@ -60,12 +59,7 @@ class TracepointConstants(NamedTuple):
 
 
 class TracedCpus(MappedWords):
-    """The mapped array ``traced_cpus``: changes need no system call.
-
-    Args:
-        map_fd: descriptor of the map.
-        cpus: number of the array's elements.
-    """
+    """The mapped array ``traced_cpus``: changes need no system call."""
 
     def __init__(self, map_fd: int, cpus: int) -> None:
         super().__init__(map_fd, cpus, writable=True)
@@ -79,10 +73,8 @@ class TracedCpus(MappedWords):
 def attach_tracepoint(name: str, program_fd: int) -> int:
     """Attach a program to a raw tracepoint until the returned descriptor is closed.
 
-    An empty name attaches a program whose tracepoint is in its BTF.
-
-    Raises:
-        OSError: the kernel rejected the call; ``ENOENT`` if it has no such tracepoint.
+    An empty name attaches a program whose tracepoint is in its BTF. Raises ``OSError``, with
+    ``ENOENT`` if the kernel has no such tracepoint.
     """
     text = ctypes.create_string_buffer(name.encode())
     # union bpf_attr of BPF_RAW_TRACEPOINT_OPEN: name, program
@@ -93,8 +85,8 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
 def count_recursions(program_fd: int) -> int:
     """Returns how often the kernel skipped a program because it was already running on the CPU.
 
-    The kernel has reported this count since Linux 5.12 (``bpf_prog_show_fdinfo`` in
-    kernel/bpf/syscall.c). Returns 0 if the count cannot be read.
+    Linux reports this count since 5.12 (``bpf_prog_show_fdinfo`` in kernel/bpf/syscall.c). Returns
+    0 if the count cannot be read.
     """
     try:
         with open(f"/proc/self/fdinfo/{program_fd}", encoding="ascii") as file:

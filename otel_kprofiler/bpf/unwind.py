@@ -33,14 +33,9 @@ DEFAULT_MAX_WORK: Final = 5000
 
 
 class RegisterBlock(NamedTuple):
-    """Locations of the registers in a block of memory that the kernel fills.
+    """Locations of the registers in a block of memory that the kernel fills; in bytes.
 
-    Attributes:
-        size: size of the block, in bytes.
-        sp_at: offset of the stack pointer.
-        fp_at: offset of the frame pointer.
-        pc_at: offset of the program counter.
-        at: offset of each register, by DWARF register number; None if the block lacks the register.
+    ``at`` has the offset of each register, by DWARF number, or None for an absent register.
     """
 
     size: int
@@ -61,23 +56,22 @@ class Processor(NamedTuple):
 
     Attributes:
         flags: any of ``A64_CALLS`` and ``LINK_REGISTER``, combined.
-        address_mask: mask of the address bits in a return address; pointer authentication uses the
-            other bits.
-        sigreturn: the first eight bytes of a signal trampoline.
+        address_mask: address bits in a return address; pointer authentication uses the other bits.
+        sigreturn: first eight bytes of a signal trampoline.
         syscall: encoding of the system call instruction.
         goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty
             if unknown.
-        goexit_mask: mask of the bits of ``goexit`` that are compared.
+        goexit_mask: bits of ``goexit`` that are compared.
         goexit_back: number of bytes in ``goexit`` before the return address.
         sigreturn_bytes: number of bytes in a signal trampoline up to the end of its system call.
         signal_at: offset of the block ``signal`` from the stack pointer while a trampoline runs.
-        sp_column: DWARF register number of the stack pointer; ``fp_column`` and ``ra_column`` are
-            those of the frame pointer and the return address.
+        sp_column: DWARF register number of the stack pointer.
+        ra_column: DWARF register number of the return address.
         mode_at: offset in ``pt_regs`` of the processor mode.
-        user_mask: mask of the mode bits that equal ``user_value`` in user mode; ``narrow_mask`` and
-            ``narrow_value`` identify 32-bit code in the same way.
-        interrupt: locations of the registers in ``pt_regs``, which an interrupt saves.
-        signal: locations of the registers in the frame that the kernel pushes for a signal.
+        user_mask: mode bits that equal ``user_value`` in user mode.
+        narrow_mask: mode bits that equal ``narrow_value`` in 32-bit code.
+        interrupt: registers in ``pt_regs``, which an interrupt saves.
+        signal: registers in the frame that the kernel pushes for a signal.
         preserved: DWARF numbers of the callee-saved registers other than sp and fp; up to
             MAX_PRESERVED.
     """
@@ -169,9 +163,7 @@ PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH
 """The properties of each processor, by ``platform.machine()``."""
 
 _LEAST_THREAD_BYTES: Final = 16384
-"""Minimum THREAD_SIZE on both processors: arch/x86/include/asm/page_64_types.h,
-arch/arm64/include/asm/memory.h. On arm64, THREAD_SIZE grows with the page size.
-"""
+"""Minimum THREAD_SIZE (page_64_types.h, arm64's memory.h); grows with arm64's page size."""
 
 
 class KernelOffsets(NamedTuple):
@@ -209,8 +201,7 @@ _MEMBERS: Final = (
 _FORMER: Final = {
     # Before Linux 6.1, the mappings of a process were in a red-black tree.
     ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
-    # Before Linux 6.11, an inode's times were of type struct timespec64; before 6.7, they had other
-    # names.
+    # An inode's times were struct timespec64 before Linux 6.11, with other names before 6.7.
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
@@ -221,12 +212,7 @@ _OPTIONAL: Final = {("mm_struct", "mm_lock_seq"), ("vm_area_struct", "vm_rb")}
 def find_kernel_offsets(
     types: KernelTypes, page_bytes: int = mmap.PAGESIZE
 ) -> KernelOffsets | None:
-    """Returns the struct offsets for the unwinder; None if a member is missing.
-
-    Args:
-        types: the structs in the kernel's BTF.
-        page_bytes: size of the kernel's pages.
-    """
+    """Returns the struct offsets for the unwinder; None if a member is missing."""
     flags, offsets = 0, []
     for member in _MEMBERS:
         offset = types.offset(*member)
@@ -254,17 +240,11 @@ def pack_unwind_config(
     max_work: int,
     address_bits: int = 64,
 ) -> bytes:
-    """Packs ``struct unwind_config``.
+    """Packs ``struct unwind_config``; ``max_work`` limits the steps to unwind a stack.
 
-    Args:
-        processor: the processor's properties.
-        kernel: offsets in the kernel's structs.
-        page_bytes: size of the kernel's pages.
-        max_work: limit on the steps that the program takes to unwind a stack.
-        address_bits: number of bits of user addresses. If the kernel is so configured, pointer
-            authentication uses the bits above
-            (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 on with pages of 16
-            KiB, from bit 42 on with pages of 64 KiB.
+    User addresses have ``address_bits`` bits. If the kernel is so configured, pointer
+    authentication uses the bits above (Documentation/arch/arm64/pointer-authentication.rst): from
+    bit 47 on with pages of 16 KiB, from bit 42 on with pages of 64 KiB.
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS

@@ -117,11 +117,7 @@ _LATE_BEGINS: Final = WaitConfig._fields.index("late_begins")
 
 
 class WaitSettings(MappedWords):
-    """The mapped ``struct wait_config``: changes need neither a system call nor capabilities.
-
-    Args:
-        map_fd: descriptor of the map.
-    """
+    """The mapped ``struct wait_config``: changes need neither a system call nor capabilities."""
 
     def __init__(self, map_fd: int) -> None:
         super().__init__(map_fd, len(WaitConfig._fields), writable=True)
@@ -144,7 +140,7 @@ class WaitThread(NamedTuple):
     """A thread's totals and its current wait; see ``struct thread``.
 
     Attributes:
-        ended_ns: the time on ``CLOCK_BOOTTIME`` at which the thread exited; 0 if it has not exited.
+        ended_ns: time of the thread's exit, on ``CLOCK_BOOTTIME``; 0 if it has not exited.
     """
 
     id: int
@@ -165,8 +161,7 @@ class WaitThread(NamedTuple):
     def passed(self, now_ns: int) -> tuple[int, int]:
         """Returns the time in the wait's state, and the time since the wake-up, in nanoseconds.
 
-        Args:
-            now_ns: a time on the threads' clock. Both results are 0 if the wait starts after it.
+        ``now_ns`` is a time on the threads' clock. Both results are 0 if the wait starts later.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -207,7 +202,7 @@ class WaitEnd(NamedTuple):
 
 
 def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
-    """Parses a wait's end at offset ``at``. Raises ``ValueError`` beyond offset ``until``."""
+    """Parses the end of a wait. Raises ``ValueError`` if the record extends beyond ``until``."""
     if until - at < WAIT_END_BYTES:
         raise ValueError("the record of a wait's end is truncated")
     *times, state, flags, tgid, tid, comm = _END.unpack_from(data, at)
@@ -271,13 +266,7 @@ def parse_wait_counts(counters: bytes) -> WaitCounts:
 
 
 class ThreadTable:
-    """The maps ``buckets`` and ``threads``; mapped only during reads, to keep memory low.
-
-    Args:
-        buckets_fd: descriptor of the map of buckets.
-        threads_fd: descriptor of the map of threads.
-        buckets: number of buckets, a power of two.
-    """
+    """The maps ``buckets`` and ``threads``; mapped only during reads, to keep memory low."""
 
     def __init__(self, buckets_fd: int, threads_fd: int, buckets: int) -> None:
         self._buckets_fd = buckets_fd
@@ -285,10 +274,7 @@ class ThreadTable:
         self._places = buckets * PLACES
 
     def read(self) -> bytes:
-        """Reads all threads that exist throughout the read, as input for :func:`parse_threads`.
-
-        Raises ``OSError``.
-        """
+        """Reads threads that exist throughout, for :func:`parse_threads`. Raises ``OSError``."""
         threads, step = [], min(_PLACES_AT_ONCE, self._places)
         for first in range(0, self._places, step):
             with _map_part(self._buckets_fd, first * 8, step * 8) as buckets:

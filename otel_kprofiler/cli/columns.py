@@ -9,11 +9,7 @@ _MIN_LAST: Final = 16
 
 
 class Column(NamedTuple):
-    """A column of numbers, or of text if ``is_text``.
-
-    A narrow terminal drops columns with the lowest ``keep`` first.
-
-    """
+    """A column of numbers or text; narrow terminals drop those with the lowest ``keep`` first."""
 
     title: str
     cells: Sequence[str]
@@ -27,12 +23,7 @@ class Column(NamedTuple):
 
 
 def layout(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Lays out a table as lines, header first; the last column gets the remaining width.
-
-    Args:
-        columns: columns of the table, at least one, with equal numbers of cells.
-        width: width of the terminal; None for no limit.
-    """
+    """Returns a table as lines, header first, for a terminal of ``width`` columns (None: any)."""
     kept = list(columns)
 
     def used() -> int:

@@ -26,12 +26,7 @@ class _End(NamedTuple):
 
 @dataclass(slots=True)
 class Completeness:
-    """Counts samples by the completeness of their user stacks.
-
-    Attributes:
-        complete: number of samples whose user stack is complete.
-        ends: number of samples whose user stack is incomplete, by where and why the stack ends.
-    """
+    """Counts samples by whether their user stack is complete, and if not, where and why it ends."""
 
     complete: int = 0
     ends: Counter[_End] = field(default_factory=Counter)
@@ -106,10 +101,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the parts into which Python frames split a user stack.
-
-    Only the last part has the status of the entire stack.
-    """
+    """Yields the parts of a user stack; only the last part has the entire stack's status."""
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side
@@ -120,10 +112,7 @@ def _reason(side: Side) -> str:
 
 
 def _place(side: Side) -> str:
-    """Returns the file of the outermost frame, whose caller is missing.
-
-    Returns an empty string if there is no frame.
-    """
+    """Returns the file of the outermost frame, whose caller is missing; may be empty."""
     if not side.frames:
         return ""
     frame = side.frames[-1]

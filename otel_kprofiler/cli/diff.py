@@ -41,7 +41,6 @@ class _RangeType(click.ParamType[_Range]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> _Range:
-        """Convert text to two moments; fails with a usage error if it is not a range."""
         start, between, end = str(value).partition("..")
         if not between:
             self.fail(f"{value!r} is not a range such as 0s..30s", param, ctx)
@@ -213,7 +212,6 @@ def _part(samples: Samples, kind: ProfileKind, chosen: Filter, times: _Range | N
 def _cut(
     samples: Samples, kinds: Sequence[ProfileKind], chosen: Filter, times: _Range | None
 ) -> Part:
-    """Returns the selected samples, and the time range that they cover."""
     windows = [origin for origin in samples.tables.origins if origin.profile.kind in kinds]
     start = min(window.start_unix_ns for window in windows)
     end = max(window.end_unix_ns for window in windows)

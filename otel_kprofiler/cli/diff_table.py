@@ -1,4 +1,4 @@
-"""Formats the output of ``diff``: a summary and a table for people, or plain values for JSON."""
+"""Formats the output of ``diff`` as text or as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -69,15 +69,7 @@ def _describe_side(kind: ProfileKind, part: Part, rate: float) -> str:
 def table(
     by: str, changes: Sequence[Change], kind: ProfileKind, way: Way, width: int | None
 ) -> list[str]:
-    """Returns the lines of a table of changes, header first.
-
-    Args:
-        by: name of the grouping, such as ``function``.
-        changes: the changes to list, in order.
-        kind: the kind of sample.
-        way: the quantity that was compared.
-        width: width of the terminal; None for no limit.
-    """
+    """Returns the lines of a table of changes, header first; ``by`` is the grouping."""
 
     def text(value: float, sign: str = "") -> str:
         if way is Way.SAMPLES:

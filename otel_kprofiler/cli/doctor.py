@@ -57,10 +57,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Format each finding as a line, plus up to two lines for its requirement and its fix.
-
-    :func:`conclude` prints the fixes for the verdict, each once.
-    """
+    """Format findings, with their requirements, and with the fixes that :func:`conclude` omits."""
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
         yield _describe(finding, shows_fix=finding.fix not in printed)
@@ -115,17 +112,12 @@ def _tolerate_hidden(finding: Finding) -> Finding:
 
 
 class _Trial:
-    """Runs the sampler for a fraction of a second.
-
-    Attributes:
-        findings: findings from the run, in addition to its description.
-    """
+    """Runs the sampler for a fraction of a second, and collects findings."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
     def run(self) -> str:
-        """Runs the sampler; returns a description of the samples that it took."""
         sampler = EbpfSampler(
             SamplerConfig(samples_per_second=99, stacks="both", send_idle_frames=True)
         )
@@ -150,7 +142,6 @@ class _Trial:
 
 
 def _find_off_cpu() -> Finding:
-    """Checks whether off-CPU time can be measured."""
     check, required = "off-CPU time", "libbpf, and a kernel with BTF that accepts the programs"
     sampler = EbpfSampler(SamplerConfig(on_cpu=False, off_cpu=OffCpuConfig(samples_per_second=0)))
     try:

@@ -1,4 +1,4 @@
-"""``otel-kprofiler dump``: shows what each thread of a process is doing right now."""
+"""``otel-kprofiler dump``: show what each thread of a process is doing right now."""
 
 from __future__ import annotations
 
@@ -134,11 +134,7 @@ def _write(
 def _find_processes(
     access: Access, pids: Iterable[int], names: frozenset[bytes], containers: Iterable[str]
 ) -> dict[int, frozenset[bytes]]:
-    """Returns the processes to dump, each with the thread names to show (empty for all).
-
-    Raises:
-        KProfilerError: a given process, thread name or container does not exist.
-    """
+    """Returns the processes to dump, each with the thread names to show (empty for all)."""
     chosen: dict[int, frozenset[bytes]] = {}
     for pid in pids:
         check_process(access, pid)
@@ -181,7 +177,6 @@ def _find_named(
 
 
 def _select(process: ProcessState, names: frozenset[bytes]) -> ProcessState:
-    """Returns the process with only the threads that ``names`` lists; if it is empty, with all."""
     if not names:
         return process
     shown = frozenset(map(os.fsdecode, names))

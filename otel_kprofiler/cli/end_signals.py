@@ -13,15 +13,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndSignals:
-    """Context manager that catches the signals that end a recording.
+    """Context manager that catches the signals that end a recording. Main thread only.
 
-    Use it in the main thread only. The first signal after :meth:`listen` is stored in ``received``.
-    A signal before that raises ``SystemExit``, because nothing has been recorded yet. A second
-    signal also raises ``SystemExit``, because the user does not want to wait until symbols are
-    resolved and files are written. An ignored SIGHUP (nohup) stays ignored.
-
-    Attributes:
-        received: the signal that ended the recording; None if no signal did.
+    The first signal after :meth:`listen` is stored in ``received``. A signal before that raises
+    ``SystemExit``, because nothing has been recorded yet. A second signal also raises
+    ``SystemExit``, because the user does not want to wait for the results. An ignored SIGHUP
+    (nohup) stays ignored.
     """
 
     def __init__(self) -> None:

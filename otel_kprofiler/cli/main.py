@@ -58,10 +58,7 @@ class LazyCommands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Look up a command.
-
-        If there is no such command, the error suggests a similar name, as click does for options.
-        """
+        """Look up a command; the error for an unknown name suggests a similar one."""
         similar = difflib.get_close_matches(args[0], COMMANDS, 1)
         if similar and args[0] not in COMMANDS:
             raise click.UsageError(f"no command {args[0]!r}; did you mean {similar[0]}?", ctx)
@@ -74,7 +71,6 @@ class LazyCommands(click.Group):
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Prints the versions to include in a bug report."""
     if wanted:
         click.echo(importlib.import_module("otel_kprofiler.cli.versions").describe_versions())
         ctx.exit()
@@ -138,10 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Reserve the descriptors of closed standard streams, so that no opened file gets them.
-
-    Writes to the reserved descriptors fail.
-    """
+    """Reserve the descriptors of closed standard streams, so that no opened file gets them."""
     for number in range(3):
         try:
             os.fstat(number)

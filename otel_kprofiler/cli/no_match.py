@@ -20,12 +20,7 @@ _Values = Iterator[tuple[str, int]]
 
 
 def check_matches(chosen: Filter, *sources: Samples) -> None:
-    """Check that a filter matches samples from at least one source, unless all sources are empty.
-
-    Raises:
-        KProfilerError: no sample matches; if a single option matches nothing, the hint lists the
-            values that exist.
-    """
+    """Raise ``KProfilerError`` if the filter matches no sample, although there are samples."""
     filled = [source for source in sources if source.count]
     if not filled or any(chosen.apply(source).count for source in filled):
         return

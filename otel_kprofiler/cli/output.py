@@ -48,23 +48,21 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 class Output:
     """The destination of a recording: a file that appears when it is complete, or a device or pipe.
 
-    The constructor fails if the file exists and ``force`` is not set, or if its directory is not
-    writable. If the context is left before :meth:`write`, only the ``.part`` file remains, if it
-    has samples. Devices and pipes are written to, but never replaced. The path ``-`` is standard
-    output.
+    If the context is left before :meth:`write`, only the ``.part`` file remains, if it has samples.
+    Devices and pipes are written to, but never replaced.
 
     Args:
-        path: output path; None for ``profile`` with the format's suffix in the working directory,
-            or if that exists, for the first unused name among ``profile-2`` and so on.
+        path: output path; ``-`` is standard output. None means ``profile`` with the format's suffix
+            in the working directory, or if that exists, the first unused name among ``profile-2``
+            and so on.
         name: name of a format in :data:`FORMATS`; None to choose by suffix.
         force: whether to replace an existing file.
-        keep_part: whether to write a ``.part`` file during the recording.
 
     Raises:
-        ExportError: no format matches, or the file cannot be created.
+        ExportError: no format matches, the file exists and ``force`` is not set, or the file cannot
+            be created.
 
     Attributes:
-        path: path of the complete output.
         part: the ``.part`` file, which keeps samples during the recording; None if none is written.
     """
 
@@ -144,14 +142,9 @@ class Output:
         """Write the recording.
 
         Only the owner may read a file with kernel addresses. If a file of the same name appeared
-        during the recording, a numbered name is used.
-
-        Args:
-            windows: the windows of the recording.
-            title: heading, in formats that have one.
-            idle: whether to show waits of idle threads; profile files always contain them.
-            has_whole_threads: whether the recording has all samples of its threads, so that the
-                parts of spans add up.
+        during the recording, a numbered name is used. If ``idle``, waits of idle threads are shown;
+        profile files always contain them. ``has_whole_threads`` is whether the recording has all
+        samples of its threads, so that the parts of spans add up.
         """
         write_page = self._format.write_page
         # Idle waits count as parts of spans.
@@ -224,7 +217,6 @@ class Output:
 
 
 def _span_times(windows: Sequence[Window]) -> list[SpanTime]:
-    """Returns a breakdown of the time that was spent in a recording's spans."""
     profiles = (profile for window in windows for profile in window.profiles)
     if not any(sample.link for profile in profiles for _, sample in profile.samples):
         return []
@@ -243,7 +235,7 @@ def number_paths(path: str) -> Iterator[str]:
 
 
 def split_suffix(path: str) -> tuple[str, str]:
-    """Splits a path into stem and format suffix. The suffix may be empty."""
+    """Splits a path into stem and format suffix, which may be empty."""
     lower = path.lower()
     suffixes = (suffix for row in FORMATS for suffix in (row.suffix, *row.other_suffixes))
     fitting = [suffix for suffix in suffixes if lower.removesuffix(_GZIP).endswith(suffix)]

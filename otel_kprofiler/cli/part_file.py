@@ -33,15 +33,8 @@ _TIMEOUT_MILLIS: Final = 5_000
 class PartFile:
     """Context manager that keeps samples in a file until the output file is complete.
 
-    Args:
-        path: path of the output file.
-
-    Raises:
-        BlockingIOError: another recording is being written to ``path``.
-        OSError: the file cannot be created.
-
-    Attributes:
-        path: path of the ``.part`` file.
+    The argument ``path`` is the path of the output file, the attribute that of the ``.part`` file.
+    Raises ``BlockingIOError`` if another recording is being written to ``path``.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,10 +51,7 @@ class PartFile:
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file, unless it has samples and ``keep`` is set.
-
-        Returns whether the file is kept.
-        """
+        """Delete the file unless it has samples and ``keep`` is set; returns whether it remains."""
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)

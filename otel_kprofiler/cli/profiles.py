@@ -1,4 +1,4 @@
-"""Reads profile files; detects their format from their content."""
+"""Reads profile files, whose format it detects from their content."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ def load_profiles(paths: Sequence[str]) -> Samples:
     """Loads the samples of all files, and reports unreadable data on standard error.
 
     Turns garbage collection off permanently, because scanning millions of live objects would take
-    as long as reading them. Commands that load profiles exit soon anyway.
-
-    Raises:
-        KProfilerError: a file cannot be read, or has no readable part.
+    as long as reading them. Raises ``KProfilerError`` if a file has no readable part.
     """
     gc.disable()
     return load_samples(
@@ -60,10 +57,7 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
     """Reads the windows of a file, which is OTLP in any form, a raw recording, pprof or perf.data.
 
     Reads standard input if the path is ``-``. Decompresses gzip. Uses the readable part of a
-    damaged file.
-
-    Raises:
-        KProfilerError: the file cannot be read, or has no readable part.
+    damaged file. Raises ``KProfilerError`` if there is none.
     """
     data = _read(path)
     if data.startswith(_ZIP):
@@ -73,22 +67,14 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
 
 
 def read_unpacked(path: str, notify: Notify) -> bytes:
-    """Reads a file, or standard input if the path is ``-``, and decompresses gzip.
-
-    Raises:
-        KProfilerError: the file cannot be read.
-    """
+    """Reads a file (``-``: standard input), and decompresses gzip; raises ``KProfilerError``."""
     data = _read(path)
     with _named(path):
         return _unpack(data, notify) if data.startswith(_GZIP) else data
 
 
 def read_otlp_file(path: str, notify: Notify) -> bytes:
-    """Reads and decompresses OTLP profiles in any form; ``-`` stands for standard input.
-
-    Raises:
-        KProfilerError: the file cannot be read, or is not OTLP; the hint is the fix.
-    """
+    """Reads OTLP profiles in any form (``-``: standard input); raises ``KProfilerError``."""
     data = _read(path)
     with _named(path):
         if data.startswith(_ZIP):
@@ -113,7 +99,7 @@ def _read(path: str) -> bytes:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Prefix the path to the messages of errors raised in the context."""
+    """Prefix the messages of errors raised in the context with the path."""
     try:
         yield
     except PayloadError as error:

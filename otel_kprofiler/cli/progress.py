@@ -28,8 +28,6 @@ class Progress(Protocol):
 
 
 class _Lines:
-    """Prints the progress as a plain line every few seconds."""
-
     def __init__(self) -> None:
         self._next_s = _LINE_EVERY_S
 
@@ -40,8 +38,6 @@ class _Lines:
 
 
 class _Bar:
-    """Shows a progress bar, with the counters of samples and losses next to it."""
-
     def __init__(self, bar: ProgressBar[int]) -> None:
         self._bar = bar
 

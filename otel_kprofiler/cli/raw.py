@@ -38,15 +38,8 @@ an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 class RawOutput:
     """Writes a raw recording. Leaving the context before :meth:`finish` deletes the file.
 
-    The constructor copies the host's kernel symbol files, so call it before sampling starts.
-
-    Args:
-        path: path of the raw recording.
-        access: reads the host's files.
-        force: whether to replace an existing file.
-
-    Raises:
-        ExportError: the file cannot be created or written.
+    The constructor copies the host's kernel symbol files, so call it before sampling starts. Raises
+    ``ExportError`` if the file cannot be written.
     """
 
     def __init__(self, path: str, access: Access, *, force: bool) -> None:
@@ -132,7 +125,6 @@ class RawOutput:
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """Convert errors from writing the file to errors with a fix."""
         try:
             yield
         except OSError as error:

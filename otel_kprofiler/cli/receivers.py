@@ -47,13 +47,9 @@ _START: Final = (
 def open_receiver(address: str) -> OtlpSender:
     """Opens an exporter to a receiver, after checking that the receiver accepts profiles.
 
-    Args:
-        address: address of the receiver; see
-            :func:`otel_kprofiler.export.exporter_from_environment`.
-
-    Raises:
-        ConfigError: the address or an environment variable is invalid.
-        ExportError: the receiver does not accept profiles, or cannot be reached.
+    :func:`otel_kprofiler.export.exporter_from_environment` describes the form of the address.
+    Raises ``ConfigError`` if the address or an environment variable is invalid, and ``ExportError``
+    if the receiver cannot be reached or does not accept profiles.
     """
     answer = _ask(address)
     if not _is_taken(answer):
@@ -103,10 +99,7 @@ def _find_fix(address: str, answer: Answer) -> str:
 
 @contextmanager
 def _grpc_silenced() -> Iterator[None]:
-    """Silences gRPC, which reads ``GRPC_VERBOSITY`` once, on import.
-
-    No information is lost, because the status of a call contains what gRPC would print.
-    """
+    """Silences gRPC while it is imported: the status of a call contains what it would print."""
     if "GRPC_VERBOSITY" in os.environ:
         yield
         return

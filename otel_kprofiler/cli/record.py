@@ -203,20 +203,12 @@ def command(
 
 
 def _say_remarks(pipeline: Pipeline[Any]) -> None:
-    """Prints which process data could not be read, and why."""
     for remark in pipeline.remarks():
         say(remark, err=True)
 
 
 class Sinks:
-    """Sends windows to the receiver and the ``.part`` file, and the whole recording to the output.
-
-    Args:
-        sending: sends windows to the receiver; None if there is no receiver.
-        output: the output file; None if there is no output file.
-        windows: list to which the window that spans the whole recording is appended, for the
-            output.
-    """
+    """Sends windows to the receiver and ``.part`` file, the whole recording to ``windows``."""
 
     def __init__(
         self, sending: Sending | None, output: Output | None, windows: list[Window]
@@ -232,7 +224,7 @@ class Sinks:
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink for a window with the whole recording; without an output, for all windows."""
+        """Add a sink for the whole recording as one window; without an output, for all windows."""
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:

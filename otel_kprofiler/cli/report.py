@@ -240,7 +240,6 @@ def command(
 def _choose_weight(
     weight: str, paths: Sequence[str], by: str
 ) -> Callable[[Samples], Samples] | None:
-    """Returns the function that reweights samples; None if they keep their weights."""
     if weight != _LATENCY:
         return None
     if by in _OF_SPANS:

@@ -42,13 +42,8 @@ def table(
 ) -> list[str]:
     """Returns the lines of a table of groups, header first.
 
-    Args:
-        by: name of the grouping, such as ``function``.
-        groups: the groups to list, in order.
-        whole: total weight of all samples, which shares are relative to.
-        unit: unit of the weights; nanoseconds are shown as milliseconds.
-        width: width of the terminal; None for no limit.
-        endpoints: names of local root spans, by span.
+    ``whole`` is the total weight that shares are relative to. Nanoseconds are shown as
+    milliseconds. ``endpoints`` are the names of local root spans, by span.
     """
     measured, share = unit_name(unit), [group.total / (whole or 1) for group in groups]
     if by in FRAMES:

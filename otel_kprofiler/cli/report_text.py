@@ -1,4 +1,4 @@
-"""Formats the output of ``report``: tables for people, or plain values for JSON."""
+"""Formats the output of ``report`` as tables, or as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ class Report:
         processes: whether each Resource was selected, by index; None if samples were also filtered
             by something other than their processes, so that the exact wait totals do not apply.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
-        callers_of: function whose callers are the groups; None for other groups.
-        callees_of: function whose callees are the groups; None for other groups.
-        idle: whether to show waits of idle threads.
+        callers_of, callees_of: function whose callers or callees are the groups; None for others.
         order: a name in :data:`SORTS`; None for the grouping's default.
     """
 
@@ -62,14 +60,7 @@ class Report:
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
     ) -> Iterator[str]:
-        """Yields the report as text.
-
-        Args:
-            kind: the kind of all samples.
-            samples: the samples to report, at least one.
-            limit: maximum number of rows; 0 for all.
-            width: width of the terminal; None for no limit.
-        """
+        """Yields a report on at least one sample as text, with up to ``limit`` rows (0: all)."""
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.unit, sum(samples.weights())
@@ -248,7 +239,6 @@ def _summary(kind: ProfileKind, samples: Samples, whole: int, times: Sequence[in
 
 
 def _lost(kind: ProfileKind, samples: Samples) -> int:
-    """Returns the number of samples of a kind that were lost before they reached the profile."""
     profiles = [origin.profile for origin in samples.tables.origins]
     return sum(sum(profile.lost.values()) for profile in profiles if profile.kind == kind)
 

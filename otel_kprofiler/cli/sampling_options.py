@@ -1,4 +1,4 @@
-"""Defines the options of commands that sample this host."""
+"""The options of commands that sample this host."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from otel_kprofiler.symbols import CodeSink, UserNames, UserSymbolSettings, open
 
 CLOCK_RATE: Final = 99
 EVENT_RATE: Final = 999
-"""Default number of samples per second of an event given with ``-e``, on each CPU.
-
-At a lower rate, each sample would represent thousands of events, some of them in other programs.
-"""
+"""Default samples per second of an event given with ``-e``, on each CPU. At a lower rate, each
+sample would represent thousands of events, some of them in other programs."""
 _SYMBOL_BYTES: Final = 256 << 20
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 
@@ -38,7 +36,6 @@ CommandT = TypeVar("CommandT", bound=Callable[..., None])
 def _parse_events(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Rejects unknown events. For ``help``, lists all events and exits."""
     if "help" in texts:
         click.echo(_describe_events())
         ctx.exit()
@@ -51,7 +48,6 @@ def _parse_events(
 
 
 def _describe_events() -> str:
-    """Lists all events, with the reasons why this process cannot sample some of them."""
     lines = [f"{CPU_CLOCK:24} time on a CPU: the default"]
     reasons: dict[str, list[str]] = {}
     for name, meaning, problem in list_events(Access()):
@@ -228,11 +224,7 @@ class Sampling:
         )
 
     def find_targets(self, access: Access) -> Targets:
-        """Finds the processes to sample.
-
-        Raises:
-            KProfilerError: a process, cgroup, container, pod or unit does not exist.
-        """
+        """Finds the processes to sample; raises ``KProfilerError`` if a target does not exist."""
         return find_targets(
             access,
             pids=self.pids,
@@ -276,9 +268,8 @@ class Sampling:
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
         """Opens the resolver of user frames that the options select; None if it is disabled.
 
-        The caller, or the pipeline that gets the resolver, closes it.
-
-        ``code_sink`` receives each name that is resolved for JIT-compiled code.
+        The caller, or the pipeline that gets the resolver, closes it. ``code_sink`` receives each
+        name that is resolved for JIT-compiled code.
         """
         return open_names(self.user_symbols, code_sink)
 
@@ -286,7 +277,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens the resolver of user frames for a command; unlike the agent, it may wait for files."""
+    """Opens a command's resolver of user frames; unlike the agent's, it may wait for files."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

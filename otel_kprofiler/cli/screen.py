@@ -1,7 +1,4 @@
-"""Controls a full-screen terminal: modes, size, keys and drawing.
-
-Restores the terminal on every exit, and while the command is stopped (Ctrl-Z).
-"""
+"""Controls a full-screen terminal, and restores it on every exit and on Ctrl-Z."""
 
 from __future__ import annotations
 
@@ -23,25 +20,17 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Sequences that leave the alternate screen. On terminals without one, later output continues
-below the drawing.
-"""
+"""Leaves the alternate screen; without one, later output continues below the drawing."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
-"""Time to wait for the rest of an escape sequence, in milliseconds, before its start counts as the
-Escape key.
-"""
+"""Time to wait for the rest of an escape sequence, in milliseconds."""
 _LEAVE_S: Final = 0.5
 _USUAL_SIZE: Final = os.terminal_size((80, 24))
 _SIGNALS: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 
 
 def check_terminal() -> None:
-    """Check that standard output can show a screen.
-
-    Raises:
-        KProfilerError: standard output is not a terminal, or cannot be drawn on.
-    """
+    """Raise ``KProfilerError`` unless standard output is a terminal that can be drawn on."""
     if not sys.stdout.isatty():
         raise KProfilerError("standard output is not a terminal", hint="use --once or --batch")
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
@@ -54,19 +43,13 @@ def check_terminal() -> None:
 class Screen:
     """Context manager that takes over the terminal that standard output is connected to.
 
-    Use it from the main thread only. Drawing never waits for the terminal. While the terminal
-    accepts no output (Ctrl-S, a slow line), updates are skipped.
-
-    Args:
-        wake: function that another thread or a signal handler calls when there is a key to read or
-            something to draw.
+    Use it from the main thread only. Raises ``KProfilerError`` if there is no terminal to read keys
+    from. Drawing never waits for the terminal. While the terminal accepts no output (Ctrl-S, a slow
+    line), updates are skipped. Another thread or a signal handler calls ``wake`` when there is a
+    key to read or something to draw.
 
     Attributes:
         is_closed: whether the terminal was closed, so that no more keys can arrive.
-
-    Raises:
-        KProfilerError: there is no terminal to read keys from. The error is raised on entering the
-            context.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -107,10 +90,7 @@ class Screen:
             self._open.close()
 
     def size(self) -> os.terminal_size:
-        """Returns the terminal's number of columns and lines.
-
-        Returns default numbers if the terminal does not report its size.
-        """
+        """Returns the terminal's columns and lines; 80 and 24 if it does not report them."""
         try:
             size = os.get_terminal_size(self._output)
         except OSError:  # the terminal was closed
@@ -167,10 +147,8 @@ class Screen:
     def stop_if_asked(self, *, has_ended: Callable[[], bool]) -> None:
         """If Ctrl-Z was pressed, restore the terminal, and stop the process.
 
-        When the process is continued, take over the terminal again.
-
-        Args:
-            has_ended: returns whether the command is ending, and no longer needs the terminal.
+        When the process is continued, take over the terminal again, unless ``has_ended`` returns
+        that the command is ending.
         """
         if not self._is_asked_to_stop:
             return

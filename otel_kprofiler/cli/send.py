@@ -51,14 +51,6 @@ def command(paths: tuple[str, ...], address: str) -> None:
 
 
 class _Delivery:
-    """Sends files, one request at a time, and counts accepted samples.
-
-    Args:
-        exporter: the exporter that sends to the receiver.
-        address: address of the receiver, for messages and commands.
-        paths: paths of all files to send.
-    """
-
     def __init__(self, exporter: OtlpSender, address: str, paths: Sequence[str]) -> None:
         self._exporter = exporter
         self._paths = paths
@@ -113,7 +105,6 @@ class _Delivery:
             )
 
     def close(self) -> None:
-        """Close the connection."""
         self._exporter.shutdown(0)
 
     def _find_fix(self) -> str:
@@ -126,8 +117,6 @@ class _Delivery:
         return f"{change}, then {command}" if change else f"to send the rest: {command}"
 
     def _encode(self, path: str, data: bytes) -> Iterator[Batch]:
-        """Encodes the readable parts of a file as requests."""
-
         def report(error: PayloadError) -> None:
             self._report_damage(f"{path}: skipped damaged data: {error.message}")
 

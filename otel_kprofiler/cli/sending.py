@@ -42,14 +42,8 @@ def describe_failure(result: ExportResult) -> str:
 class Sending:
     """Sends windows to a receiver; call it with each window.
 
-    Windows that the receiver does not accept are kept in a file.
-
-    Leaving the context waits up to ten seconds for pending exports.
-
-    Args:
-        address: address of the receiver, for messages and commands.
-        exporter: the exporter that sends to the receiver.
-        beside: path of the output, from which the file of unsent samples gets its name.
+    Windows that the receiver does not accept are kept in a file, which is named after ``beside``,
+    the path of the output. Leaving the context waits up to ten seconds for pending exports.
     """
 
     def __init__(self, address: str, exporter: OtlpSender, beside: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs a recording until its time limit, the end of its command, or a signal."""
+"""Runs a recording until its time limit, the exit of its command, or a signal."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class Session:
     """A recording, and how it ended.
 
     Attributes:
-        pipeline: the pipeline that takes and delivers the samples; closed at the end.
-        signals: the signals that end the recording early.
-        held: the recorded command; None if there is none.
+        pipeline: takes and delivers the samples; closed at the end.
         targets: the recorded processes; None if they were not selected by options.
         seconds: duration of the recording so far.
     """
@@ -38,7 +36,7 @@ class Session:
     seconds: float = 0.0
 
     def run(self, limit_s: float | None, progress: Progress) -> None:
-        """Sample until the time limit, the end of the command, or a signal."""
+        """Sample until the time limit, the exit of the command, or a signal."""
         try:
             self.signals.listen(self.pipeline.wake)
             self.pipeline.start()
@@ -65,7 +63,7 @@ class Session:
 
     @property
     def exit_status(self) -> int:
-        """Returns the command's exit status, as in shells, if it ended by itself; otherwise 0."""
+        """Returns the command's exit status, as in shells, if it exited by itself; otherwise 0."""
         status = self.held.poll() if self.held and not self.held.is_ended else 0
         return 128 - status if status and status < 0 else status or 0
 

@@ -21,14 +21,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """The selection of samples from a source.
-
-    Attributes:
-        chosen: the filter that samples must match.
-        start: start of the time range; None for no limit.
-        end: end of the time range, exclusive; None for no limit.
-        sides: stack sides whose frames are kept; empty for all.
-    """
+    """The selection of samples from a source; ``end`` is exclusive, empty ``sides`` mean all."""
 
     chosen: Filter
     start: Moment | None = None
@@ -68,12 +61,7 @@ def describe_source(source: str) -> str:
 
 
 class Loaded(NamedTuple):
-    """Samples loaded from sources.
-
-    Attributes:
-        all: all samples that were read.
-        chosen: the selected samples.
-    """
+    """All samples that were read from sources, and the selected samples among them."""
 
     all: Samples
     chosen: Samples
@@ -85,16 +73,10 @@ def load_choice(
     need: Need,
     weigh: Callable[[Samples], Samples] | None = None,
 ) -> Loaded:
-    """Loads the selected samples from files and tables.
+    """Loads the selected samples from files and tables; raises ``KProfilerError``.
 
-    Args:
-        sources: paths of files or addresses of tables.
-        choice: the samples to select.
-        need: the parts of samples to read from tables.
-        weigh: changes the weights of all samples from files, before any are selected.
-
-    Raises:
-        KProfilerError: a source cannot be read.
+    ``need`` lists the parts of samples to read from tables. ``weigh`` changes the weights of all
+    samples from files, before any are selected.
     """
     files = [source for source in sources if not is_table(source)]
     parts = [load_table(source, choice, need) for source in sources if is_table(source)]
@@ -113,10 +95,8 @@ def load_choice(
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
     """Loads the selected samples of a table, by default from the last hour.
 
-    Turns garbage collection off permanently, because commands that load profiles exit soon.
-
-    Raises:
-        KProfilerError: the table cannot be read.
+    Turns garbage collection off permanently, like :func:`.load_profiles`. Raises
+    ``KProfilerError``.
     """
     gc.disable()
     address = parse_address(source, os.environ)

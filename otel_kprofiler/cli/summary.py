@@ -24,11 +24,7 @@ from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
-    """Yields the lines of a recording's summary.
-
-    The lines explain why names or callers are missing, count the samples written and lost, and
-    suggest the next step.
-    """
+    """Yields a summary: missing names and callers, samples written and lost, the next step."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9

@@ -127,7 +127,6 @@ class Options:
 
 
 def _check(options: Options) -> None:
-    """Reject conflicting options."""
     in_process, with_copies = options.pid is not None, options.kallsyms is not None
     if not with_copies and any(options.copies.values()):
         raise click.UsageError("options for files copied from a host need --kallsyms")

@@ -1,7 +1,4 @@
-"""``otel-kprofiler symbolize --elf``: resolve addresses in ELF files.
-
-Addresses in kernel files are RVAs. Addresses in other files are SVMAs.
-"""
+"""``otel-kprofiler symbolize --elf``: resolve RVAs in kernel files, SVMAs in other files."""
 
 from __future__ import annotations
 
@@ -36,16 +33,9 @@ class _File(Protocol):
 class ElfFiles:
     """The files in which addresses are resolved; a path, build id or file id identifies each.
 
-    Args:
-        paths: the files to read.
-        sources: sources of the names of functions in user files.
-        offsets: whether addresses in user files are given as file offsets.
-
-    Raises:
-        HostError: a file cannot be read.
-        KProfilerError: a file is damaged.
-        click.UsageError: file offsets were requested for a kernel file, whose sections have no
-            addresses.
+    ``offsets`` is whether addresses in user files are given as file offsets. Raises ``HostError``
+    if a file cannot be read, ``KProfilerError`` if it is damaged, and ``click.UsageError`` for file
+    offsets in a kernel file, whose sections have no addresses.
     """
 
     def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:
@@ -64,11 +54,7 @@ class ElfFiles:
                     self._files[key] = file
 
     def resolve(self, word: str, *, as_json: bool) -> bool:
-        """Print the function at ``ADDR`` or ``ID:ADDR``, or the addresses of a function.
-
-        Returns:
-            Whether a function was found.
-        """
+        """Print the function at ``[ID:]ADDR``, or a function's addresses; returns False if none."""
         key, _, number = word.rpartition(":")
         address = parse_address(number)
         if address is not None:

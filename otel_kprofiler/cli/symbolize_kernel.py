@@ -38,18 +38,11 @@ def resolve_in_kernel(
 ) -> bool:
     """Print the symbols at kernel addresses, or the addresses of symbols.
 
-    Args:
-        words: hexadecimal addresses, and names of symbols.
-        kallsyms: copy of ``/proc/kallsyms``; None for the running kernel.
-        copies: copies of the host's other files, by parameter of
-            :meth:`KernelSymbolizer.from_files`.
-        elf: kernel ELF files to read function sizes from; used with ``kallsyms`` only.
-        explain: whether to print every name at an address, the section, and the reason for the
-            name.
-        as_json: whether to print one JSON object per line.
-
-    Returns:
-        Whether every address and name was resolved.
+    ``kallsyms`` is a copy of ``/proc/kallsyms``, and ``copies`` are copies of the host's other
+    files, by parameter of :meth:`KernelSymbolizer.from_files`. Without ``kallsyms``, the running
+    kernel is used. Function sizes are read from the files in ``elf``, only with ``kallsyms``. If
+    ``explain``, all names at an address, the section, and the reason for the name are also printed.
+    Returns whether every address and name was resolved.
     """
     symbolizer = _open(kallsyms, copies, elf)
     if symbolizer.hidden:

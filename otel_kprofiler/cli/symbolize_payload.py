@@ -30,21 +30,10 @@ def name_payload(
 ) -> bool:
     """Write OTLP profiles with names added to unnamed native and kernel frames.
 
-    Args:
-        path: path of the OTLP profiles, in any form.
-        output: path of the output, which has the same form as the input; ``-`` is standard output.
-        elf_files: ELF files that may contain the frames' code; matched by id, not by name.
-        sources: sources of function names.
-        force: whether to replace an existing file.
-        as_json: whether to print counts as JSON.
-
-    Returns:
-        Whether any name was added, or no name was missing.
-
-    Raises:
-        HostError: the profiles cannot be read.
-        PayloadError: the file does not contain OTLP profiles.
-        ExportError: the result cannot be written.
+    The output has the same form as the input; the path ``-`` is standard output. ``elf_files`` may
+    contain the frames' code, and are matched by id, not by name. If ``as_json``, counts are printed
+    as JSON. Returns whether any name was added, or no name was missing. Raises ``HostError``,
+    ``PayloadError`` or ``ExportError``.
     """
     try:
         data = read_file(path)
@@ -63,15 +52,12 @@ def name_payload(
 
 
 class _Names:
-    """Finds names for the locations in payloads, and counts the locations without names by file."""
-
     def __init__(self, files: InstalledFiles, kernel: InstalledKernel) -> None:
         self._files = files
         self._kernel = kernel
         self.missing: Counter[NamelessFile] = Counter()
 
     def find(self, wanted: Sequence[Nameless]) -> Mapping[int, Sequence[Line]]:
-        """Returns the functions at the locations for which there are names, by location."""
         lines_by_location: dict[int, Sequence[Line]] = {}
         for nameless in wanted:
             lines = self._lines(nameless)
@@ -92,7 +78,6 @@ class _Names:
 
 
 def _report(naming: Naming, missing: Counter[NamelessFile], *, as_json: bool) -> None:
-    """Print how many locations got names, and which files lack names, to standard error."""
     if as_json:
         files = [
             {

@@ -26,15 +26,9 @@ def resolve_in_process(
 ) -> bool:
     """Print the functions at addresses in a process, or the addresses of functions.
 
-    Args:
-        pid: id of the process.
-        words: addresses or names; if ``offsets`` is set, paths with file offsets (``PATH:OFFSET``).
-        sources: sources of function names.
-        offsets: whether ``words`` are paths with file offsets.
-        as_json: whether to print one JSON object per line.
-
-    Returns:
-        Whether every address or name was resolved.
+    ``words`` are addresses or names; if ``offsets`` is set, paths with file offsets
+    (``PATH:OFFSET``). With ``as_json``, one JSON object is printed per line. Returns whether every
+    word was resolved.
     """
     if find_process(pid, Access()) is None:
         raise HostError(f"there is no process {pid}", hint="see ps, pgrep")

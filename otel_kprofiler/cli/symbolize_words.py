@@ -18,13 +18,7 @@ _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
 
 
 class Place(NamedTuple):
-    """A symbol name with an offset, as in kernel traces, perf and this command's output.
-
-    Attributes:
-        name: name of a function or a module.
-        offset: offset in bytes from the start of the function or module.
-        size: size of the function in bytes; 0 if the word has no size.
-    """
+    """A function's or module's name, an offset and the function's size (0: none), in bytes."""
 
     name: str
     offset: int
@@ -46,10 +40,7 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the words in lines of input.
-
-    From a line that this command printed, yields only the address.
-    """
+    """Yields the words in lines of input; from this command's output, only the addresses."""
     is_printed = False
     for line in lines:
         if is_printed and line.startswith("  "):  # a line that --explain or --lines adds

@@ -42,7 +42,6 @@ class Targets:
     Attributes:
         follower: follows the processes of ``--pid``, and of containers, pods and units without a
             version 2 cgroup; None if there are none.
-        comms: names of threads and processes.
         cgroups: cgroups selected by ``--cgroup``, ``--container``, ``--pod`` and ``--unit``.
     """
 
@@ -78,11 +77,7 @@ def find_namespace(access: Access) -> tuple[int, int] | None:
 
 
 def check_namespace(access: Access) -> None:
-    """Check that this process and ``/proc`` share a pid namespace.
-
-    Raises:
-        KProfilerError: this process and ``/proc`` have different pid namespaces.
-    """
+    """Raise ``KProfilerError`` if this process and ``/proc`` have different pid namespaces."""
     if _is_proc_of_another(access):
         raise KProfilerError(
             "/proc belongs to a different pid namespace",
@@ -107,17 +102,9 @@ def find_targets(
 ) -> Targets:
     """Find the running processes that the filters select.
 
-    Args:
-        access: reads the host's files.
-        pids: ids of processes, whose descendants are also selected.
-        comms: names of threads and processes.
-        cgroups: paths of version 2 cgroups.
-        containers: names of containers, or prefixes of their ids.
-        groups: selections, each of a single pod or unit.
-        loader: library that loads BPF programs: ``auto``, ``libbpf`` or ``bcc``.
-
-    Raises:
-        KProfilerError: a process, cgroup, container, pod or unit does not exist.
+    Descendants of ``pids`` are also selected. ``cgroups`` are paths of version 2 cgroups, and
+    ``containers`` are names, or prefixes of ids. Each of the ``groups`` selects a single pod or
+    unit. Raises ``KProfilerError`` if a target does not exist.
     """
     if pids:
         check_namespace(access)
@@ -155,11 +142,7 @@ def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Seq
 
 
 def check_process(access: Access, pid: int) -> None:
-    """Check that a process runs, and that ``pid`` is not one of its threads.
-
-    Raises:
-        KProfilerError: there is no such process, or ``pid`` is one of a process's other threads.
-    """
+    """Raise ``KProfilerError`` unless ``pid`` is the id of a process, rather than of a thread."""
     if read_process(access, pid) is None:
         raise KProfilerError(f"there is no process {pid}", hint="see ps, pgrep")
     (leader,) = _read_ids(access, pid, b"Tgid:")
@@ -170,10 +153,7 @@ def check_process(access: Access, pid: int) -> None:
 
 
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
-    """Returns the ids on the line of ``/proc/PID/status`` that starts with ``name``.
-
-    Returns an empty list if the kernel does not write the line.
-    """
+    """Returns the ids on a line of ``/proc/PID/status``; empty if the kernel does not write it."""
     status = access.read_bytes(f"/proc/{pid}/status")
     values = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
     return [int(word) for word in next(values, b"").split()]

@@ -151,7 +151,6 @@ def command(
 
 
 def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> ProfileKind:
-    """Returns the sample kind to show: off-CPU, that of an event, or on-CPU."""
     if off_cpu and events:
         raise click.UsageError(
             "--off-cpu cannot be combined with -e: top shows only one kind of sample at a time"
@@ -165,16 +164,9 @@ def _choose_kind(*, off_cpu: bool, events: Sequence[str], **_: object) -> Profil
 
 
 class Live:
-    """Samples this host continuously.
-
-    As a context manager, it stops sampling when the context is left.
-
-    Args:
-        sampling: the options that determine what is sampled.
-        sliding: receives the samples.
+    """Samples this host continuously, until the context is left.
 
     Attributes:
-        pipeline: the pipeline that takes the samples; :meth:`start` starts it.
         sliding: the samples of the last seconds.
         status: contents of the header line, kept up to date.
         seconds: total length of the windows sampled so far, in seconds.
@@ -277,23 +269,18 @@ def _choose(
 
 
 def _refuse_settings_of_sampling() -> None:
-    """Reject options that have no effect on a table."""
     for parameter in named_parameters():
         if parameter.name in Sampling.__dataclass_fields__.keys() - _WITH_TABLE:
             raise click.UsageError(f"--from cannot be combined with {parameter.opts[-1]}")
 
 
 def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:
-    """Show the screen until the user or a signal ends it.
-
-    Returns False if the terminal was closed.
-    """
+    """Show the screen until the user or a signal ends it; False if the terminal was closed."""
     color = not os.environ.get("NO_COLOR")
     is_new = True
     with Screen(live.wake) as screen:
 
         def refresh() -> None:
-            """Handle keys, and redraw the screen if its contents have changed."""
             nonlocal is_new
             for key in screen.take_keys():
                 state.press(key, live.shown())
@@ -340,8 +327,6 @@ def _print(
 
 
 class _Kept(logging.Handler):
-    """Keeps the last log messages of level WARNING and above."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: deque[str] = deque(maxlen=_KEPT_MESSAGES)
@@ -352,7 +337,6 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def _hold_messages(is_plain: bool) -> Iterator[None]:
-    """Hold back log messages while the full-screen view is shown."""
     if is_plain:
         yield
         return

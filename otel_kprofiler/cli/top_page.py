@@ -111,15 +111,7 @@ class Size:
 
 
 def page(state: TopState, shown: Shown, status: Status, size: Size, *, color: bool) -> list[str]:
-    """Returns the lines of the whole screen, with escape sequences for styles.
-
-    Args:
-        state: state of the screen; its attribute ``page`` is updated.
-        shown: the current samples.
-        status: contents of the header line.
-        size: columns and lines of the terminal.
-        color: whether colors may be used besides bold and reverse.
-    """
+    """Returns the screen's lines, with escape sequences for styles; updates ``state.page``."""
     head = _head(state, state.frozen or shown, status, size.width, color)
     if state.is_helping:
         lines = [head, *_help(size)][: size.height]
@@ -191,10 +183,7 @@ def _length(texts: Iterable[str]) -> int:
 
 
 def _path(state: TopState, shown: Shown, size: Size) -> list[str]:
-    """Returns the line with the drill-down path.
-
-    Empty at the top level, or if the terminal has too few rows.
-    """
+    """Returns the drill-down path; empty at the top level, or if the terminal has too few rows."""
     view = state.level.view
     if size.height < _PATH_FROM or not (view.scope or view.function):
         return []

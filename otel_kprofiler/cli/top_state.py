@@ -45,13 +45,7 @@ _NO_FUNCTIONS: Final = frozenset({ITSELF, NO_CALLER, NO_STACK})
 
 
 class Section(NamedTuple):
-    """A table on the screen.
-
-    Attributes:
-        view: the view whose groups are the rows.
-        groups: the rows of the table, in order.
-        whole: the total weight that shares are relative to.
-    """
+    """A table on the screen: its rows, and the total weight that shares are relative to."""
 
     view: View
     groups: Sequence[Group]
@@ -63,10 +57,8 @@ class Level:
     """A level of the drill-down.
 
     Attributes:
-        view: what the level shows; if ``view.function`` is set, the callers and callees of that
-            function.
+        view: what the level shows; if ``view.function`` is set, the function's callers and callees.
         selected: section and key of the selected row; None if no row is selected.
-        row: last index of the selected row.
         text: the row filter, a string that a row must contain to be shown.
     """
 
@@ -84,9 +76,7 @@ class TopState:
         by: name of the initial grouping.
         order: the weight to sort by, ``self`` or ``total``.
         is_typing: whether keys edit the row filter.
-        is_helping: whether the help is shown in place of the tables.
         frozen: contents of a frozen screen; otherwise None.
-        has_quit: whether the user has quit.
         page: number of rows that fit on the screen, as last drawn.
     """
 
@@ -108,12 +98,7 @@ class TopState:
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:
-        """Change the state as a key requests.
-
-        Args:
-            key: a character, or a key name from :mod:`otel_kprofiler.cli.keys`.
-            shown: the current samples, which are used unless the screen is frozen.
-        """
+        """Change the state as a key requests: a character, or a key name in :mod:`.keys`."""
         shown = self.frozen or shown
         if self.is_typing:
             self._type(key)
@@ -149,10 +134,7 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Returns the selected row's index across all sections.
-
-        If the row is gone, returns the index of the nearest row.
-        """
+        """Returns the selected row's index across all sections; the nearest one's if it is gone."""
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None
@@ -189,7 +171,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping; where callers are shown, group the samples of their function."""
+        """Switch the grouping; in a view of callers, group the samples of the view's function."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

@@ -21,9 +21,7 @@ from otel_kprofiler.model import ProfileKind, sum_losses
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Minimum pause between reads, in seconds. The pause is also at least as long as the last read
-took.
-"""
+"""Minimum pause between reads, in seconds; longer if the last read took longer."""
 _STEP_S: Final = 0.1
 _END_S: Final = 1.0
 """Time limit for a pending read at exit, in seconds."""
@@ -32,24 +30,14 @@ _END_S: Final = 1.0
 class Table:
     """Reads a table in a separate thread. As a context manager, stops the thread at the end.
 
-    Args:
-        source: address of the table.
-        chosen: the filter that samples must match.
-        kind: the only sample kind to read.
-        window_s: length of the time range that each read covers, up to the time of the read, in
-            seconds.
-        idle: whether to show waits of idle threads.
-        now: returns the Unix time in nanoseconds.
+    Each read covers the last ``window_s`` seconds. Raises ``DependencyError`` if the client library
+    is not installed, and ``KProfilerError`` if the address is invalid or the server does not
+    respond.
 
     Attributes:
         status: contents of the header line, kept up to date.
-        seconds: time from the start of the first range that was read to the end of the last, in
-            seconds.
+        seconds: time from the start of the first range that was read to the end of the last.
         on_woken: never called, since every step is short.
-
-    Raises:
-        DependencyError: the client library is not installed.
-        KProfilerError: the address is invalid, or the server does not respond.
     """
 
     def __init__(
@@ -106,11 +94,7 @@ class Table:
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly; returns whether there may be new data, or :meth:`wake` was called.
-
-        Raises:
-            KProfilerError: the first read failed.
-        """
+        """Wait briefly; returns whether to redraw. Raises the error of a failed first read."""
         is_woken = self._woken.wait(_STEP_S)
         if is_woken:  # clearing without this test could lose a concurrent wake-up
             self._woken.clear()

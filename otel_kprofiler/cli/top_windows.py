@@ -45,10 +45,7 @@ class Part:
     """The samples of a short interval, grouped for the views on the screen.
 
     Attributes:
-        start_unix_ns: start of the interval, in nanoseconds since the epoch, inclusive.
-        end_unix_ns: end of the interval, in nanoseconds since the epoch, exclusive.
         samples: samples taken in the interval, without idle waits if these are hidden.
-        lost: number of samples lost in the interval, by cause.
         weight: total weight of the samples, in nanoseconds of CPU time or waits, or in events.
     """
 
@@ -73,12 +70,7 @@ class Part:
 
 
 class Shown:
-    """The samples that a screen shows; immutable.
-
-    Args:
-        parts: samples of consecutive intervals.
-        is_time: whether weights are in nanoseconds.
-    """
+    """The samples that a screen shows; immutable. If ``is_time``, weights are in nanoseconds."""
 
     def __init__(self, parts: Sequence[Part], *, is_time: bool = True) -> None:
         self._parts = tuple(parts)
@@ -100,13 +92,7 @@ class Shown:
 
 
 class SlidingWindow:
-    """Keeps the samples of the last seconds, and drops older samples.
-
-    Args:
-        seconds: length of the window in seconds.
-        kind: the only sample kind to keep.
-        idle: whether to include waits of idle threads.
-    """
+    """Keeps the samples of one kind for the last seconds, with idle waits if ``idle``."""
 
     def __init__(self, seconds: float, kind: ProfileKind = ON_CPU, *, idle: bool = True) -> None:
         self._length_ns = round(seconds * 1e9)

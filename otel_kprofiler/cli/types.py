@@ -1,4 +1,4 @@
-"""Defines parameter types shared by commands."""
+"""Parameter types that commands share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from otel_kprofiler.host import parse_cpu_list
 
 
 class DurationType(click.ParamType[float]):
-    """The option type of a duration: in Go's syntax, as in the configuration, or in seconds.
-
-    Values are converted to seconds.
-    """
+    """The option type of a duration, in Go's syntax or in seconds; values become seconds."""
 
     name = "duration"
 

@@ -1,4 +1,4 @@
-"""Reports the share of frames without names by stack side, and the file with most of them."""
+"""Reports the share of frames without names on each stack side, and the file with most of them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ class UnresolvedFrames:
     """Counts frames with and without names, weighted by samples.
 
     Attributes:
-        frames: number of all frames, by stack side.
-        unresolved: number of frames without a name, by stack side.
         places: number of user frames without a name, by reason and file.
     """
 
@@ -58,16 +56,13 @@ class UnresolvedFrames:
         return counts
 
     def __str__(self) -> str:
-        """Returns the shares without names, such as ``0.1% of kernel and 20.3% of user frames``."""
+        """Returns the shares of unnamed frames: ``0.1% of kernel and 20.3% of user frames``."""
         kinds = [kind for kind in SIDES if self.frames[kind]] or [KERNEL_SIDE]
         shares = [f"{self._share(kind):.1%} of {kind.name}" for kind in kinds]
         return f"{' and '.join(shares)} frames"
 
     def remark(self) -> str:
-        """Describes the file in which most user frames without names are, the reason and a fix.
-
-        Returns an empty string if few user frames lack names, or if there is no fix.
-        """
+        """Describes where most unnamed user frames are, the reason, and a fix; may be empty."""
         if self._share(USER_SIDE) < _MENTIONED_FROM:
             return ""
         place, count = self.places.most_common(1)[0]

@@ -22,11 +22,8 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 class UnsentFile:
     """Keeps unsent batches in a file, which the first batch creates under an unused name.
 
-    Each batch is on disk when :meth:`add` returns. Not thread-safe.
-
-    Args:
-        beside: path of the file that contains or will contain the samples; its suffix is replaced.
-        form: encoding of the batches, protobuf or JSON.
+    Each batch is on disk when :meth:`add` returns. The name is derived from ``beside``, the path of
+    the file that contains or will contain the samples. Not thread-safe.
 
     Attributes:
         path: path of the file; empty if there is none.

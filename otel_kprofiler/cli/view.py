@@ -166,7 +166,6 @@ command.params += [parameter for parameter in top.command.params if parameter.na
 
 
 def _check(has_files: bool, is_listening: bool, is_live: bool, *, has_times: bool) -> None:
-    """Reject options that conflict or have no effect."""
     if has_files + is_listening + is_live != 1:
         raise click.UsageError("pass SOURCEs, --live or --listen")
     if has_times and not has_files:

@@ -104,11 +104,7 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """Opens OTLP receivers at gRPC and HTTP endpoints, and prints their addresses.
-
-    Raises:
-        HostError: a receiver cannot listen on its endpoint.
-    """
+    """Opens OTLP receivers, and prints their addresses; raises ``HostError``."""
     intake = Intake(lambda windows: store.add(choose(windows)))
     grpc_endpoint, http_endpoint = endpoints
     receivers = stack.enter_context(ExitStack())
@@ -166,11 +162,7 @@ def describe_endpoint(protocol: str, host: str, port: int) -> Iterator[str]:
 def open_sampler(
     stack: ExitStack, store: SampleStore, answer: StoreAnswers, choose: Choose, sampling: Sampling
 ) -> Source:
-    """Starts sampling this host.
-
-    Raises:
-        HostError: this host cannot be sampled.
-    """
+    """Starts sampling this host; raises ``HostError`` if that is not possible."""
     access, clock = Access(), Clock()
 
     def add(window: Window) -> None:

@@ -28,16 +28,7 @@ _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 class Address:
     """The address of a table of profiles, with attributes that its samples must have.
 
-    Attributes:
-        host: name or address of the server.
-        port: TCP port of the server's HTTP interface.
-        database: name of the database.
-        table: name of the table of profiles.
-        user: name of the ClickHouse user.
-        password: password of the ClickHouse user.
-        secure: whether to connect with TLS.
-        attributes: attributes that samples must have, as ``NAME=VALUE``.
-        secrets: redacts the passwords in messages.
+    ``port`` is that of the server's HTTP interface. ``attributes`` are ``NAME=VALUE``.
     """
 
     host: str
@@ -63,15 +54,11 @@ class Address:
 
 
 def parse_address(text: str, environ: Mapping[str, str]) -> Address:
-    """Parses the address of a table of profiles.
+    """Parses the address of a table of profiles; only the host is required.
 
-    Args:
-        text: the address; only the host is required.
-        environ: environment variables. ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` are used if
-            the address has no user, so that the password need not appear in the process list.
-
-    Raises:
-        KProfilerError: the address is malformed, or is not valid UTF-8.
+    If the address has no user, ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` in ``environ`` are
+    used, so that the password need not appear in the process list. Raises ``KProfilerError`` if the
+    address is malformed or not valid UTF-8.
     """
     problem = f"{redact_address(text)} is not a ClickHouse address"
     try:

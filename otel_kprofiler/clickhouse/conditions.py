@@ -37,9 +37,7 @@ def literals(texts: Iterable[str]) -> str:
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
     """Yields conditions that hold for all rows matching a filter; ignores the filter's ``kinds``.
 
-    Args:
-        chosen: filter that selects the samples.
-        rows: the table and its time condition, from :func:`queries.rows_between`, for subqueries.
+    ``rows`` is the table and its time condition, from :func:`queries.rows_between`, for subqueries.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")

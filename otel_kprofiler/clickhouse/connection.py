@@ -38,12 +38,8 @@ Row = Sequence[Any]
 class Connection:
     """A connection for queries to a ClickHouse server; not thread-safe.
 
-    Args:
-        address: server, user and database.
-
-    Raises:
-        DependencyError: the client library is not installed.
-        KProfilerError: the server does not respond, or rejects the user.
+    Raises ``DependencyError`` if the client library is not installed, and ``KProfilerError`` if the
+    server does not respond, or rejects the user.
     """
 
     def __init__(self, address: Address) -> None:
@@ -93,11 +89,7 @@ class Connection:
             yield from block
 
     def blocks(self, query: str) -> Iterator[Sequence[Row]]:
-        """Yields the rows of a query, in blocks as the server sends them.
-
-        Raises:
-            KProfilerError: the server rejects the query, or the connection is lost.
-        """
+        """Yields a query's rows in blocks, as the server sends them. Raises ``KProfilerError``."""
         with self._explained(), self._client.query_row_block_stream(query) as stream:
             yield from stream
 

@@ -30,7 +30,6 @@ class Need:
     Attributes:
         resources: names of the Resource attributes to read; None for all.
         samples: names of the sample attributes to read; None for all.
-        links: whether to read the spans.
         stacks: whether to read the stacks; otherwise, only a flag for kernel frames is read.
         times: whether to read all times; otherwise, only the first and the last time of merged
             samples are read.
@@ -70,7 +69,6 @@ def _attributes(*names: str) -> Need:
 
 
 ALL: Final = Need(None, None, links=True, stacks=True, times=True)
-"""The parts needed to write a file, which are all parts of samples."""
 
 PAGE: Final = Need(
     frozenset({*_PROCESS, "host.name", "os.version"}),
@@ -78,7 +76,6 @@ PAGE: Final = Need(
     stacks=True,
     times=True,
 )
-"""The parts needed to draw a flame graph."""
 
 _THREADS: Final = Need(samples=frozenset(_THREAD))
 _PROCESSES: Final = Need(frozenset(_PROCESS), frozenset({"thread.name"}))
@@ -121,11 +118,9 @@ _FILTERS: Final = {
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
     """Returns the parts of samples that a report needs.
 
-    Args:
-        chosen: the filter on samples, which is applied again to the samples that were read.
-        by: name of the grouping; empty for none.
-        of_stacks: whether the report needs stacks regardless of the filter and the grouping,
-            because it selects frames.
+    ``chosen`` is applied again to the samples that were read. ``by`` is the name of the grouping;
+    empty for none. With ``of_stacks``, the report needs stacks in any case, because it selects
+    frames.
     """
     need = Need(stacks=of_stacks)
     if by:

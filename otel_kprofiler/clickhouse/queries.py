@@ -68,7 +68,7 @@ def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a query for each kind's number of samples, and start and end of its profiles."""
+    """Returns a query for the number of samples of each kind, and the extent of its profiles."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "
@@ -86,13 +86,8 @@ def samples(
     the values, times and values. If times are not needed or a step is given, only the first and the
     last time are returned, without values.
 
-    Args:
-        rows: from :func:`rows_between`.
-        conditions: SQL expressions that each row must satisfy.
-        times: range of sample times.
-        need: parts of the samples that are needed.
-        step_ns: length of time steps in nanoseconds, within which samples are also merged; None to
-            keep their times separate.
+    ``rows`` come from :func:`rows_between`. Each row must satisfy the SQL ``conditions``. Samples
+    within a time step of ``step_ns`` are also merged; None keeps their times separate.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # reports omit waits of idle threads by default
     if need.stacks:
@@ -133,8 +128,7 @@ def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
     """Returns a query for the numbers of samples taken and lost, by kind.
 
-    Each row of a window repeats the counts of the whole window, so the query counts each window
-    once.
+    Each row of a window repeats the counts of the whole window, so each window is counted once.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (
@@ -151,10 +145,9 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a subquery for rows with only the sample times within a range, and their values.
+    """Returns a subquery for rows with only the times within a range, and their values.
 
-    A row without times gets the start of its profile as its time, and is left out if its values add
-    up to 0.
+    A row without times gets its profile's start, and is left out if its values add up to 0.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
     all_values = (

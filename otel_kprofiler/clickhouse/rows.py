@@ -55,10 +55,9 @@ class Kind(NamedTuple):
 class RowReader:
     """Converts blocks of rows to windows, sharing equal objects.
 
-    Args:
-        times: time range that the windows cover.
-        stacks: stacks by the numbers in the rows; None if rows only have a flag for kernel code.
-        has_times: whether rows have all sample times; otherwise, they have the first and the last.
+    ``times`` is the time range that the windows cover. ``stacks`` has the stacks by their numbers
+    in the rows; None if rows only have a flag for kernel code. Unless ``has_times``, rows have only
+    the first and the last of their sample times.
     """
 
     def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:
@@ -73,11 +72,7 @@ class RowReader:
         self._rows = 0
 
     def window(self, rows: Sequence[Row]) -> Window:
-        """Converts a block of rows to a window.
-
-        Raises:
-            KProfilerError: there are more samples than fit into memory.
-        """
+        """Converts a block of rows. Raises ``KProfilerError`` if there are too many samples."""
         self._rows += len(rows)
         if self._rows > MAX_ROWS:
             raise KProfilerError(
@@ -167,11 +162,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Approximates times and values of merged samples from count, sum, first and last time.
-
-    Kinds whose values count samples need at most two times; other kinds need a time for each
-    sample.
-    """
+    """Approximates times and values of merged samples from count, sum, first and last time."""
     first, last = ends
     number = min(count, 2) if kind.kind.counts_samples else count
     times = [first] * (number - 1) + [last]

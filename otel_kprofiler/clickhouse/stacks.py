@@ -51,14 +51,11 @@ IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
 )
 NOT_IN_KERNEL: Final = Stack()
-"""Placeholder for stacks that were not read."""
 
 Statuses = tuple[tuple[SideKind, StackStatus], ...]
 
 
 class _Row(NamedTuple):
-    """One function in a stack, as in the table's columns of frames."""
-
     address: int
     function: str
     file: str
@@ -74,7 +71,6 @@ class _Row(NamedTuple):
 
     @property
     def reason(self) -> Unresolved | None:
-        """Returns why the function has no name; None if it has one."""
         if not self.function:
             return Unresolved.NOT_KEPT
         place, _, reason_name = self.function.rpartition(" ")
@@ -156,7 +152,6 @@ def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
 
 
 def _side(row: _Row) -> SideKind:
-    """Returns the side of a user frame."""
     if row.mapping or not row.file:
         return USER_SIDE
     return next((side for side, ends in _SIDES.items() if row.file.endswith(ends)), USER_SIDE)

@@ -31,20 +31,13 @@ _STEPS: Final = 1200
 
 
 class Selection(NamedTuple):
-    """A selection of the samples to read.
-
-    Attributes:
-        chosen: the filter on samples; samples that do not match may be read, too.
-        times: range of sample times.
-    """
+    """A filter and a time range. Samples that do not match the filter may be read, too."""
 
     chosen: Filter
     times: Range
 
 
 class _Found(NamedTuple):
-    """The extent of a sample kind: number of samples, and start and end of their profiles."""
-
     samples: int
     start_ns: int
     end_ns: int
@@ -53,12 +46,8 @@ class _Found(NamedTuple):
 class ProfileStore(AbstractContextManager["ProfileStore"]):
     """A ClickHouse table of profiles; not thread-safe.
 
-    Args:
-        address: server, database and table.
-
-    Raises:
-        DependencyError: the client library is not installed.
-        KProfilerError: the server does not respond.
+    Raises ``DependencyError`` if the client library is not installed, and ``KProfilerError`` if the
+    server does not respond.
     """
 
     def __init__(self, address: Address) -> None:
@@ -78,11 +67,7 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         self._connection.close()
 
     def first_unix_ns(self) -> int:
-        """Returns the Unix time, in nanoseconds, of the table's first sample; 0 if there is none.
-
-        Raises:
-            KProfilerError: the table cannot be read.
-        """
+        """Returns the Unix time of the first sample; 0 if none. Raises ``KProfilerError``."""
         rows = self._connection.rows(queries.first_time(self._table))
         return next((int(row[0]) for row in rows), 0)
 
@@ -90,15 +75,8 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         """Reads the samples of a selection, including some that do not match its filter.
 
         The samples form one window that covers all profiles, or several windows if the period
-        changed.
-
-        Args:
-            selection: the samples to read.
-            need: the parts of samples to read.
-            report: called with a sentence if sample times were merged.
-
-        Raises:
-            KProfilerError: the table cannot be read, or the samples do not fit into memory.
+        changed. ``report`` is called with a sentence if sample times were merged. Raises
+        ``KProfilerError`` if the table cannot be read, or the samples do not fit into memory.
         """
         chosen, times = selection
         rows = queries.rows_between(self._table, times)
@@ -126,7 +104,6 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
     def _find(
         self, rows: str, conditions: Sequence[str], selection: Selection
     ) -> dict[Kind, _Found]:
-        """Returns the extents of the selected sample kinds."""
         query = queries.totals(rows, conditions, selection.times)
         extents = {
             Kind(*kind): _Found(*counts)
@@ -167,7 +144,6 @@ def _as_one_window(
     counted: Mapping[Kind, Mapping[str, int]],
     times: Range,
 ) -> Samples:
-    """Merges the samples of many blocks into one window, whose profiles get the given counts."""
     numbers = {(kind.kind, kind.period): number for number, kind in enumerate(kinds)}
     origins = [
         numbers[origin.profile.kind, origin.profile.period_ns] for origin in samples.tables.origins

@@ -23,11 +23,8 @@ class Receivers(Section):
 class Config(Section):
     """A valid configuration of the agent.
 
-    Attributes:
-        receivers: sources of profiles.
-        exporters: settings of all exporters, including unused ones, by id (``type`` or
-            ``type/name``).
-        service: pipelines, telemetry and limits.
+    ``exporters`` has the settings of all exporters, including unused ones, by id (``type`` or
+    ``type/name``).
     """
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.TOP

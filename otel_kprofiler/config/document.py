@@ -24,8 +24,7 @@ MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
 _QUOTED: Final = re.compile(r"'(.{2,})'")
-"""Matches names of anchors and aliases in ruamel.yaml's messages, but not quoted syntax.
-"""
+"""Matches names of anchors and aliases in ruamel.yaml's messages, but not quoted syntax."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _TYPED: Final = {_TAG + name for name in ("null", "bool", "int", "float")}
@@ -34,12 +33,9 @@ _TEXT: Final = {_TAG + name for name in ("str", "timestamp")}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The position of a value, with 1-based lines and columns.
+    """The 1-based line and column of a key or list item, and of its value.
 
-    Attributes:
-        key: line and column of the key, or for a list item, of the value.
-        value: line and column of the value.
-        env: names of the environment variables that were substituted into the value.
+    ``env`` has the names of the environment variables that were substituted into the value.
     """
 
     key: tuple[int, int]
@@ -49,15 +45,10 @@ class Mark:
 
 @dataclass(slots=True)
 class Document:
-    """The values of a YAML document, their positions, and the document's problems.
+    """The values of a YAML document, their positions by path, and the document's problems.
 
-    Attributes:
-        path: path of the document, for messages.
-        values: plain values of the document.
-        marks: position of each value, by the value's path.
-        problems: errors in the document, in order of detection.
-        describe_key: formats the last key of a path for messages; may hide the key, because an
-            unknown key may be a secret.
+    ``describe_key`` formats a path's last key for messages, or hides it, because an unknown key may
+    be a secret.
     """
 
     path: str

@@ -58,11 +58,8 @@ class Duration(int):
 def parse_duration(value: object) -> Duration:
     """Parse a duration such as ``200ms``, ``1.5h`` or ``1m30s``.
 
-    Rejects negative durations, durations beyond Go's range (about 292 years), and numbers other
-    than 0 without a unit.
-
-    Raises:
-        ValueError: ``value`` is not a duration.
+    Raises ``ValueError`` for anything else: negative durations, durations beyond Go's range (about
+    292 years), and numbers other than 0 without a unit.
     """
     if isinstance(value, Duration):
         return value

@@ -15,7 +15,4 @@ EXPORTERS: Final[dict[str, type[Exporter]]] = {
     "file": File,
     "debug": Debug,
 }
-"""Schemas by exporter type, which is the first part of an id (``type`` or ``type/name``).
-
-The loader, the agent and the generator look up types only in this table.
-"""
+"""Schemas by exporter type, the first part of an id (``type`` or ``type/name``)."""

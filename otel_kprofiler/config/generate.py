@@ -69,7 +69,6 @@ def _summary(model: type[Section]) -> str:
 
 
 def _shown(field: FieldInfo) -> Any:
-    """Returns a field's example if it has one, otherwise its default."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "example" in extra:
         return extra["example"]

@@ -54,14 +54,10 @@ class LoadedConfig:
 
 
 def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
-    """Read and validate a configuration file.
+    """Read and validate a configuration file in UTF-8.
 
-    Args:
-        path: path of the YAML file, which is in UTF-8.
-        environ: environment variables for ``${env:NAME}``.
-
-    Raises:
-        ConfigError: the file is unreadable or invalid; the error lists all problems.
+    ``environ`` has the environment variables for ``${env:NAME}``. If the file is unreadable or
+    invalid, raises ``ConfigError``, which lists all problems.
     """
     try:
         with open(path, "rb") as file:
@@ -82,8 +78,7 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
 def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedConfig:
     """Validate the text of a configuration. ``path`` is used in messages only.
 
-    Raises:
-        ConfigError: the configuration is invalid; the error lists all problems by line.
+    If the configuration is invalid, raises ``ConfigError``, which lists all problems by line.
     """
     document = parse_document(text, path=path, environ=environ, describe_key=_describe_key)
     config = _check(document) if document.marks or not document.problems else None
@@ -94,9 +89,9 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns the last key of a path if it is, or resembles, a key of the schema; else hides it.
+    """Returns a path's last key; hides it unless it resembles a key of the schema.
 
-    Any other key may be a misplaced secret.
+    An unknown key may be a misplaced secret.
     """
     key = str(path[-1])
     if path[-2:-1] == ("headers",):
@@ -110,7 +105,6 @@ def _describe_key(path: Path) -> str:
 
 @functools.cache
 def _all_keys() -> frozenset[str]:
-    """Returns all keys of the schema, and the unsupported keys that related configurations have."""
     keys = {*EXPORTERS, *unsupported_keys.EXPORTERS}
     sections: list[type[Section]] = [Config, *EXPORTERS.values()]
     while sections:
@@ -166,7 +160,6 @@ def _validate(document: Document, model: type[_Model], values: Any, prefix: Path
 
 
 def _explain(document: Document, model: type[Section], prefix: Path, detail: Any) -> None:
-    """Convert an error from pydantic to a problem in the document."""
     inner: Path = detail["loc"]
     at_key = inner[-1:] == ("[key]",)
     inner = inner[:-1] if at_key else inner

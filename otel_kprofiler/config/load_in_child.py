@@ -1,7 +1,7 @@
 """Loads a configuration in a child process.
 
-pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. A child process therefore
-loads them, and the agent keeps only the values.
+pydantic and ruamel.yaml use 25 MB, but are needed for only half a second. Therefore, only a child
+process loads them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class PendingConfig(Generic[T]):
     def get(self) -> T:
         """Wait for the result; logs a warning if every user can read secrets in the file.
 
-        Raises:
-            ConfigError: the file is unreadable or invalid; the error lists all problems.
-            KProfilerError: the child process failed.
+        Raises ``ConfigError`` with all problems if the file is unreadable or invalid, and
+        ``KProfilerError`` if the child process failed.
         """
         content, status = self._wait()
         if status:
@@ -75,8 +74,7 @@ class PendingConfig(Generic[T]):
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     """Read a file in a new interpreter; returns a function that waits for result and exit status.
 
-    The interpreter is isolated (-I) and imports only from this process's paths, not from the
-    working directory, which other users may be able to write to.
+    The interpreter does not import from the working directory, which others may write to.
     """
     paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
     code = (
@@ -94,7 +92,6 @@ def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
 
 
 def _fork(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read a file in a fork of this process; returns a function as :func:`_spawn` does."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -39,7 +39,6 @@ def _count(value: Any) -> Any:
 
 
 def _words(value: Any) -> Any:
-    """Convert a single word to a list."""
     return [value] if isinstance(value, str) else value
 
 

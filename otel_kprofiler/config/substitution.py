@@ -1,7 +1,7 @@
 """Substitutes environment variables in a configuration: ``${env:NAME:-default}``.
 
-Follows the section "Environment variable substitution" of the OpenTelemetry specification,
-"Configuration data model".
+Follows the OpenTelemetry specification, "Configuration data model", section "Environment variable
+substitution".
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, .
 
     ``${NAME}`` and ``${env:NAME}`` become the variable's value, or nothing if the variable is
     unset. ``${NAME:-default}`` uses the default if the variable is unset or empty. ``$$`` becomes
-    ``$``. Inserted text is not expanded again.
-
-    Raises:
-        ValueError: a reference is malformed (``${1BAD}``, ``${file:x}``, ``${NAME:?no}``).
+    ``$``. Inserted text is not expanded again. Raises ``ValueError`` if a reference is malformed
+    (``${1BAD}``, ``${file:x}``, ``${NAME:?no}``).
     """
     names: list[str] = []
 

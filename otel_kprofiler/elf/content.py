@@ -19,9 +19,8 @@ _ELFCOMPRESS_ZLIB, _ELFCOMPRESS_ZSTD = 1, 2
 def read_content(source: Source, section: Section, limit: int) -> bytes:
     """Returns the content of a section; empty for SHT_NOBITS.
 
-    Raises:
-        ElfError: the section has more than ``limit`` bytes, compressed or decompressed, or is
-            damaged.
+    Raises ``ElfError`` if the section is damaged, or has more than ``limit`` bytes, compressed or
+    not.
     """
     if section.kind == SHT_NOBITS:
         return b""
@@ -34,8 +33,7 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
 def unpacked_size(source: Source, section: Section) -> int:
     """Returns the decompressed size of a section, according to its compression header.
 
-    Raises:
-        ElfError: the section is too small for a compression header.
+    Raises ``ElfError`` if the section is too small for a compression header.
     """
     if not section.flags & SHF_COMPRESSED:
         return section.size

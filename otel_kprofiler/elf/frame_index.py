@@ -1,10 +1,9 @@
 """Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
 
-:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. The script imports nothing from
-the package, so that it starts in milliseconds, and needs no privileges. It reads an ELF file from
-standard input; its arguments are the file offset, the size and the address of ``.eh_frame``. It
-writes the search table to standard output. For each function, the table has two 32-bit distances
-from the address of ``.eh_frame``: the distance of the function, and the distance of its FDE.
+:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It imports nothing from the
+package, so that it starts in milliseconds, and needs no privileges. Its arguments are the file
+offset, the size and the address of ``.eh_frame``. For each function, the table has two 32-bit
+distances from the address of ``.eh_frame``: to the function, and to its FDE.
 
     frame_index.py OFFSET SIZE ADDRESS < FILE > TABLE
 """
@@ -20,9 +19,7 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory that the script may use in addition to the interpreter's mappings, in bytes. The script
-holds the section in memory, and 36 bytes for each entry.
-"""
+"""Memory limit besides the interpreter's mappings, for the section and 36 bytes per entry."""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE)
 _RUN: Final = 1 << 16  # entries sorted at once, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
@@ -42,15 +39,10 @@ class Cie(NamedTuple):
 
 
 def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
-    """Builds the search table: for each function, the distances of its code and its FDE.
+    """Builds the search table: the distances of each function and its FDE from ``origin``.
 
-    Args:
-        frames: content of ``.eh_frame``.
-        address: address of ``.eh_frame``.
-        origin: address from which distances are measured.
-
-    Raises:
-        ValueError: an entry is damaged, or has an encoding that compilers do not emit.
+    ``address`` is that of ``.eh_frame``. Raises ``ValueError`` if an entry is damaged, or has an
+    encoding that compilers do not emit.
     """
     cies: dict[int, Cie] = {}
     starts, entries = array("Q"), array("Q")
@@ -98,8 +90,7 @@ def _sort(values: array[int]) -> array[int]:
 def parse_cie(frames: bytes, at: int) -> Cie:
     """Returns the address encoding that the CIE at offset ``at`` declares.
 
-    Raises:
-        ValueError: there is no CIE, it is damaged, or its format is unknown.
+    Raises ``ValueError`` if there is no CIE, it is damaged, or its format is unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
         raise ValueError("an entry has no CIE")
@@ -115,7 +106,7 @@ def parse_cie(frames: bytes, at: int) -> Cie:
 
 
 def _find_encoding(body: bytes) -> int:
-    """Returns the FDE pointer encoding, which is the argument of ``R`` in a CIE's augmentation.
+    """Returns the argument of ``R`` in a CIE's augmentation, the encoding of pointers in FDEs.
 
     Raises ``ValueError`` if the augmentation is damaged.
     """
@@ -148,9 +139,7 @@ def _find_encoding(body: bytes) -> int:
 def main() -> None:
     """Read ``.eh_frame`` from the file on standard input, and write its search table.
 
-    Raises:
-        SystemExit: ``.eh_frame`` is damaged. The exception's value is the reason, which Python
-            prints to standard error.
+    On failure, exits with the reason on standard error.
     """
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()

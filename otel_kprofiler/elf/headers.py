@@ -1,7 +1,7 @@
 """Reads the ELF headers that unwinding and symbolization need.
 
-Only a few hundred bytes of each file are read: ELF header, program headers and notes. pyelftools,
-which is used for kernel files, is too slow when many new binaries start at the same time.
+Only a few hundred bytes of each file are read. pyelftools, which is used for kernel files, is too
+slow when many new binaries start at the same time.
 """
 
 from __future__ import annotations
@@ -44,17 +44,8 @@ MAX_PATH_BYTES: Final = 4096  # PATH_MAX
 class Section(NamedTuple):
     """A section header, with the fields of elf(5) in order.
 
-    Attributes:
-        name: the section's name, without the terminating zero.
-        kind: section type (``SHT_…``).
-        flags: section flags (``SHF_…``).
-        address: SVMA of the section; 0 if the section is not loaded.
-        offset: file offset in bytes.
-        size: length in bytes.
-        link: index of a related section; its role depends on the section type.
-        info: extra information; its meaning depends on the section type.
-        alignment: alignment of the section's address, in bytes.
-        entry_size: size of an entry in bytes; 0 if the section has no entries of a fixed size.
+    ``address`` is 0 if the section is not loaded. ``entry_size`` is 0 if the section has no entries
+    of a fixed size.
     """
 
     name: bytes
@@ -95,14 +86,10 @@ class ElfFile(NamedTuple):
 
 
 def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFile:
-    """Read the ELF header, the program headers and the build id of a file.
+    """Reads the ELF header, the program headers and the build id of a file.
 
-    Args:
-        source: the file's bytes.
-        machine: required machine, as named by uname(2); None for any of ``MACHINES``.
-
-    Raises:
-        ElfError: the source is not an ELF file for code of ``machine``, or the headers are damaged.
+    ``machine`` is a name as in uname(2); None allows any of ``MACHINES``. Raises ``ElfError`` if
+    the headers are damaged, or if this is not an ELF file for the machine.
     """
     code, entry, at, count, section_headers = _read_header(source, machine)
     headers = list(_PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size)))
@@ -113,11 +100,9 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Read the headers of a debug file; omits its segments, which have no bytes in the file.
+    """Reads the headers of a debug file, without its segments, which have no bytes in the file.
 
-    Raises:
-        ElfError: the source is not an ELF file for code of ``machine`` (None: any of ``MACHINES``),
-            or the headers are damaged.
+    Raises ``ElfError`` as :func:`read_elf` does.
     """
     code, entry, _, _, section_headers = _read_header(source, machine)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
@@ -129,10 +114,7 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
 
-    Segments of debug files, which have no bytes, are included.
-
-    Raises:
-        ElfError: the source is not an ELF file, or the headers are damaged.
+    Includes segments of debug files, which have no bytes. Raises ``ElfError``.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
@@ -140,11 +122,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
 
 
 def read_dynamic_linker(source: Source) -> bytes:
-    """Returns the path in the PT_INTERP segment; empty if the program needs no dynamic linker.
-
-    Raises:
-        ElfError: the source is not an ELF file, or the headers are damaged.
-    """
+    """Returns the path in PT_INTERP; empty if there is no dynamic linker. Raises ``ElfError``."""
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
     places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
@@ -157,8 +135,7 @@ def read_dynamic_linker(source: Source) -> bytes:
 def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
     """Returns the file offset of the bytes loaded at an address.
 
-    Raises:
-        ElfError: no segment contains all of the bytes.
+    Raises ``ElfError`` if no segment contains all of the bytes.
     """
     for load in loads:
         if load.address <= address and address + size <= load.address + load.size:
@@ -169,7 +146,7 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:
     """Returns the SVMA of a byte of the file; None if no segment loads it.
 
-    Segments that share a page overlap in the file, so pass only segments that may contain the byte,
+    Segments that share a page overlap in the file, so pass only those that may contain the byte,
     such as ``ElfFile.texts`` for code.
     """
     for offset_of, size, address in segments:
@@ -181,8 +158,7 @@ def find_address(segments: Iterable[Segment], offset: int) -> int | None:
 def read_sections(source: Source, elf: ElfFile) -> list[Section]:
     """Returns all section headers, in file order; empty if the sections have no names.
 
-    Raises:
-        ElfError: the section headers are damaged.
+    Raises ``ElfError`` if the section headers are damaged.
     """
     start, count, names_index = elf.section_headers
     if count > MAX_SECTIONS:
@@ -202,9 +178,8 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
 def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
     """Returns the location of a section by its name, for sections without a program header.
 
-    Raises:
-        ElfError: the section is missing, compressed or not in the file, or the section headers are
-            damaged.
+    Raises ``ElfError`` if the section is missing, compressed or not in the file, or if the section
+    headers are damaged.
     """
     for section in read_sections(source, elf):
         if section.name == name:

@@ -1,4 +1,4 @@
-"""Identifies a user file in OTLP: path, GNU build id, and hash."""
+"""Computes the hash that identifies a user file in OTLP."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ _HASH_BYTES: Final = 16
 def hash_file(source: Source) -> FileId:
     """Returns the file id, ``process.executable.build_id.htlhash`` in OpenTelemetry's data model.
 
-    The hash is the first 16 bytes of SHA-256 over the first 4096 bytes, the last 4096 bytes, and
-    the length as 8 bytes, big-endian. In small files, the first and the last 4096 bytes overlap.
-
-    Raises:
-        ElfError: the file could not be read.
+    The hash is the first 16 bytes of SHA-256 over the first 4096 bytes, the last 4096 bytes (which
+    may overlap), and the length as 8 bytes, big-endian. Raises ``ElfError`` if the file cannot be
+    read.
     """
     size = source.size
     part = min(_PART_BYTES, size)

@@ -1,10 +1,9 @@
 """Reads ELF files as loaded by the dynamic linker, from a process's memory.
 
-The program headers, the dynamic section and its tables are in memory, so neither the file nor its
-section headers are needed. The formats are described in elf(5) and in the System V ABI, chapter 5.
-GNU's hash table is read as binutils writes it, and x86-64 relocations as defined in table 4.9 of
-the x86-64 ABI. The memory is untrusted. All reads are bounded, and anything malformed raises
-:class:`ElfError`.
+The program headers, the dynamic section and its tables are in memory, so the file is not needed.
+Formats: elf(5); System V ABI, chapter 5; GNU's hash table as binutils writes it; and table 4.9 of
+the x86-64 ABI (relocations). The memory is untrusted: all reads are bounded, and anything malformed
+raises :class:`ElfError`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
 Read = Callable[[int, int], bytes]
-"""Function that reads exactly the given number of bytes at a runtime address. Raises ``OSError`` if
-the address is unmapped.
-"""
+"""Reads exactly the given number of bytes at a runtime address. Raises ``OSError`` if unmapped."""
 
 _IDENT: Final = b"\x7fELF\x02\x01\x01"
 _HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -43,10 +40,10 @@ _CHUNK_BYTES: Final = 24 * 64 * 1024
 
 
 class ThreadStorage(NamedTuple):
-    """The PT_TLS segment of a file. Each thread has a copy of this segment.
+    """The PT_TLS segment of a file, of which each thread has a copy.
 
     Attributes:
-        address: SVMA (virtual address in the file) of the initial content.
+        address: SVMA of the initial content.
         size: size of each thread's copy in bytes, without padding.
         alignment: alignment of the copies, in bytes; a power of two.
     """
@@ -57,10 +54,10 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Returns the distance in bytes from a copy to the thread pointer, in an x86-64 executable.
+        """Returns how many bytes a copy is below the thread pointer, in an x86-64 executable.
 
-        The copy lies below the thread pointer, aligned like the segment itself (Drepper, ELF
-        Handling For Thread-Local Storage, section 3.4.6).
+        The copy is aligned like the segment (Drepper, ELF Handling For Thread-Local Storage,
+        3.4.6).
         """
         return self.size + (-self.address - self.size & self.alignment - 1)
 
@@ -107,12 +104,10 @@ class Relocation(NamedTuple):
 
 
 def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
-    """Read the headers and the dynamic section of a file whose first byte is at ``base``.
+    """Reads the headers and the dynamic section of a file whose first byte is at ``base``.
 
-    Raises:
-        ElfError: there is no ELF file for ``machine`` (``e_machine``) at ``base``, or the file is
-            damaged.
-        OSError: the memory cannot be read.
+    Raises ``ElfError`` if there is no ELF file for ``machine`` (``e_machine``), or if it is
+    damaged, and ``OSError`` if the memory cannot be read.
     """
     header = read(base, _HEADER.size)
     if not header.startswith(_IDENT):
@@ -149,15 +144,10 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
 
 
 def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, int] | None:
-    """Find a thread-local variable that a file exports.
+    """Finds a thread-local variable that a file exports; None if there is no such variable.
 
-    Returns:
-        The variable's index in the dynamic symbol table, and its offset in the PT_TLS segment; None
-        if there is no such variable.
-
-    Raises:
-        ElfError: the symbol table or the hash table is damaged.
-        OSError: the memory cannot be read.
+    Returns the variable's index in the dynamic symbol table, and its offset in the PT_TLS segment.
+    Raises ``ElfError`` if a table is damaged, or ``OSError`` if the memory cannot be read.
     """
     symbols, strings = elf.at(_DT_SYMTAB), elf.at(_DT_STRTAB)
     if not elf.storage or symbols is None or strings is None:
@@ -181,9 +171,7 @@ def find_relocations(
 ) -> Iterator[Relocation]:
     """Yields relocations of the types ``kinds`` against ``symbol`` or the file itself (index 0).
 
-    Raises:
-        ElfError: there are too many relocations.
-        OSError: the memory cannot be read.
+    Raises ``ElfError`` if there are too many, or ``OSError`` if the memory cannot be read.
     """
     needles = [struct.pack("<II", kind, number) for kind in kinds for number in {symbol, 0}]
     tables = [(elf.at(_DT_RELA), elf.dynamic.get(_DT_RELASZ, 0))]
@@ -205,7 +193,6 @@ def find_relocations(
 
 
 def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
-    """Yields the indices of the symbols whose GNU hash matches the hash of a name."""
     buckets, first, bloom, _ = _WORDS_4.unpack(read(table, _WORDS_4.size))
     if not buckets:
         return

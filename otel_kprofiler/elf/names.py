@@ -6,11 +6,9 @@ import re
 from typing import Final
 
 MAPPING_SYMBOL: Final = rb"(?:__pi_)?\$[adtx](?:\.[^\0]*)?"
-"""Pattern of the mapping symbols for code (``$x``; ``$a``, ``$t`` on 32 bits) and data (``$d``).
-
-ELF for the Arm 64-bit Architecture (AAELF64), "Mapping symbols", defines ``$x`` and ``$d``, each
-possibly with a suffix after a dot. In kernel code that runs before relocation, mapping symbols have
-the prefix ``__pi_`` (arch/arm64/kernel/pi/Makefile).
+"""Pattern of the mapping symbols for code (``$x``; ``$a``, ``$t`` on 32 bits) and data (``$d``),
+possibly with a suffix (AAELF64, "Mapping symbols"). In kernel code that runs before relocation,
+they have the prefix ``__pi_`` (arch/arm64/kernel/pi/Makefile).
 """
 
 _VERSION: Final = re.compile(rb'@(?<![\0"@]@)(?=@?[A-Za-z_][\w.+-]*(?:\0|\Z))')
@@ -33,8 +31,5 @@ def cut_versions(names: bytes) -> bytes:
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
     version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and
     ``@name``, the character ``@`` is part of the name.
-
-    Args:
-        names: a string table, in which each name ends with ``\0``.
     """
     return _VERSION.sub(b"\0", names) if b"@" in names else names

@@ -20,11 +20,7 @@ class Note(NamedTuple):
 
 
 def parse_notes(data: bytes) -> list[Note]:
-    """Parse the notes in a section.
-
-    A truncated last note is skipped. The GNU note may be at any position; in Linux 6.12, notes of
-    the owners Linux and Xen precede it.
-    """
+    """Parse the notes in a section; a truncated last note is skipped."""
     notes = []
     position = 0
     while position + _HEADER.size <= len(data):

@@ -22,12 +22,7 @@ class ElfProblem(enum.Enum):
 
 
 class ElfError(KProfilerError):
-    """Raised if an ELF file is damaged, unsupported or unreadable.
-
-    Args:
-        problem: the reason why the file cannot be read.
-        detail: further details, for logs; may be empty.
-    """
+    """Raised if an ELF file is damaged, unsupported or unreadable; ``detail`` is for logs."""
 
     def __init__(self, problem: ElfProblem, detail: str = "") -> None:
         super().__init__(f"{problem.value}: {detail}" if detail else problem.value)

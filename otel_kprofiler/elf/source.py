@@ -25,12 +25,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """Reads a file through its descriptor, which the caller closes. Nothing is cached.
-
-    Attributes:
-        fd: descriptor of the file.
-        size: length of the file in bytes.
-    """
+    """Reads a file through its descriptor, which the caller closes. Nothing is cached."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd

@@ -17,12 +17,7 @@ _MAX_TABLE_BYTES: Final = 32 << 20
 
 
 class ElfSymbol(NamedTuple):
-    """The address and size of a symbol.
-
-    Attributes:
-        address: SVMA of the symbol.
-        size: size of the symbol in bytes; 0 if unknown.
-    """
+    """The SVMA of a symbol, and its size in bytes (0 if unknown)."""
 
     address: int
     size: int
@@ -33,8 +28,7 @@ def find_symbols(
 ) -> dict[bytes, ElfSymbol]:
     """Returns defined symbols by name, from ``.dynsym`` or, if none is there, ``.symtab``.
 
-    Raises:
-        ElfError: a symbol table is damaged or too large.
+    Raises ``ElfError`` if a symbol table is damaged or too large.
     """
     for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
         for table in (section for section in sections if section.kind == kind):

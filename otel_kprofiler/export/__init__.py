@@ -1,7 +1,6 @@
 """Exporters of encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
 
-Exporters handle bytes and counts, never stacks; ``otlp`` divides requests for them. Importing this
-package imports neither grpc nor requests; each is imported when its exporter is first used.
+grpc and requests are imported only when one of their exporters is first used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Interface of exporters, with the names and life cycle of OpenTelemetry's exporters.
-
-An exporter handles bytes and counts, not stacks. It receives each
-:class:`~otel_kprofiler.model.Batch` in the form and within the size limit that it declares, and
-returns how many of the samples arrived and why the others did not.
-"""
+"""The interface of exporters, with the names and life cycle of OpenTelemetry's exporters."""
 
 from __future__ import annotations
 
@@ -34,24 +29,19 @@ class ExportOutcome(enum.Enum):
 
 
 class KindResult(NamedTuple):
-    """Outcome of an export for the samples of one kind in a batch.
-
-    Attributes:
-        exported: number of samples that are known to have arrived; a lower bound.
-        lost: number of samples that are not known to have arrived, by cause.
-    """
+    """Outcome of an export for the samples of one kind; ``exported`` is a lower bound."""
 
     exported: int
     lost: Losses
 
 
 class ExportResult(NamedTuple):
-    """Outcome of one export, which accounts for each sample of the batch.
+    """Outcome of an export, which accounts for each sample of the batch.
 
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
         kinds: outcome for the samples of each kind, by the kind's name.
-        message: human-readable message from the receiver or about the failure; may be empty.
+        message: text from the receiver or about the failure; may be empty.
         error_type: the metric attribute ``error.type``, a short value of low cardinality
             (``UNAVAILABLE``, ``503``); empty on success.
     """
@@ -63,12 +53,12 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Returns how many samples, of all kinds, are known to have arrived; a lower bound."""
+        """Returns how many samples of all kinds are known to have arrived; a lower bound."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
     def lost(self) -> Losses:
-        """Returns how many samples, of all kinds, are not known to have arrived, by cause."""
+        """Returns how many samples of all kinds are not known to have arrived, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:
@@ -99,19 +89,14 @@ class ExportResult(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A request with part or all of a batch.
-
-    Attributes:
-        batch: the batch that the request carries.
-        result: the outcome of the request.
-    """
+    """The whole or a part of a batch, sent as one request, with the outcome of the request."""
 
     batch: Batch
     result: ExportResult
 
 
 def sum_results(parts: Sequence[Part]) -> ExportResult:
-    """Combines the results of a batch's parts, of which there is at least one.
+    """Combines the results of one or more parts of a batch.
 
     The outcome is success if any part succeeded. The message and the error type come from the first
     part that lost samples.
@@ -145,17 +130,16 @@ def is_wholly_lost(result: ExportResult) -> bool:
 class ProfileExporter(abc.ABC):
     """Sends batches to one receiver.
 
-    ``export`` is called by one thread at a time; the other methods are thread-safe, even during
-    an ``export``.
+    Only one thread at a time may call ``export``. The other methods are thread-safe, even during an
+    ``export``.
 
     Attributes:
         name: component id for logs and metrics, such as ``otlp_grpc/backup``.
         form: form that batches for this exporter must have.
-        max_bytes: maximum payload size that this exporter sends, in bytes before compression; None
-            for no limit. The exporter lowers it when the receiver rejects smaller requests as too
-            large.
-        attributes: how resource and scope attributes are written in batches for this exporter.
-        unnamed_frames: how frames without a function name are written in batches for this exporter.
+        max_bytes: maximum payload size in bytes before compression; None for no limit. The exporter
+            lowers it when the receiver rejects smaller requests as too large.
+        attributes: how batches for this exporter represent resource and scope attributes.
+        unnamed_frames: how batches for this exporter represent frames without a function name.
     """
 
     name: str
@@ -176,17 +160,14 @@ class ProfileExporter(abc.ABC):
 
     @abc.abstractmethod
     def export(self, batch: Batch) -> ExportResult:
-        """Send a batch; blocks until it has arrived or all retries have failed.
+        """Send a batch, and return when it has arrived or all retries have failed.
 
         Receiver and network failures are results, not exceptions. After ``shutdown``, the result is
         a failure with the cause ``SHUTDOWN``.
         """
 
     def export_parts(self, batch: Batch) -> Sequence[Part]:
-        """Send a batch like :meth:`export`, but return each request separately.
-
-        The batch is split into several requests if the receiver only accepts smaller ones.
-        """
+        """Send a batch like :meth:`export`, divided if the receiver requires smaller requests."""
         return [Part(batch, self.export(batch))]
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
@@ -201,6 +182,5 @@ class ProfileExporter(abc.ABC):
     def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Release all resources; idempotent.
 
-        A wait between attempts ends immediately. A running attempt may take up to the timeout, and
-        is then aborted.
+        A wait between attempts ends immediately. A running attempt is aborted after the timeout.
         """

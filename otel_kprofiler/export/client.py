@@ -1,4 +1,4 @@
-"""Defines OTLP exporter settings, shared by configuration, SDK, commands and transports."""
+"""Settings that the configuration, SDK, commands and transports share for OTLP exporters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ class Signal:
     """An OTLP signal (OTLP specification, "OTLP/gRPC" and "OTLP/HTTP Request").
 
     Attributes:
-        method: gRPC method that exports the signal.
-        path: HTTP path of the signal, below the endpoint.
-        missing: explanation for users if a receiver has no such method or path.
+        missing: explanation for users if a receiver does not know the method or path.
     """
 
     method: str
@@ -57,7 +55,7 @@ class Tls:
         insecure: whether to connect without TLS if the endpoint has no scheme (gRPC only).
         ca_file: path of CA certificates to trust instead of the system's.
         cert_file: path of the client certificate; requires ``key_file``.
-        key_file: path of the client certificate's private key; requires ``cert_file``.
+        key_file: path of the client's private key; requires ``cert_file``.
         insecure_skip_verify: whether to accept any certificate of the receiver (HTTP only).
     """
 
@@ -71,8 +69,7 @@ class Tls:
         """Returns the contents of the CA, certificate and key files; None for files not set.
 
         Raises:
-            ExportError: a file cannot be read, or only one of ``cert_file`` and ``key_file`` is
-                set.
+            ExportError: a file cannot be read, or only one of certificate and key is set.
         """
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(
@@ -114,28 +111,23 @@ class ClientOptions(TypedDict, total=False):
 class ClientSettings:
     """Settings of an OTLP exporter.
 
-    Addresses and headers may contain credentials, so ``repr`` omits them.
+    ``repr`` omits addresses and headers, because they may contain credentials.
 
     Attributes:
-        protocol: ``grpc``, ``http/protobuf`` or ``http/json``.
-        endpoint: address of the receiver. If it is empty, :func:`open_client` uses port 4317 (gRPC)
-            or 4318 (HTTP) on this host. For gRPC, it is ``host:port``, ``http://host:port`` (plain
-            text), ``https://host:port`` (TLS, regardless of ``tls.insecure``), or a target such as
-            ``unix:///path``. Without a scheme, TLS is used unless ``tls.insecure`` is set. The port
-            defaults to 4317, or to 443 for https. For HTTP, it is a base address, to whose path
-            ``/v1development/profiles`` is appended.
+        endpoint: address of the receiver. For gRPC, it is ``host:port``, ``http://host:port``
+            (plain text), ``https://host:port`` (TLS, regardless of ``tls.insecure``), or a target
+            such as ``unix:///path``. Without a scheme, TLS is used unless ``tls.insecure`` is set.
+            The port defaults to 4317, or to 443 for https. For HTTP, ``/v1development/profiles`` is
+            appended to the path of the address. An empty endpoint means port 4317 (gRPC) or 4318
+            (HTTP) on this host; see :func:`open_client`.
         exact: whether ``endpoint`` is used unchanged (HTTP only).
         headers: HTTP headers, or gRPC metadata, of each request.
         tls: TLS settings; for HTTP, the scheme of ``endpoint`` decides whether TLS is used.
-        compression: ``gzip`` or ``none``.
-        proxy_url: ``http://[user:password@]host:port``, which gRPC does not use for receivers in
-            ``NO_PROXY``; empty for no proxy. None selects the environment's proxy for HTTP
+        proxy_url: ``http://[user:password@]host:port``; empty for no proxy. gRPC does not use the
+            proxy for receivers in ``NO_PROXY``. None selects the environment's proxy for HTTP
             (``HTTPS_PROXY``, ``HTTP_PROXY``, ``NO_PROXY``), and no proxy for gRPC.
         timeout_s: time limit for one attempt, including the response, in seconds; > 0.
-        retry: when and for how long to retry; see :class:`RetryPolicy`.
-        max_bytes: maximum request size before compression; None for no limit.
-        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
-        unnamed_frames: how frames without a function name are written.
+        max_bytes: maximum request size in bytes before compression; None for no limit.
         development_version: value of ``otlp-profiles-development-version``; empty to omit it.
     """
 
@@ -155,11 +147,11 @@ class ClientSettings:
 
     @property
     def form(self) -> Form:
-        """Returns the form of the requests, protobuf or JSON."""
+        """Returns the form of the requests."""
         return Form.JSON if self.protocol == "http/json" else Form.PROTOBUF
 
     def checked_headers(self) -> dict[str, str]:
-        """Returns the headers with lower-case names, after validation for both transports.
+        """Returns the headers with lower-case names, validated for both transports.
 
         The headers include ``development_version``, unless it is empty or set in ``headers``.
 
@@ -180,11 +172,7 @@ class ClientSettings:
         return checked
 
     def does_compress(self) -> bool:
-        """Returns whether requests are compressed.
-
-        Raises:
-            ExportError: the compression is unknown.
-        """
+        """Returns whether requests are compressed; raises ``ExportError`` if misconfigured."""
         if self.compression not in {"gzip", "none"}:
             raise ExportError(f"unknown compression {self.compression!r}", hint="use gzip or none")
         return self.compression == "gzip"

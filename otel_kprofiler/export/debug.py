@@ -24,13 +24,7 @@ class Verbosity(enum.Enum):
 
 
 class DebugExporter(ProfileExporter):
-    """Prints a summary of each batch on one line.
-
-    Args:
-        verbosity: the level of detail.
-        out: stream to print to; standard output by default.
-        name: id of the exporter in the configuration.
-    """
+    """Prints a summary of each batch on one line, by default to standard output."""
 
     form = Form.PROTOBUF
     max_bytes = None

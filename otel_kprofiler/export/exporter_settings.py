@@ -1,8 +1,4 @@
-"""Settings of exporters from the configuration, with methods that open the exporters.
-
-Settings are plain values. The process that validates the configuration can therefore pass them on,
-and equal settings mean that an exporter is unchanged.
-"""
+"""Settings of exporters from the configuration, with methods that open the exporters."""
 
 from __future__ import annotations
 
@@ -32,14 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Settings of a queue on disk.
-
-    Attributes:
-        directory: directory of all spools; each exporter has a subdirectory in it.
-        max_bytes: maximum size of an exporter's subdirectory, in bytes.
-        max_age_s: age in seconds at which batches are dropped; 0 means never.
-        fsync: whether to fsync(2) each record, so that batches survive a power failure.
-    """
+    """Settings of a :class:`Spool`; each exporter has a subdirectory in ``directory``."""
 
     directory: str
     max_bytes: int
@@ -58,12 +47,7 @@ class SpoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Settings of a sending queue.
-
-    Attributes:
-        size: maximum number of batches in memory.
-        spool: settings of the spool, which keeps batches on disk; None to keep them in memory only.
-    """
+    """Settings of a sending queue; without a spool, batches are kept in memory only."""
 
     size: int = DEFAULT_QUEUE_SIZE
     spool: SpoolSettings | None = None
@@ -71,30 +55,18 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSettings(ABC):
-    """Settings that all exporters have in common.
-
-    Attributes:
-        queue: settings of the sending queue.
-    """
+    """Settings that all exporters have in common."""
 
     queue: QueueSettings = QueueSettings()
 
     @abstractmethod
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter that has the id ``name`` (``type`` or ``type/name``).
-
-        Raises:
-            ExportError: a file, a certificate or an address is unusable.
-        """
+        """Open the exporter with an id such as ``file/backup``; raises ``ExportError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtlpSettings(ExporterSettings):
-    """Settings for OTLP over gRPC or HTTP.
-
-    Attributes:
-        client: settings of the connection and the requests.
-    """
+    """Settings for OTLP over gRPC or HTTP."""
 
     client: ClientSettings
 
@@ -106,10 +78,7 @@ class OtlpSettings(ExporterSettings):
 def open_client(client: ClientSettings, name: str = "", *, signal: Signal = PROFILES) -> OtlpSender:
     """Import the transport for the client's protocol, and open the exporter.
 
-    Args:
-        client: settings of the connection and the requests.
-        name: component id; empty for the name of the exporter's type.
-        signal: the OTLP signal to send.
+    If ``name`` is empty, the exporter is named after its type.
 
     Raises:
         ExportError: the endpoint, a header, the compression or a TLS file is unusable.

@@ -28,10 +28,7 @@ def export_all(
 ) -> list[Part]:
     """Export batches in order; after a temporary failure, the remaining batches fail unsent.
 
-    Args:
-        exporter: the exporter that sends the batches.
-        batches: batches to send; may be empty.
-        on_export: called after each export; its exceptions are only logged.
+    ``on_export`` is called after each export. Its exceptions are only logged.
     """
     parts: list[Part] = []
     for batch in batches:

@@ -34,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """When to rename a file to the backup ``NAME-TIME.SUFFIX``, and how long to keep backups.
+    """Limits at which a file is renamed to a backup ``NAME-TIME.SUFFIX``, and backups are deleted.
 
     Attributes:
         max_bytes: maximum size of the file in bytes. The file is rotated before a batch that would
             exceed it; 0 means no limit.
         max_age_s: seconds after opening the file at which it is rotated; 0 means never.
-        max_backups: maximum number of backups to keep, the newest ones; 0 means no limit.
+        max_backups: maximum number of backups; the newest are kept. 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
 
@@ -61,12 +61,12 @@ class FileExporter(ProfileExporter):
             is standard output.
         form: JSON lines, or length-prefixed protobuf messages.
         rotation: when to rotate the file; None for never. Only regular files are rotated.
-        attributes: how resource and scope attributes are written; see :class:`AttributeForm`.
-        name: id of the exporter in the configuration.
+        attributes: how resource and scope attributes are written.
+        name: component id for logs and metrics.
         now: returns the Unix time in seconds.
 
     Raises:
-        ExportError: the path cannot be written, or ends in the middle of a protobuf message.
+        ExportError: the path cannot be written, or its content ends within a protobuf message.
     """
 
     max_bytes = None
@@ -108,12 +108,7 @@ class FileExporter(ProfileExporter):
         return self._path
 
     def _open(self, mode: int) -> None:
-        """Open the output file; a new file gets the permissions ``mode``.
-
-        Raises:
-            OSError: the file cannot be opened.
-            ExportError: the existing content cannot be appended to.
-        """
+        """Open the output file; a new file gets the permissions ``mode``."""
         file = AppendedFile(self._path, mode=mode)
         self._opened = self._now()
         try:

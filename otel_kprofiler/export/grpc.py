@@ -1,8 +1,7 @@
 """Sends OTLP over gRPC: ``ProfilesService/Export`` with the bytes of the batch.
 
-Calls are blocking and unary, and use a single channel. grpcio makes such calls without an extra
-thread, and closing the channel aborts them. gRPC's own retries are disabled, because :mod:`.retry`
-retries.
+grpcio makes blocking unary calls without an extra thread, and closing the channel aborts them.
+gRPC's own retries are disabled, because :mod:`.retry` retries.
 """
 
 from __future__ import annotations
@@ -46,17 +45,14 @@ RETRYABLE: Final = frozenset(
         StatusCode.DATA_LOSS,
     }
 )
-"""The codes that the OTLP specification calls retryable; RESOURCE_EXHAUSTED only with RetryInfo."""
+"""The codes that OTLP calls retryable, besides RESOURCE_EXHAUSTED with RetryInfo."""
 _TOO_LARGE: Final = re.compile(
     r"message[ \w]*? larger than max|message exceeds (the )?(configured )?max|larger than max size"
     r"|message length too large|status: 413|(payload|entity) too large",
     re.IGNORECASE,
 )
-"""Matches error messages for requests that are too large.
-
-The alternatives are, in order, for gRPC for Go and the core of C++, Python and Ruby (in either
-direction, before or after decompression); Java and .NET; tonic; and HTTP proxies.
-"""
+"""Matches errors about requests that are too large. The alternatives are, in order, for gRPC for
+Go, C++, Python and Ruby; Java and .NET; tonic; and HTTP proxies."""
 _TOO_LARGE_CODES: Final = frozenset(
     {
         StatusCode.RESOURCE_EXHAUSTED,
@@ -88,7 +84,7 @@ class OtlpGrpcExporter(OtlpSender):
 
     Args:
         endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
-        name: id of the exporter in the configuration.
+        name: component id for logs and metrics.
         signal: the OTLP signal to send.
         options: other settings, by name; see :class:`ClientSettings`.
 
@@ -154,7 +150,6 @@ class OtlpGrpcExporter(OtlpSender):
         return Answer(Verdict.ACCEPTED, "OK", partial.message, partial.rejected)
 
     def _reopen(self) -> None:
-        """Reconnect with renewed certificates, unless the exporter is closed."""
         with self._lock:
             if not self._closed:
                 old, self._channel = self._channel, self._open()
@@ -166,11 +161,7 @@ class OtlpGrpcExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
-    """Returns the gRPC target of an endpoint, and whether to use TLS.
-
-    Raises:
-        ExportError: the endpoint has no host, or more than a host and a port.
-    """
+    """Returns an endpoint's gRPC target, and whether to use TLS; raises ``ExportError``."""
     scheme, separator, _ = endpoint.partition("://")
     if (separator and scheme not in {"http", "https"}) or endpoint.startswith("unix:"):
         return endpoint, not insecure
@@ -192,11 +183,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def _proxy_options(proxy_url: str) -> Options:
-    """Returns the channel options for a proxy; if ``proxy_url`` is empty, for none.
-
-    By default, gRPC would use the environment's proxy, which could read the metadata of requests
-    without TLS.
-    """
+    """Returns options that override the environment's proxy, which could read plain metadata."""
     if not proxy_url:
         return (("grpc.enable_http_proxy", 0),)
     return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy_url))
@@ -234,8 +221,7 @@ def _failed(error: grpc.RpcError) -> Answer:
 def parse_limit(text: str) -> int:
     """Returns the size limit in an error message, in bytes; 0 if the message has none.
 
-    Some messages also contain the size of the request, which is larger than the limit, before or
-    after it.
+    Some messages also contain the size of the request, which is larger than the limit.
     """
     numbers = [int(digits) for digits in re.findall(r"\d{1,18}", text)]
     return min((number for number in numbers if number >= _MIN_LIMIT_BYTES), default=0)
@@ -244,8 +230,7 @@ def parse_limit(text: str) -> int:
 def parse_retry_delay(details: bytes) -> float | None:
     """Returns a ``google.rpc.Status``'s ``RetryInfo`` delay in seconds; None if there is none.
 
-    If the ``RetryInfo`` has a negative delay or no delay, the result is 0, because its presence
-    allows a retry.
+    A ``RetryInfo`` without a positive delay yields 0, because its presence allows a retry.
     """
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415

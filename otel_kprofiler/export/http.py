@@ -1,8 +1,8 @@
 """Sends OTLP over HTTP, with one POST per attempt, in protobuf or JSON.
 
-Receivers are not trusted. Redirects are not followed, and cookies are not stored. Responses are
-read only up to 4 MiB, and are not decompressed while they are read. An exchange that exceeds the
-attempt's time limit is aborted, even if data still trickles in.
+Receivers are not trusted. Redirects are not followed, and cookies are not stored. At most 4 MiB of
+a response are read, without decompression. An exchange that exceeds the attempt's time limit is
+aborted, even if data still arrives.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class OtlpHttpExporter(OtlpSender):
     """Sends protobuf or JSON batches over HTTP.
 
     Args:
-        endpoint: address of the receiver, or a :class:`ClientSettings` with all settings.
-        form: encoding of the requests; by default protobuf, or as set in the settings.
-        name: id of the exporter in the configuration.
-        signal: the OTLP signal to send.
+        endpoint: address of the receiver, or a :class:`ClientSettings` with all settings, including
+            ``form`` and ``exact``.
+        form: form of the requests.
         exact: whether to use ``endpoint`` unchanged, without the signal's path.
+        name: component id for logs and metrics.
+        signal: the OTLP signal to send.
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
@@ -190,11 +191,7 @@ class OtlpHttpExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | None]:
-    """Returns the endpoint with ``path`` but without credentials, and the credentials.
-
-    Raises:
-        ExportError: the endpoint is not an http or https address with a host.
-    """
+    """Returns the address with ``path``, and its credentials separately; raises ``ExportError``."""
     try:
         url = urlsplit(endpoint)
         usable = url.scheme in {"http", "https"} and bool(url.hostname)
@@ -213,12 +210,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
 
 
 def _read_body(response: requests.Response) -> Body:
-    """Returns a response's body as sent, or a problem if the body exceeds the size limit.
-
-    Raises:
-        requests.RequestException, urllib3.exceptions.HTTPError: the connection ends before
-            the body is complete.
-    """
+    """Returns a response's body as sent, or a problem if the body exceeds the size limit."""
     content = bytearray()
     # Read once more after the end: only this detects a truncated response.
     while chunk := response.raw.read(65536, decode_content=False):

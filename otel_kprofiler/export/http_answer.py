@@ -1,8 +1,7 @@
 """Interprets the status and the body of responses from OTLP/HTTP receivers.
 
-The status decides whether the request was accepted. The response to an accepted request may lack a
-body or the headers that describe it. If the body cannot be read, a partial success is missed, but
-the request still counts as accepted.
+The status alone decides whether a request was accepted. If the body of the response to an accepted
+request cannot be read, a partial success is missed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from otel_kprofiler.model import Form
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
 """The statuses that the OTLP specification calls retryable, besides failures to connect."""
 CONTENT_TYPES: Final = {Form.PROTOBUF: "application/x-protobuf", Form.JSON: "application/json"}
-"""Content types of requests, by form."""
 _FORMS: Final = {
     "application/x-protobuf": Form.PROTOBUF,
     "application/protobuf": Form.PROTOBUF,
@@ -36,21 +34,14 @@ _FORMS: Final = {
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
-"""Matches error messages for requests that are too large, with a status other than 413.
-
-A Collector answers with 400 and the error from Go's ``http.MaxBytesReader``.
-"""
+"""Matches error messages about too large requests, for statuses other than 413. A Collector answers
+with 400 and the error of Go's ``http.MaxBytesReader``."""
 _GZIP_WINDOW_BITS: Final = 47
 """Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""
 
 
 class Body(NamedTuple):
-    """The body of a response.
-
-    Attributes:
-        content: the bytes of the body; empty if there is a problem.
-        problem: the reason why the body could not be received or decoded; empty on success.
-    """
+    """The body of a response; empty, with a ``problem``, if it was not received or decoded."""
 
     content: bytes
     problem: str = ""
@@ -62,14 +53,7 @@ def is_delivered(status: int) -> bool:
 
 
 def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
-    """Interpret an HTTP response.
-
-    Args:
-        status: HTTP status code.
-        headers: response headers, case-insensitive.
-        body: body of the response.
-        form: form of the request, tried first for a body without a known content type.
-    """
+    """Interprets an HTTP response; ``form`` is tried first for bodies of unknown content type."""
     name = str(status)
     content, problem = _decode(headers, body)
     if is_delivered(status):
@@ -123,11 +107,7 @@ def _content_type(headers: Mapping[str, str]) -> str:
 
 
 def parse_partial_success_json(content: bytes) -> PartialSuccess:
-    """Returns the partial success of an ``ExportProfilesServiceResponse`` in JSON.
-
-    Raises:
-        ValueError: ``content`` is not such a message.
-    """
+    """Parses an ``ExportProfilesServiceResponse`` in JSON; raises ``ValueError``."""
     try:
         partial = json.loads(content).get("partialSuccess") or {}
         # OTLP's JSON writes 64-bit integers as strings; receivers must accept numbers too.
@@ -166,10 +146,7 @@ def _explanation(headers: Mapping[str, str], content: bytes) -> str:
 def parse_retry_after(value: str, now_unix_s: float) -> float | None:
     """Returns the delay of ``Retry-After`` in seconds (RFC 9110 section 10.2.3); None if invalid.
 
-    Args:
-        value: a number of seconds, or an HTTP date.
-        now_unix_s: current Unix time in seconds, from which the delay until a date is computed; the
-            delay is 0 if the date is in the past.
+    ``value`` is a number of seconds, or an HTTP date. A date in the past yields 0.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():

@@ -25,7 +25,7 @@ def sum_kinds(losses: Iterable[LossesByKind]) -> dict[str, dict[LossCause, int]]
 
 
 class EarlierCounts(NamedTuple):
-    """The number of samples that earlier runs put in a spool, and their losses, by cause."""
+    """The samples of one kind that earlier runs spooled, and how many were lost, by cause."""
 
     samples: int
     lost: Losses
@@ -41,12 +41,11 @@ class QueueCounts(NamedTuple):
         queued: samples that are waiting or being exported.
         batches: number of batches that are waiting or being exported; 0 in the counts of one kind,
             because a batch may have samples of several kinds.
-        queued_bytes: size of all batches counted in ``batches``, in bytes; 0 in the counts of one
-            kind.
+        queued_bytes: size of these batches in bytes; 0 in the counts of one kind.
         carried: samples that earlier runs left in the spool.
         carried_lost: the samples among ``lost`` that earlier runs took, by cause.
         kinds: counts of each kind, by name; empty in the counts of one kind.
-        earlier: counts of the samples that all earlier runs put in the spool, by kind; None in the
+        earlier: counts of all samples that earlier runs put in the spool, by kind; None in the
             counts of one kind, or if there is no spool.
     """
 
@@ -79,14 +78,14 @@ class _Ledger:
 
 
 class Ledgers:
-    """The ledgers of a sending queue, one for each sample kind. Not thread-safe."""
+    """The sample counts of a sending queue, by kind. Not thread-safe."""
 
     def __init__(self, *, is_spooled: bool = False) -> None:
         self._kinds: defaultdict[str, _Ledger] = defaultdict(_Ledger)
         self._earlier: dict[str, EarlierCounts] | None = {} if is_spooled else None
 
     def begin(self, earlier: Mapping[str, int], lost: LossesByKind) -> None:
-        """Set the numbers of samples that earlier runs spooled and lost, by kind."""
+        """Set how many samples earlier runs spooled and lost, by kind."""
         self._earlier = {
             kind: EarlierCounts(count, lost.get(kind, {})) for kind, count in earlier.items()
         }

@@ -1,9 +1,8 @@
 """Reads the environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
 
-Each variable is looked up as ``OTEL_EXPORTER_OTLP_PROFILES_X``, then as ``OTEL_EXPORTER_OTLP_X``;
-an empty value counts as unset. Variables have the same meaning as for Python's other OTLP
-exporters, so ``TIMEOUT`` is in seconds and covers all attempts for a batch, and the default
-protocol is grpc.
+Variables with ``PROFILES_`` take precedence, and an empty value counts as unset. Variables mean the
+same as for Python's other OTLP exporters: ``TIMEOUT`` is in seconds and covers all attempts for a
+batch, and the default protocol is grpc.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _PATH: Final = "v1development/profiles"
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
-    """Returns an exporter's settings, as given by the environment variables.
-
-    Raises:
-        ConfigError: one or more variables have invalid values; the error lists all of them.
-    """
+    """Returns the settings in the environment; raises ``ConfigError`` with all problems."""
     problems: list[ConfigProblem] = []
 
     def text(option: str) -> tuple[str, str]:
@@ -104,12 +99,9 @@ def exporter_from_environment(
 ) -> OtlpSender:
     """Create an OTLP exporter from the environment.
 
-    Args:
-        address: address of the receiver, which overrides the endpoint from the environment:
-            ``grpc://host:port`` (plain text), ``grpcs://host:port`` (TLS), or ``http://`` or
-            ``https://`` for OTLP over HTTP. For HTTP, the signal's path is appended unless the
-            address ends with it.
-        environ: environment variables by name.
+    ``address`` overrides the endpoint from the environment. It is ``grpc://host:port`` (plain
+    text), ``grpcs://host:port`` (TLS), or an ``http://`` or ``https://`` address for OTLP over
+    HTTP. For HTTP, the signal's path is appended unless the address ends with it.
 
     Raises:
         ConfigError: a variable has an invalid value, or the address has an unsupported form.

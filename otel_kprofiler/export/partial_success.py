@@ -6,23 +6,14 @@ from typing import NamedTuple
 
 
 class PartialSuccess(NamedTuple):
-    """The rejected part of an accepted request (OTLP specification, "Partial Success").
-
-    Attributes:
-        rejected: number of rejected profiles.
-        message: the receiver's reason for the rejection, or a warning; may be empty.
-    """
+    """The rejected part of an accepted request (OTLP specification, "Partial Success")."""
 
     rejected: int = 0
     message: str = ""
 
 
 def parse_partial_success(response: bytes) -> PartialSuccess:
-    """Returns the partial success of a serialized ``ExportProfilesServiceResponse``.
-
-    Raises:
-        ValueError: ``response`` cannot be parsed as such a message.
-    """
+    """Parses a serialized ``ExportProfilesServiceResponse``; raises ``ValueError``."""
     # Recognize full success, with ``partial_success`` absent or empty, without loading protobuf.
     if response in (b"", b"\x0a\x00"):
         return PartialSuccess()

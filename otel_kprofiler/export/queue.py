@@ -2,7 +2,7 @@
 
 Batches wait in memory, or in a :class:`~otel_kprofiler.export.spool.Spool` that outlives the
 process. Producers never wait for a receiver. A full queue drops its oldest batches and counts their
-samples. The counts are exact at every instant, for each kind of sample:
+samples. The counts are exact at every instant, for each kind of sample::
 
     accepted + carried = exported + all lost + queued
 
@@ -42,20 +42,16 @@ _log = logging.getLogger(__name__)
 
 
 OnLost = Callable[[Batch, LossCause], None]
-"""Function that is called with a lost batch and the cause of the loss."""
 
 
 class _Held(NamedTuple):
     """A waiting batch, in memory or in the spool.
 
     Attributes:
-        number: consecutive number of the batch in the queue.
         samples: number of samples that are neither exported nor lost yet, by kind.
-        size: size of the encoded batch, in bytes.
         batches: the batch, or its undelivered parts, if in memory; otherwise empty.
-        stored: location of the batch in the spool.
         lost: samples of the batch lost so far, by kind and cause.
-        carried: whether the batch was left by an earlier run.
+        carried: whether an earlier run left the batch.
     """
 
     number: int
@@ -119,7 +115,7 @@ class ExportQueue:
         """Add a batch; returns False if it was counted as lost because of shutdown.
 
         Waits for the disk if there is a spool, but never for the exporter. Only one thread may call
-        this method. ``rest`` counts the samples, by kind, in later batches of the same window.
+        this method. ``rest`` counts the samples in later batches of the same window, by kind.
         """
         with self._changed:
             if self._closing:
@@ -132,8 +128,8 @@ class ExportQueue:
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
         """Switch to a new exporter of the same form, which also gets all waiting batches.
 
-        The old exporter is shut down in the background; a batch that it therefore abandons goes to
-        the new exporter.
+        The old exporter is shut down in the background. A batch that it abandons goes to the new
+        exporter.
         """
         with self._changed:
             old, self.exporter, self._size = self.exporter, exporter, max(size, 1)
@@ -146,7 +142,7 @@ class ExportQueue:
             self._ledgers.lose(samples, cause)
 
     def counts(self) -> QueueCounts:
-        """Returns a consistent snapshot of the numbers of samples and batches."""
+        """Returns a consistent snapshot of the counts."""
         with self._changed:
             held = [*self._waiting, *([self._in_flight] if self._in_flight else [])]
             size = sum(batch.size for batch in held)
@@ -166,18 +162,15 @@ class ExportQueue:
         timeout_millis: float = 30_000,
         final_request: Callable[[], Batch | None] | None = None,
     ) -> None:
-        """Export queued batches until the timeout, then end the worker.
+        """Export queued batches until the timeout, then end the worker. Idempotent.
 
-        Remaining batches stay in the spool, or count as lost by ``shutdown`` if they are in memory.
-        If there is a spool, the shutdown does not wait for an unreachable receiver. Aborting the
-        exporter may take a second longer than the timeout. Idempotent. Batches put later count as
-        lost by ``shutdown``.
+        Remaining batches stay in the spool. Batches in memory, and batches put later, count as lost
+        by ``shutdown``. If there is a spool, the shutdown does not wait for an unreachable
+        receiver. Aborting the exporter may take a second longer than the timeout.
 
-        Args:
-            timeout_millis: time limit for the whole shutdown.
-            final_request: builds a request without samples that reports losses, or returns None if
-                they have been reported already. It is called after the running export, and if there
-                is a spool, once more at the very end.
+        ``final_request`` builds a request without samples that reports losses, or returns None if
+        they have been reported already. It is called after the running export, and if there is a
+        spool, once more at the very end.
         """
         timeout_s = timeout_millis / 1000
         deadline = time.monotonic() + timeout_s
@@ -285,7 +278,6 @@ class ExportQueue:
         return stored
 
     def _note_storage(self, error: str, consequence: str = "") -> None:
-        """Log when writes to the spool begin to fail, and when they succeed again."""
         last_error, self._storage_error = self._storage_error, error
         if error and error != last_error:
             _log.warning(
@@ -322,7 +314,6 @@ class ExportQueue:
         return [held for held in self._waiting if not held.stored]
 
     def _drop(self, dropped: Sequence[_Held], cause: LossCause) -> None:
-        """Remove waiting batches and count them as lost."""
         if dropped and cause not in {LossCause.SHUTDOWN, *self._dropping}:
             _log.warning("%s: %s: the oldest data is dropped", self.exporter.name, cause.value)
         numbers = {held.number for held in dropped}

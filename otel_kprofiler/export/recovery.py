@@ -33,12 +33,9 @@ _BLOCK_BYTES: Final = 4096
 MAX_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """Size above which a spool starts a new segment, in bytes."""
 _MAX_READ_BYTES: Final = MAX_SEGMENT_BYTES + HEADER_BYTES + MAX_BODY_BYTES
-"""Maximum size of a segment that a spool writes: the limit less a byte, plus the longest record.
-"""
+"""Maximum size of a segment that a spool writes, which may exceed the limit by one record."""
 _EARLIEST_S: Final = 1_600_000_000
-"""A Unix time in 2020, in seconds. A wall clock that shows an earlier time has not been set, so the
-age of batches is unknown.
-"""
+"""A Unix time in 2020. If the wall clock shows an earlier time, it has not been set."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +44,8 @@ class Stored(NamedTuple):
     """A batch in the spool.
 
     Attributes:
-        number: consecutive number of the batch.
-        samples: number of samples in the batch, by kind.
         size: size of the batch's record in the segment, in bytes.
         since_s: monotonic time of the append, in seconds.
-        segment: number of the segment that contains the batch.
         offset: position of the batch's record in the segment, in bytes.
     """
 
@@ -74,32 +68,20 @@ def has_segments(directory: PrivateDirectory) -> bool:
 
 
 class Recovery:
-    """Reads all segments of a directory, oldest first.
+    """Reads all segments of a spool's directory, oldest first.
 
-    Segments written by other versions are renamed to ``NUMBER.spool.aside``; their samples are not
-    delivered, and count neither as recovered nor as lost. Anything that is not a regular file
-    owned by this user is left unchanged.
-
-    Args:
-        directory: the spool's directory.
-        now_s: the current monotonic time, in seconds.
-
-    Raises:
-        OSError: the directory cannot be listed.
+    Segments written by other versions are renamed to ``NUMBER.spool.aside``. Their samples are not
+    delivered, and count neither as recovered nor as lost. Anything that is not a regular file owned
+    by this user is left unchanged. Raises ``OSError`` if the directory cannot be listed.
 
     Attributes:
         totals: the latest totals recorded in the segments.
-        waiting: undelivered batches, oldest first.
         last: the highest batch number in use; new batches get higher numbers.
         sizes: size of each segment in bytes, by segment number.
         damaged: number of samples that are neither settled nor readable, by kind. These are the
             samples of damaged batches, and the samples of the last window that were not appended
             before the process was killed.
-        earlier: number of samples of all earlier runs, by kind.
-        earlier_lost: number of samples among ``earlier`` that were lost, by kind and cause.
-        unknown_since_unix_ns: 0 if the log is complete. Otherwise, the number of samples taken
-            after this time is unknown, because the end of the log is missing; 1 if the time is
-            unknown, too.
+        waiting, earlier, earlier_lost, unknown_since_unix_ns: see :class:`~.spool.Spool`.
     """
 
     def __init__(self, directory: PrivateDirectory, now_s: float) -> None:
@@ -163,7 +145,6 @@ class Recovery:
             self._aside.append((aside_from, unpack_totals(opening.body).appended))
 
     def _count_aside(self) -> SampleCounts:
-        """Returns the number of unsettled samples in segments set aside, by kind."""
         aside = SampleCounts()
         for aside_from, through in self._aside:
             aside += through - (aside_from | self.totals.done)
@@ -206,7 +187,7 @@ class Recovery:
         return batches
 
     def _apply(self, record: Record, segment: int) -> Stored | None:
-        """Update the totals from a record; returns the record's batch; None for other records."""
+        """Update the totals from a record, and return its batch; None if the record has none."""
         if record.kind != Kind.BATCH:
             if record.kind not in (Kind.MARK, Kind.CLOSE):
                 raise ValueError(f"unknown kind {record.kind}")
@@ -248,8 +229,7 @@ class Recovery:
 def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
     """Returns a segment's content, with zeros for unreadable blocks, and the size of its file.
 
-    Omits data that no spool writes: holes at the end, and everything beyond the maximum size of a
-    segment.
+    Omits data that no spool writes: holes at the end, and anything beyond the maximum segment size.
     """
     fd = directory.open(name, os.O_RDONLY)
     blocks = []

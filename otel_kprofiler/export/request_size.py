@@ -7,9 +7,7 @@ import time
 from typing import Final
 
 MIN_LEARNED_BYTES: Final = 64 * 1024
-"""Minimum size limit for encoding windows, in bytes, whatever receivers reject. Batches are divided
-further if necessary.
-"""
+"""Minimum size limit for encoding windows, in bytes; batches may be divided further."""
 TRY_LARGER_S: Final = 60
 """Time until a larger request is sent to test whether the receiver accepts it, in seconds."""
 
@@ -50,14 +48,10 @@ class RequestSize:
             self.forget()
 
     def refuse(self, size: int, limit: int) -> int:
-        """Learn from a request rejected for its size.
+        """Learn from a request that was rejected for its size.
 
-        Args:
-            size: size of the request in bytes.
-            limit: maximum request size reported by the receiver; 0 if it reports none.
-
-        Returns:
-            The maximum size of the parts into which to divide the request, in bytes.
+        ``limit`` is the maximum request size that the receiver reported; 0 if it reported none.
+        Returns the maximum size in bytes of the parts into which to divide the request.
         """
         aim = limit if 0 < limit < size else max(size // 2, 1)
         if self.aim is None or aim < self.aim:

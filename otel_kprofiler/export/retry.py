@@ -46,14 +46,12 @@ class Answer(NamedTuple):
     """The result of one attempt to send a batch.
 
     Attributes:
-        verdict: how to proceed.
         status: a gRPC code, an HTTP status, or an error's name.
         message: the receiver's or the library's explanation.
         rejected_profiles: number of profiles in an accepted request that the receiver rejected.
         delay_s: minimum wait that the receiver requested before the next attempt, in seconds.
+        unreadable: why the response to an accepted request could not be read; empty if it was read.
         max_bytes: maximum request size reported by the receiver; 0 if it reports none.
-        unreadable: why the response to an accepted request could not be read; empty if it could be
-            read.
     """
 
     verdict: Verdict
@@ -107,14 +105,9 @@ def attempt_until_settled(
 ) -> tuple[Answer, LossCause | None]:
     """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
-    Args:
-        attempt: sends the batch once, within the given number of seconds.
-        policy: how often and how long to retry.
-        timeout_s: upper bound for one attempt.
-        stop: when set, ends a wait immediately.
-
-    Returns:
-        The last response, and the cause of the loss unless the batch was accepted.
+    ``attempt`` sends the batch once, within the number of seconds that is passed to it, at most
+    ``timeout_s``. Returns the last response, and the cause of the loss unless the batch was
+    accepted.
     """
     started = time.monotonic()
     failures = 0

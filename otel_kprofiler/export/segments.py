@@ -1,11 +1,10 @@
 """Reads and writes spool segments: checksummed records after a magic number.
 
-A segment consists of :data:`MAGIC` and records. A record consists of a CRC-32 of the rest of the
-record (4 bytes), the length of the body (4), the kind (1) and the body. All integers are
-little-endian. The body of a batch consists of its number (8), the length of its head (4), the head
-and the payload. The head of a batch and the bodies of all other records are JSON; see
-:func:`pack_batch` and :class:`Totals`. Samples are counted by the name of their kind. Readers
-validate everything. Damage to one record does not affect the others.
+A record consists of a CRC-32 of the rest of the record (4 bytes), the length of the body (4), the
+kind (1) and the body. All integers are little-endian. The body of a batch consists of its number
+(8), the length of its head (4), the head and the payload. The head of a batch and the bodies of all
+other records are JSON; see :func:`pack_batch` and :class:`Totals`. Samples are counted by the name
+of their kind. Damage to one record does not affect the others.
 """
 
 from __future__ import annotations
@@ -34,14 +33,10 @@ _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Matches possible headers: the high byte of a length, a kind, and the start of the totals'
-JSON.
-"""
+"""Matches a possible header: the high byte of a length, a kind, and the brace before totals."""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
-"""Limit on bytes checksummed in a damaged segment, as a multiple of the segment's size. The first
-candidate is usually the next record, unless payloads contain many bytes that look like headers.
-"""
+"""Limit on bytes checksummed in a damaged segment, as a multiple of the segment's size."""
 
 HEADER_BYTES: Final = _HEADER.size
 
@@ -73,8 +68,6 @@ class StoredBatch(NamedTuple):
     Attributes:
         number: position of the batch in the spool; ascending, never reused.
         before: samples appended before the batch, by kind.
-        put_unix_ns: Unix time at which the batch was appended.
-        batch: the batch that the exporter sends.
         rest: samples in later batches of the same window, by kind.
     """
 
@@ -172,9 +165,7 @@ def find_other_version(data: bytes) -> str:
 def find_records(data: bytes, segment: int) -> Iterator[Record]:
     """Yields all intact records of a segment in order, skipping damage between them.
 
-    Args:
-        data: the whole segment.
-        segment: the number in the segment's name, which is the lowest number of its batches.
+    ``segment`` is the number in the segment's name, which is the lowest number of its batches.
     """
     at = len(MAGIC) if data.startswith(MAGIC) else 0
     budget = _MAX_CHECKED * len(data)
@@ -227,11 +218,7 @@ def pack_batch(stored: StoredBatch) -> bytes:
 
 
 def unpack_batch(body: bytes) -> StoredBatch:
-    """Inverts :func:`pack_batch`.
-
-    Raises:
-        ValueError: the body is not in this version's format.
-    """
+    """Inverts :func:`pack_batch`; raises ``ValueError`` if the format differs."""
     if len(body) < _BATCH.size:
         raise ValueError("the batch is too short")
     number, length = _BATCH.unpack_from(body)
@@ -255,11 +242,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
 
 
 def unpack_totals(body: bytes) -> Totals:
-    """Inverts :meth:`Totals.pack`; unknown keys are ignored.
-
-    Raises:
-        ValueError: the body is not in this version's format.
-    """
+    """Inverts :meth:`Totals.pack`, ignoring unknown keys; raises ``ValueError``."""
     if len(body) > _MAX_TOTALS_BYTES:
         raise ValueError("the totals are too long")
     values = _load(body)

@@ -1,4 +1,4 @@
-"""The common base of the OTLP exporters: retries, accounting, life cycle."""
+"""The common base of the OTLP exporters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def user_agent() -> str:
-    """Returns the user agent: the product, then the exporter, as the OTLP specification says."""
+    """Returns the user agent: product, then exporter, as the OTLP specification requires."""
     from opentelemetry.proto.version import __version__ as otlp_version  # noqa: PLC0415
 
     return f"otel-kprofiler/{__version__} OTel-OTLP-Exporter-Python/{otlp_version}"
@@ -48,8 +48,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     **Partial success.** A receiver reports how many *profiles* it rejected, but not which ones. For
     n rejected profiles, the samples of the n largest profiles of each kind are counted as
-    ``rejected``, so ``exported`` is a lower bound for each kind (exact if none or all are rejected,
-    or if the batch has one profile). The rejected part is never resent.
+    ``rejected``. ``exported`` is therefore a lower bound for each kind. It is exact if none or all
+    profiles are rejected, or if the batch has one profile. The rejected part is never resent.
 
     **Size.** A batch rejected for its size is divided until the receiver accepts the parts.
     ``max_bytes`` is lowered to the size of the parts, and later batches are divided to that size
@@ -58,10 +58,6 @@ class OtlpSender(ProfileExporter, abc.ABC):
     are sent undivided for a minute.
 
     Args:
-        name: id of the component in the configuration.
-        settings: the settings that both transports share, such as form, size limit, time limit and
-            retries.
-        signal: the OpenTelemetry signal that is sent, such as profiles.
         endpoint: the receiver's address without credentials, for messages.
         secrets: texts that are redacted in all messages from receivers and libraries.
     """
@@ -174,7 +170,6 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return parts
 
     def _send(self, batch: Batch) -> tuple[Answer, LossCause | None]:
-        """Send a request, with retries."""
         if self._stop.is_set():
             answer = Answer(Verdict.RETRY, LossCause.SHUTDOWN.value, "already shut down")
             return answer, LossCause.SHUTDOWN
@@ -203,9 +198,8 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def send_once(self, request: bytes, timeout_s: float) -> Answer:
         """Send a request once, without counting or logging it.
 
-        Args:
-            request: a request without samples, in this exporter's form.
-            timeout_s: time limit in seconds, at most the time limit of an attempt.
+        ``request`` is a request without samples, in this exporter's form. ``timeout_s`` is in
+        seconds; the time limit of an attempt also applies.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))
@@ -262,7 +256,6 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return "".join(char if char.isprintable() else " " for char in text)
 
     def _warn_unreadable(self, problem: str) -> None:
-        """Log once that partial success cannot be read from this receiver's responses."""
         if problem:
             text = (
                 f"accepts data, but its response is unreadable: {problem}; whether it rejects parts"
@@ -270,7 +263,6 @@ class OtlpSender(ProfileExporter, abc.ABC):
             self._note_once("unreadable", f"{text} of requests is unknown")
 
     def _note_once(self, key: str, text: str) -> None:
-        """Log a warning once per key and exporter."""
         if key not in self._noted:
             self._noted.add(key)
             subject = {"subject": f"{self.name} {key}"}
@@ -291,10 +283,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         )
 
     def find_outage(self) -> str:
-        """Returns the last retryable failure, the number of failed attempts and their duration.
-
-        Returns an empty string if there is no outage.
-        """
+        """Returns the last retryable failure and the outage's duration; empty if there is none."""
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
@@ -323,8 +312,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 def speaks_no_tls(message: str) -> bool:
     """Returns whether a TLS handshake failed because the peer answered in plain text.
 
-    OpenSSL and BoringSSL report a wrong version number, because the first bytes are not a TLS
-    record.
+    OpenSSL and BoringSSL take the first bytes for a TLS record with a wrong version number.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 
@@ -359,8 +347,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
 
-    Does nothing unless the OpenTelemetry API is loaded. If it is not, nothing creates spans, and
-    loading it would only take memory.
+    Does not load the OpenTelemetry API: if it is not loaded, nothing creates spans.
     """
     if "opentelemetry.context" not in sys.modules:
         yield

@@ -1,11 +1,10 @@
 """Keeps batches on disk, in a segmented append-only log that survives truncation at any byte.
 
-SQLite is not suitable. In WAL mode, it cannot read a truncated main file, its deletes cost as much
-as writes, and its fsyncs take two to four times the CPU time.
+SQLite is not suitable: in WAL mode, it cannot read a truncated main file.
 
 A segment is a file ``NUMBER.spool``, named after the lowest batch number that it may hold.
-:mod:`otel_kprofiler.export.segments` describes its format. A process always starts a new segment,
-so nothing is ever written after a damaged record.
+:mod:`otel_kprofiler.export.segments` describes its format. Each process starts a new segment, so
+nothing is ever written after a damaged record.
 
 - A *batch* record contains a batch, its number, and the samples appended before it, by kind.
 - A *mark* contains the number of the last settled batch, and the totals at that time. Each segment
@@ -15,7 +14,7 @@ so nothing is ever written after a damaged record.
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
 Anything removed from an open spool, even its directory, is recreated on the next write. The current
-segment is restored completely. Losses in other segments are detected when those segments are read.
+segment is restored completely. Losses in other segments are detected when they are read.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ _log = logging.getLogger(__name__)
 class Spool:
     """The spool of one exporter, open in one process at a time. Thread-safe.
 
-    If the disk is full or read-only at startup, every :meth:`append` tries to open the spool;
-    batches of earlier runs appear in ``waiting`` when that succeeds.
+    If the disk is full or read-only at startup, every :meth:`append` tries to open the spool.
+    Batches of earlier runs appear in ``waiting`` when that succeeds.
 
     Args:
         directory: the spool's directory; created with mode 0700 if missing.
@@ -84,16 +83,16 @@ class Spool:
         now: returns the monotonic time, in seconds.
 
     Raises:
-        ExportError: the directory is unusable, writable by other users, or open in another
-            process.
+        ExportError: the directory is unusable, writable by other users, or open in another process.
 
     Attributes:
         waiting: undelivered batches of earlier runs, oldest first.
         damaged: number of samples of earlier runs that can no longer be read, by kind.
         earlier: number of samples of all earlier runs, by kind.
         earlier_lost: number of samples lost by earlier runs, by kind and cause.
-        unknown_since_unix_ns: if not 0, the previous run was killed before it closed the log, and
-            the number of samples that it took after this time is unknown.
+        unknown_since_unix_ns: 0 if the previous run closed the log. Otherwise, the run was killed,
+            and the number of samples that it took after this time is unknown; 1 if the time is
+            unknown, too.
     """
 
     def __init__(
@@ -140,10 +139,8 @@ class Spool:
     ) -> Stored:
         """Write a batch, so that it survives a crash.
 
-        Args:
-            batch: the batch to write.
-            rest: samples, by kind, in later batches of the same window.
-            is_part: whether ``batch`` is part of a batch appended earlier.
+        ``rest`` counts the samples in later batches of the same window, by kind. ``is_part`` is
+        whether ``batch`` is part of a batch appended earlier.
 
         Raises:
             OSError: the batch could not be written; the spool is unchanged.
@@ -168,12 +165,7 @@ class Spool:
             return Stored(number, samples, size, since, self._segment, offset)
 
     def read(self, stored: Stored) -> Batch:
-        """Read a batch.
-
-        Raises:
-            OSError: the batch cannot be read.
-            ValueError: the batch is damaged.
-        """
+        """Read a batch; raises ``OSError`` if that fails, and ``ValueError`` if it is damaged."""
         with self._lock:
             if stored.segment == self._segment and self._fd >= 0:
                 data = os.pread(self._fd, stored.size, stored.offset)
@@ -228,12 +220,7 @@ class Spool:
         return stored.number > self._totals.settled
 
     def count_overdue(self, waiting: Sequence[Stored], more: int) -> tuple[int, LossCause | None]:
-        """Returns how many of the oldest batches must be dropped, and why.
-
-        Args:
-            waiting: the waiting batches, oldest first.
-            more: number of bytes that are about to be appended.
-        """
+        """Returns how many old batches to drop before appending ``more`` bytes, and why."""
         if not waiting:
             return 0, None
         oldest = self._now() - self._max_age_s
@@ -272,7 +259,6 @@ class Spool:
             raise OSError(errno.EBADF, "the spool is closed")
 
     def _open(self) -> None:
-        """Open the directory and recover the data of earlier runs."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)

@@ -1,6 +1,6 @@
 """Reads TLS files that may be replaced while an exporter uses them, and finds their problems.
 
-A renewal replaces the certificate and the key one after the other, so for a moment the two do not
+A renewal replaces the certificate and the key one after the other. For a moment, the two do not
 match, or a file is missing. Until they match again, the existing connection stays in use.
 """
 
@@ -55,16 +55,9 @@ _VERSION: Final = 0xA0
 
 
 class TlsFiles:
-    """The TLS files of a client. Not thread-safe.
+    """The TLS files of a client; ``contents`` are from the last successful read. Not thread-safe.
 
-    Args:
-        tls: the settings that contain the paths of the files.
-
-    Raises:
-        ExportError: a file cannot be read, or only one of certificate and key is set.
-
-    Attributes:
-        contents: file contents from the last successful read, used for new connections.
+    The constructor raises ``ExportError`` like :meth:`Tls.read`.
     """
 
     def __init__(self, tls: Tls) -> None:
@@ -144,11 +137,7 @@ def _find_invalid(path: str, now: datetime) -> str:
 
 
 def parse_validity(der: bytes) -> tuple[datetime, datetime]:
-    """Parses the validity period of a certificate: notBefore and notAfter (RFC 5280, 4.1.2.5).
-
-    Raises:
-        ValueError: the data is not a certificate.
-    """
+    """Parses a certificate's notBefore and notAfter (RFC 5280, 4.1.2.5); raises ``ValueError``."""
     _, certificate, _ = _read_value(der, _SEQUENCE)
     _, body, _ = _read_value(certificate, _SEQUENCE)
     tag, _, rest = _read_value(body)

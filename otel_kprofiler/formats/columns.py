@@ -42,10 +42,10 @@ class FrameRow(NamedTuple):
         label: name, followed by the line if the function alone does not identify the code.
         module: name of the module, or the source file of code without modules.
         reason: reason for a missing name; empty if there is a name.
-        color: a value of ``_KINDS``, the colors of frames.
+        color: a key of ``_KINDS``.
         inlined: 1 if inlined into the preceding frame, otherwise 0.
-        file: source file, empty if unknown.
-        line: 1-based source line, 0 if unknown.
+        file: source file; empty if unknown.
+        line: 1-based source line; 0 if unknown.
     """
 
     label: str
@@ -92,14 +92,10 @@ class Interval(NamedTuple):
 
 
 def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of windows as columns for the page.
+    """Returns the samples of windows as columns for the page, a JSON-serializable object.
 
-    Args:
-        windows: the windows to show, from any hosts, in any order.
-        title: heading, such as the command; the name of the host is added.
-
-    Returns:
-        A JSON-serializable object, in which counts are in the unit of the sample kind.
+    The windows may come from any hosts, in any order. The host's name is added to ``title``. Counts
+    are in the unit of the sample kind.
     """
     windows = list(windows)
     start = min((window.start_unix_ns for window in windows), default=0)
@@ -108,7 +104,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of intervals as columns. The intervals are side by side on the time axis.
+    """Returns the samples of intervals as columns, with the intervals side by side in time.
 
     With two intervals, the page shows how the second differs from the first.
     """
@@ -202,7 +198,6 @@ def _about(intervals: Sequence[Interval]) -> About:
 
 
 def _count(profile: Profile) -> int:
-    """Returns the number of samples. If values count samples, this is their sum."""
     return profile.weight if profile.kind.counts_samples else profile.sample_count
 
 
@@ -211,8 +206,6 @@ def _values(resources: Iterable[Any], key: str) -> set[str]:
 
 
 class _Axis(NamedTuple):
-    """The bins of an interval on the time axis."""
-
     first: int
     bins: int
     start_ns: int
@@ -237,7 +230,6 @@ class _Columns:
         self._kinds = {kind: at for at, kind in enumerate(self._periods)}
 
     def add(self, windows: Iterable[Window], axis: _Axis) -> None:
-        """Add the samples of an interval's windows."""
         for window in windows:
             for profile in window.profiles:
                 kind, factor = self._kinds[profile.kind], self._factor(profile)

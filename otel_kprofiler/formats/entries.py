@@ -36,7 +36,6 @@ class Entry(NamedTuple):
         module: name of the module; empty if unknown. A built-in module is shown as ``vmlinux``
             followed by its name in brackets, as in kallsyms. For code without modules, this is the
             source file.
-        side: side of the stack, such as kernel or user.
         reason: reason for a missing function name; empty if there is a name.
         inlined: whether the function was inlined into the preceding entry.
         file: source file; empty if unknown.
@@ -124,7 +123,7 @@ def frame_entries(frame: Frame) -> tuple[Entry, ...]:
 def process_name(resource: Resource, thread_name: str) -> str:
     """Returns the name of a process: its script and executable, or else the thread's name.
 
-    The executable is omitted if it has no name, such as a file created by memfd_create(2).
+    An executable without a name, such as a file created by memfd_create(2), is omitted.
     """
     executable = str(resource.attributes.get("process.executable.name") or "")
     program = str(resource.attributes.get(PROGRAM) or "")

@@ -97,7 +97,7 @@ def firefox(windows: Iterable[Window]) -> str:
     """Returns JSON with a track for each kind of sample of each thread, in time order.
 
     On-CPU samples weigh one period. Waits and other events have tracks of their own, named after
-    their kind; waits and spans are also markers on the thread's first track. Lost samples, and
+    their kind. Waits and spans are also markers on the thread's first track. Lost samples, and
     reasons for frames without names, are listed under "Profile Info" in the reader.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
@@ -165,7 +165,6 @@ class _Writer:
     def _threads(
         self, process: str, pid: str, tid: int, kinds: dict[ProfileKind, list[_Point]]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the tracks of a thread, the first with the markers of all tracks."""
         for points in kinds.values():
             points.sort(key=lambda point: point.time_ns)
         markers = self._markers(kinds.values())
@@ -215,7 +214,6 @@ class _Writer:
         return table | {"weightType": _WEIGHT_TYPES.get(kind.measure[1], "samples")}
 
     def _markers(self, tracks: Iterable[list[_Point]]) -> list[_Marker]:
-        """Returns the waits and spans of a thread, sorted by start."""
         points = sorted(
             (point for track in tracks for point in track), key=lambda point: point.time_ns
         )
@@ -283,7 +281,6 @@ class _Writer:
         }
 
     def _remarks(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the data for which the format's tables have no column."""
         counts, lost = Counter[str](), Counter[str]()
         for window in self._windows:
             for profile in window.profiles:
@@ -303,7 +300,6 @@ class _Writer:
 
 
 def _spans(points: list[_Point]) -> Iterator[_Marker]:
-    """Yields a marker for each run of samples in the same span."""
     for link, run in groupby(points, lambda point: point.sample.link):
         if link is None:
             continue

@@ -78,7 +78,7 @@ class SharedTables:
         return index_of(self._symbols, (lib, address - offset, escape_surrogates(entry.name)))
 
     def categories(self) -> list[dict[str, Any]]:
-        """Returns the categories of frames: a default, and a category for each side of a stack."""
+        """Returns the categories of frames: a default, and one for each side of a stack."""
         return [
             {
                 "name": (side.name if side else "other").capitalize(),
@@ -147,7 +147,6 @@ def columns(rows: Iterable[tuple[Any, ...]], *names: str) -> dict[str, Any]:
 
 
 def _keys(stack: Stack) -> Iterable[_FrameKey]:
-    """Yields the frames of a stack, outermost first, with remarks about missing parts."""
     for side in reversed(stack.sides):
         for remark in side_remarks(side):
             yield _FrameKey(remark, None, 0, 0, 0)
@@ -174,11 +173,7 @@ def _lib(module: Module) -> dict[str, Any]:
 
 
 def _breakpad_id(build_id: str) -> str:
-    """Returns the id that symbol servers use: a GUID in the byte order of Windows, and an age.
-
-    The id is empty for build ids that are not hexadecimal, such as Go's, or those in files of other
-    profilers.
-    """
+    """Returns the id for symbol servers, a GUID and an age; empty for non-hexadecimal build ids."""
     if not _HEX.fullmatch(build_id):
         return ""
     raw = bytes.fromhex(build_id[:_GUID_HEX].ljust(_GUID_HEX, "0"))

@@ -22,9 +22,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     unprintable characters are escaped. If there are several kinds of samples, each kind has a root,
     and counts are times (on CPU, waiting) instead of numbers of samples.
 
-    Args:
-        windows: the windows to report.
-        threads: whether to put the thread's ``name/tid`` after the process.
+    With ``threads``, the thread's ``name/tid`` follows the process.
     """
 
     @cache

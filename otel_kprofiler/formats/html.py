@@ -20,12 +20,9 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """A breakdown of the time spent in a set of spans.
+    """The time in spans of some traces, in nanoseconds by part, longest first.
 
-    Attributes:
-        name: name of the spans' local roots; empty for all spans.
-        traces: number of traces that the spans belong to.
-        parts: name and time in nanoseconds of each part, longest first.
+    ``name`` is that of the spans' local roots; empty for all spans.
     """
 
     name: str
@@ -36,14 +33,9 @@ class SpanTime(NamedTuple):
 def html(windows: Iterable[Window], *, title: str = "", spans: Sequence[SpanTime] = ()) -> str:
     """Returns the page, whose size is about 80 KB plus the data.
 
-    The page can be opened from a file, and makes no connections.
-
-    Equal samples are merged, so the size grows with the number of distinct stacks and times.
-
-    Args:
-        windows: the windows to show.
-        title: heading of the page, such as the command. The name of the host is added.
-        spans: breakdowns of span time; the first is for all spans.
+    The page can be opened from a file, and makes no connections. Equal samples are merged, so the
+    size grows with the number of distinct stacks and times. The host's name is added to ``title``.
+    The first of ``spans`` is for all spans.
     """
     data = columns(windows, title=title)
     if spans:
@@ -58,8 +50,7 @@ def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
         data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which
             the page fetches that result as JSON, for the time range selected in the page's range
             bar.
-        connects: whether the page may connect to its origin. If False, the page makes no
-            connections.
+        connects: whether the page may connect to its origin. If False, it makes no connections.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     values = {

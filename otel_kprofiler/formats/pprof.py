@@ -1,8 +1,4 @@
-"""Writes pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto).
-
-The encoder is hand-written, because the message is small, and generated code would need a
-dependency.
-"""
+"""Writes pprof's ``profile.proto``, gzipped (github.com/google/pprof, proto/profile.proto)."""
 
 from __future__ import annotations
 
@@ -36,12 +32,12 @@ _USER_CEILING: Final = 1 << 63
 def pprof(windows: Iterable[Window]) -> bytes:
     """Returns all windows as one profile, gzipped.
 
-    Values are the number of samples, then the measure of each kind, which is CPU time for a kind
-    with a period, and otherwise the sum of the kind's values. The default value is CPU time. Labels
-    hold process, pid, thread, tid, cpu and endpoint (local root span), all as strings, since pprof
-    drops a numeric 0. To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native
-    frames have an address and a mapping, but no function; unresolved Python frames have a function
-    with a name in brackets.
+    Values are the number of samples, then the measure of each kind: CPU time for a kind with a
+    period, otherwise the sum of the kind's values. By default, pprof shows CPU time. Labels hold
+    process, pid, thread, tid, cpu and endpoint (local root span), all as strings, since pprof drops
+    a numeric 0. To select a number, use ``pprof -tagfocus='cpu=^0$'``. Unresolved native frames
+    have an address and a mapping, but no function. Unresolved Python frames have a function with a
+    name in brackets.
     """
     windows = list(windows)
     encoder = _Encoder(

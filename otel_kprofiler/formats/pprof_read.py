@@ -1,7 +1,7 @@
 """Reads pprof's ``profile.proto`` (github.com/google/pprof, proto/profile.proto).
 
-Each value type is a sample kind. ``samples`` and CPU time together form the on-CPU kind.
-The format has no sample timestamps, so every sample gets the time of the profile.
+Each value type is a sample kind. ``samples`` and CPU time together form the on-CPU kind. The format
+has no sample timestamps, so every sample gets the time of the profile.
 """
 
 from __future__ import annotations
@@ -68,11 +68,7 @@ def is_pprof(data: bytes) -> bool:
 
 
 def parse_pprof(data: bytes) -> list[Window]:
-    """Parses a decompressed profile into a window.
-
-    Raises:
-        PayloadError: the profile is damaged.
-    """
+    """Parses a decompressed profile into a window. Raises ``PayloadError`` if it is damaged."""
     return [_Reader(data).window()]
 
 

@@ -27,7 +27,6 @@ class OutputFormat:
         next_step: command that opens a file, with ``{}`` for the file's path.
         has_addresses: whether files may contain kernel addresses. Such files are readable by their
             owner only.
-        other_suffixes: further suffixes of this format.
         is_compressed: whether the content is already gzip-compressed.
         is_profile: whether the complete profile can be read back from a file.
         write_page: like ``write``, but with a heading and the time spent in spans; None for formats

@@ -48,7 +48,6 @@ class _Writer:
         self._stacks: dict[Stack, tuple[int, ...]] = {}
 
     def stack(self, stack: Stack, resource: Resource, thread_name: str) -> tuple[int, ...]:
-        """Returns the indices of a process frame and of a stack's frames, outermost first."""
         indices = self._stacks.get(stack)
         if indices is None:
             indices = tuple(self._frame(entry) for entry in stack_entries(stack))

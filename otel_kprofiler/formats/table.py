@@ -60,12 +60,8 @@ def table(windows: Iterable[Window], *, width: int = 80, limit: int | None = 40)
     """Returns the functions with the most samples, one line each, at most ``width`` columns wide.
 
     Long names are shortened in the middle. Numbers are never shortened. Each sample kind gets a
-    table of its own.
-
-    Args:
-        windows: the windows to report.
-        width: maximum number of columns, at least 40.
-        limit: maximum number of functions; None for all.
+    table of its own. ``width`` is at least 40. ``limit`` is the maximum number of functions; None
+    for all.
     """
     by_kind: dict[ProfileKind, list[Profile]] = {}
     for window in windows:

@@ -14,7 +14,6 @@ from otel_kprofiler.text import describe_count, escape_controls
 
 _INDENT: Final = "    "
 _MOST_NAMES: Final = 8
-"""Maximum number of threads listed for a group."""
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _ORDER: Final = {
     None: 0,
@@ -28,8 +27,6 @@ _ORDER: Final = {
 
 
 class _Group(NamedTuple):
-    """A group of threads that have equal stacks and are doing the same thing."""
-
     threads: Sequence[ThreadState]
     entries: Sequence[Entry]
 
@@ -48,10 +45,7 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
 
     Groups of running threads come first, then threads that wait for a CPU or uninterruptibly, then
     other groups, and finally threads without work. Among similar groups, the largest comes first.
-
-    Args:
-        processes: the dump to format.
-        width: width of the terminal; None for no limit.
+    ``width`` is that of the terminal; None for no limit.
     """
     lines: list[str] = []
     for process in processes:
@@ -66,10 +60,7 @@ def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -
 def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float | None) -> str:
     """Returns a dump as a JSON object, which contains each distinct stack once.
 
-    Args:
-        processes: the dump to format.
-        time: the time of the dump, as text.
-        interval_s: seconds between two dumps; None if there was only one.
+    ``interval_s`` is the time between two dumps in seconds; None if there was only one.
     """
     stacks: dict[tuple[Entry, ...], int] = {}
     described = [

@@ -28,11 +28,8 @@ class Weights:
     """The weights of the samples in some windows.
 
     If there is a single kind of sample, the weights are the samples' values. If there are several
-    kinds, weights are measures such as time, and each kind has a root.
-
-    Attributes:
-        kinds: all kinds in the windows.
-        unit: unit of the weights; ``samples`` if they are counts, empty for mixed units.
+    kinds, weights are measures such as time, and each kind has a root. ``unit`` is ``samples`` if
+    the weights are counts, and empty for mixed units.
     """
 
     def __init__(self, windows: Iterable[Window]) -> None:

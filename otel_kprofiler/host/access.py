@@ -1,7 +1,6 @@
 """Opens the host's files.
 
-All files in ``/proc`` and ``/sys`` are opened here, so that tests and recordings can use a
-different root or an archive without patching modules.
+All files in ``/proc`` and ``/sys`` are opened here, so that tests can use captured ones instead.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Access:
     def open_reference_in(self, root: str, path: str) -> int:
         """Open a file as a reference, with its path and links resolved relative to ``root``.
 
-        Links in ``/proc`` to files that processes have opened are not followed. Requires kernel
-        5.6.
+        Fails at magic links (proc(5)). Requires kernel 5.6 (openat2(2)).
         """
         directory = os.open(self.root + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -86,11 +84,7 @@ def _open_in_root(directory: int, path: str, flags: int) -> int:
 
 
 def read_limited(files: HostFiles, path: str, most_bytes: int) -> bytes:
-    """Read a file up to a size limit, since processes control the size of some files in ``/proc``.
-
-    Raises:
-        OSError: the file cannot be opened or read.
-    """
+    """Read at most ``most_bytes`` bytes of a file. Raises ``OSError``."""
     fd = files.open_fd(path)
     try:
         parts, left = [], most_bytes

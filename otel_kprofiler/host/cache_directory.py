@@ -21,9 +21,8 @@ _LEAST_BYTES: Final = 4096
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
     """Returns this program's cache directory; None if the environment does not determine it.
 
-    ``CACHE_DIRECTORY`` is set by systemd (systemd.exec(5)), ``XDG_CACHE_HOME`` by the user (XDG
-    Base Directory Specification). If neither is set, the directory is in ``/var/cache`` for root,
-    and in ``~/.cache`` for other users.
+    systemd sets ``CACHE_DIRECTORY`` (systemd.exec(5)), and users set ``XDG_CACHE_HOME``. By
+    default, the directory is in ``/var/cache`` for root, and in ``~/.cache`` for other users.
     """
     if given := environ.get("CACHE_DIRECTORY", "").partition(":")[0]:
         return given
@@ -41,15 +40,11 @@ def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
 class CacheDirectory:
     """Keeps files by name, and removes the least recently used ones.
 
-    Only files of this user in a directory that no other user can write are trusted. Several threads
-    and processes may share the directory; a removed file stays readable through open descriptors.
+    Several threads and processes may share the directory. A removed file stays readable through
+    open descriptors. The files' total size on disk may briefly exceed ``max_bytes``. Methods raise
+    ``ValueError`` for names that do not match ``[0-9a-z][0-9a-z._-]{0,200}``.
 
-    Args:
-        path: the directory; created if missing.
-        max_bytes: limit on the files' total size on disk; it may be exceeded briefly.
-
-    Raises:
-        OSError: the directory cannot be created, or can be written by other users.
+    Raises ``OSError`` if the directory cannot be created, or if other users can write to it.
     """
 
     def __init__(self, path: str, max_bytes: int) -> None:
@@ -59,11 +54,7 @@ class CacheDirectory:
         weakref.finalize(self, self._directory.close)
 
     def open(self, name: str) -> int | None:
-        """Open a file for reading; None if there is no trusted file.
-
-        Raises:
-            ValueError: ``name`` is not a valid name of a cached file.
-        """
+        """Open a file for reading; None if it is missing or belongs to another user."""
         _check(name)
         try:
             fd = self._directory.open(name, os.O_RDONLY)
@@ -76,11 +67,7 @@ class CacheDirectory:
     def create(self, name: str) -> NewFile:
         """Create a file that, when finished, replaces any file of the same name.
 
-        Call :meth:`trim` afterwards.
-
-        Raises:
-            ValueError: ``name`` is not a valid name of a cached file.
-            OSError: the file cannot be created.
+        Call :meth:`trim` afterwards. Raises ``OSError``.
         """
         _check(name)
         return NewFile(os.path.join(self.path, name), replace=True)

@@ -33,9 +33,7 @@ SAMPLING: Final = ("CAP_BPF", "CAP_PERFMON")
 """Capabilities required by the sampler. Kernel symbols also require CAP_SYSLOG."""
 
 CONTEXTS: Final = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
-"""Capabilities needed to read the memory of other users' processes. Without the second, only the
-process's user may open ``/proc/PID/mem``.
-"""
+"""Capabilities for reading the memory of other users' processes (``/proc/PID/mem``)."""
 
 
 class Capabilities(NamedTuple):
@@ -45,10 +43,7 @@ class Capabilities(NamedTuple):
     bounding: int
 
     def missing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of the ``names`` that are not effective.
-
-        CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
-        """
+        """Returns the missing ``names``. CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON."""
         covered = ("CAP_BPF", "CAP_PERFMON") if _has(self.effective, "CAP_SYS_ADMIN") else ()
         return tuple(
             name for name in names if name not in covered and not _has(self.effective, name)
@@ -80,8 +75,8 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
     """Returns how to start this command with all capabilities for sampling, including ``missing``.
 
-    File capabilities are suggested only for a separate Python executable, since the executable in a
-    virtual environment is usually a symbolic link to the system's executable.
+    In virtual environments, Python's executable is usually a symbolic link to the system's. Such an
+    executable must not get file capabilities.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

@@ -95,10 +95,7 @@ def parse_unified_path(text: bytes) -> str:
 
 @lru_cache(256)
 def parse_cgroup(text: bytes) -> CgroupNames:
-    """Parses ``/proc/PID/cgroup``, preferring names from the most specific hierarchy.
-
-    Never raises.
-    """
+    """Parses ``/proc/PID/cgroup``, preferring the most specific hierarchy; never raises."""
     if text == b"0::/\n":
         return NO_NAMES  # as for most processes on hosts without systemd, and all kernel threads
     lines = sorted(parse_cgroup_lines(text), key=_rank)
@@ -110,10 +107,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """Parses the path of a cgroup; never raises.
-
-    A path relative to a cgroup namespace (``/../…``) does not show which manager a unit belongs to.
-    """
+    """Parses a cgroup's path; never raises. Paths below a namespace (``/../…``) yield no units."""
     parts = [part for part in path.split("/") if part and part != ".."]
     at, container = _find_container(parts)
     above = parts[: at + 1]

@@ -20,10 +20,9 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 class Cgroup(NamedTuple):
-    """A cgroup.
+    """A cgroup's directory.
 
     Attributes:
-        path: directory of the cgroup.
         level: depth below the root, whose level is 0.
         id: inode number, as returned by ``bpf_get_current_cgroup_id``.
     """
@@ -37,9 +36,8 @@ class MountPoint(NamedTuple):
     """A mount of a cgroup hierarchy, or of a part of it.
 
     Attributes:
-        path: where the hierarchy is mounted.
-        root: path of the mounted cgroup in our cgroup namespace. ``/`` is the namespace's root, and
-            ``/..`` is the parent of that root.
+        root: path of the mounted cgroup in our cgroup namespace. ``/..`` is the parent of the
+            namespace's root.
     """
 
     path: str
@@ -72,10 +70,8 @@ def is_in_cgroup_namespace(files: HostFiles) -> bool:
 def find_cgroup_root(files: HostFiles) -> Cgroup | None:
     """Find the mounted cgroup nearest to the root of the cgroup v2 hierarchy.
 
-    Returns None if no cgroup is mounted, or if a cgroup namespace hides the cgroup's depth.
-
-    Raises:
-        OSError: the mounts cannot be read.
+    Returns None if no cgroup is mounted, or if a cgroup namespace hides the cgroup's depth. Raises
+    ``OSError`` if the mounts cannot be read.
     """
     own_level = _find_own_level(files)
     if own_level is None:
@@ -106,12 +102,9 @@ def _find_own_level(files: HostFiles) -> int | None:
 
 
 def find_cgroup(files: HostFiles, path: str) -> Cgroup | None:
-    """Find a cgroup by the path of its directory, or by its path below the root of the hierarchy.
+    """Find a cgroup by its directory, or by its path below the hierarchy's root.
 
-    Returns None if the cgroup or a cgroup v2 hierarchy does not exist.
-
-    Raises:
-        OSError: the cgroup cannot be read.
+    Returns None if there is no such cgroup, or no cgroup v2 hierarchy. Raises ``OSError``.
     """
     root = find_cgroup_root(files)
     if root is None:

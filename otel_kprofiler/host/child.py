@@ -14,8 +14,7 @@ _ROOT: Final = os.path.abspath(__file__ + "/../../..")
 def child_command(module: str, *arguments: str) -> list[str]:
     """Returns the command line of a new interpreter that runs the ``main`` function of a module.
 
-    The interpreter is isolated (-I). It imports only from this process's paths, not from the
-    working directory, to which other users may be able to write.
+    The interpreter does not import from the working directory, which other users may control.
     """
     paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
     code = f"import sys; sys.path[:] = {paths!r}; from {module} import main; main()"

@@ -14,21 +14,14 @@ from typing import Final, NamedTuple
 
 _MIB: Final = 1 << 20
 _PROCESS_CLOCK: Final = 2
-"""The type bits of a process's CPU clock id, as returned by clock_getcpuclockid(3)
-(``CPUCLOCK_SCHED`` in include/linux/posix-timers.h).
-"""
+"""Type bits of a process's CPU clock id (``CPUCLOCK_SCHED``, include/linux/posix-timers.h)."""
 _FIRST_PAUSE_S: Final = 0.0005
 _LAST_PAUSE_S: Final = 0.05
 """First and longest pause, in seconds, between two checks of a child, as in ``Popen.wait``."""
 
 
 class CpuGrant(NamedTuple):
-    """CPU time granted to a child process.
-
-    Attributes:
-        seconds: the limit in seconds, at least 1.
-        input_bytes: size of the input that the limit was computed from.
-    """
+    """CPU time granted to a child for ``input_bytes`` of input; ``seconds`` is at least 1."""
 
     seconds: int
     input_bytes: int
@@ -40,12 +33,11 @@ class CpuGrant(NamedTuple):
 
 
 class CpuRate(NamedTuple):
-    """A CPU time limit that depends on the size of the input.
+    """A CPU time limit that grows with the size of the input.
 
     Attributes:
-        least_s: CPU time for empty input, in seconds.
-        per_mib_s: additional CPU time per MiB of input, in seconds.
-        most_s: upper bound on the CPU time, in seconds, since a file may declare a wrong size.
+        least_s: limit for an empty input.
+        most_s: upper bound, since a file may declare a wrong size.
     """
 
     least_s: float
@@ -59,12 +51,7 @@ class CpuRate(NamedTuple):
 
 
 def limit_cpu(pid: int, grant: CpuGrant) -> None:
-    """Limit a child's CPU time. SIGXCPU kills a child that exceeds its grant, without a core file.
-
-    Args:
-        pid: process id of a child that was just started as the same user.
-        grant: CPU time granted to the child.
-    """
+    """Limit a child's CPU time. At the limit, SIGXCPU kills the child, without a core file."""
     limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
     for kind, most in limits.items():
         with suppress(OSError):  # the child has exited
@@ -82,11 +69,9 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all threads of the child, in nanoseconds, once the child has exited or
-            was abandoned.
-        has_status: whether ``returncode`` is the child's status. If other code reaped the child, or
-            the kernel did because this process ignores SIGCHLD, ``returncode`` may be 0 regardless
-            of the status.
+        cpu_ns: CPU time of all threads of the child, once the child has exited or was abandoned.
+        has_status: whether ``returncode`` is reliable. It may be 0 for any status if other code
+            reaped the child, or if this process ignores SIGCHLD.
     """
 
     cpu_ns = 0
@@ -101,8 +86,7 @@ class MeteredChild(subprocess.Popen[bytes]):
                 self.has_status = True
                 self.cpu_ns = self._read_clock()
             except OSError:
-                # The child was already reaped, by another thread, or by the kernel because this
-                # process ignores SIGCHLD. Its CPU time is lost.
+                # Another thread has reaped the child, or the kernel has (SIGCHLD is ignored).
                 return super().wait(timeout)
         return super().wait()
 
@@ -116,10 +100,7 @@ class MeteredChild(subprocess.Popen[bytes]):
         return time.clock_gettime_ns((~self.pid << 3) | _PROCESS_CLOCK)
 
     def _has_ended(self, timeout: float | None) -> bool:
-        """Wait for the child to exit, without reaping it; returns whether it has exited.
-
-        Polls, because Python may be built without ``os.pidfd_open``.
-        """
+        """Poll until the child has exited, without reaping it (Python may lack ``pidfd_open``)."""
         flags = os.WEXITED | os.WNOWAIT
         if timeout is None:
             return os.waitid(os.P_PID, self.pid, flags) is not None
@@ -142,7 +123,7 @@ _waited: Final = _Waited()
 
 
 def charge_child(child: MeteredChild) -> None:
-    """Add the CPU time of a child that has exited to the calling thread's count."""
+    """Add a child's CPU time to the calling thread's :func:`children_time_ns`."""
     _waited.cpu_ns += child.cpu_ns
 
 

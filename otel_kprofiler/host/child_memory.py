@@ -1,8 +1,7 @@
 """Limits the memory of child processes, to stay below the cgroup's limit.
 
-If a cgroup reaches its limit, the kernel kills processes in it; above ``memory.high``, it throttles
-all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst in the
-kernel's sources).
+If a cgroup reaches its limit, the kernel kills processes in it. Above ``memory.high``, the kernel
+throttles all of them (Documentation/admin-guide/cgroup-v2.rst).
 """
 
 from __future__ import annotations
@@ -43,12 +42,10 @@ _V2: Final = _Files(
 
 
 class MemoryLeft(NamedTuple):
-    """The memory that a cgroup has left for its processes.
+    """The memory that a cgroup has left for its processes; page cache counts as free.
 
     Attributes:
-        count_bytes: bytes left below the limit; page cache does not count as used.
         path: the control file that contains the limit.
-        limit_bytes: the cgroup's memory limit.
     """
 
     count_bytes: int
@@ -60,8 +57,7 @@ class MemoryGrant(NamedTuple):
     """Memory granted to a child process.
 
     Attributes:
-        count_bytes: limit on the process's data (``RLIMIT_DATA``): heap and private writable
-            mappings.
+        count_bytes: limit on heap and private writable mappings (``RLIMIT_DATA``).
         cgroup: the cgroup whose limit determined the grant; None if the requested size did.
     """
 
@@ -69,11 +65,7 @@ class MemoryGrant(NamedTuple):
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """Returns a description of the limit, and how to raise it.
-
-        Args:
-            fix: how to raise the requested size; used if no cgroup determined the limit.
-        """
+        """Describes the limit and how to raise it; ``fix`` is used if no cgroup set the limit."""
         limit = f"the limit of {self.count_bytes // _MIB} MiB"
         if self.cgroup is None:
             return f"{limit}; {fix}"
@@ -88,13 +80,9 @@ _running: dict[int, int] = {}
 
 
 def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant:
-    """Grant memory to a new child process: at most half of the memory that the cgroup has left.
+    """Grant a new child up to ``most_bytes``, but at most half of the memory left in the cgroup.
 
     Memory granted to running children counts as used.
-
-    Args:
-        most_bytes: the size that the child requests, in bytes.
-        files: access to the host's files.
     """
     left = find_memory_left(files or Access())
     if left is None:
@@ -108,9 +96,7 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
     """Limit a child to its grant, and make the kernel kill the child before other processes.
 
-    Args:
-        pid: process id of a child that was just started as the same user.
-        grant: memory granted to the child. It counts as used until the context ends.
+    The child must run as the same user. The grant counts as used until the context ends.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
@@ -126,10 +112,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the memory left in this process's cgroup, or in an ancestor that has less left.
-
-    Returns None if no cgroup has a readable limit.
-    """
+    """Returns the least memory left in our cgroup and its ancestors; None if none has a limit."""
     try:
         lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))
         mounts = files.read_bytes("/proc/self/mountinfo")

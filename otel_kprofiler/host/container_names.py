@@ -33,10 +33,9 @@ class ContainerNames(NamedTuple):
     """The names of a container; empty if no readable file contains them.
 
     Attributes:
-        name: name of the container in Docker or podman.
-        pod_container: name of the container in its Kubernetes pod.
-        pod: name of the pod.
-        namespace: Kubernetes namespace of the pod.
+        name: name in Docker or podman.
+        pod_container: name within the Kubernetes pod.
+        pod: name of the pod, not its UID.
     """
 
     name: str = ""
@@ -53,7 +52,7 @@ class ContainerNames(NamedTuple):
 
 
 class OwnContainer(NamedTuple):
-    """A process's container, as seen from inside; empty if the mounts do not reveal it."""
+    """A process's container and the UID of its pod; empty if the mounts do not reveal them."""
 
     id: str = ""
     pod: str = ""
@@ -97,8 +96,6 @@ def read_pods(files: HostFiles) -> dict[str, PodName]:
 
 
 class _Asked(NamedTuple):
-    """The names of a container, and the time at which they are looked up again."""
-
     names: ContainerNames
     again_at: float
     wait_s: float
@@ -109,10 +106,6 @@ class KnownContainers:
 
     Runtimes and the kubelet write names while a container starts, so missing names are looked up
     again after 1, 2, 4 and up to 60 seconds.
-
-    Args:
-        files: access to the host's files.
-        monotonic: returns the monotonic time, in seconds.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -121,7 +114,7 @@ class KnownContainers:
         self._asked: dict[str, _Asked] = {}
 
     def find(self, container: str) -> ContainerNames:
-        """Returns the names that are known so far for a container."""
+        """Returns a container's names; empty if no file contains them yet."""
         asked, now = self._asked.get(container), self._monotonic()
         if asked and now < asked.again_at:
             return asked.names
@@ -137,10 +130,7 @@ class KnownContainers:
 
 
 def read_runtime_name(files: HostFiles, container: str) -> str:
-    """Returns the name of a container in Docker or podman.
-
-    The name is empty if the runtimes' files do not contain it.
-    """
+    """Returns a container's name in Docker or podman; empty if their files do not contain it."""
     return _read_docker(files, container) or _read_podman(files, container)
 
 
@@ -163,10 +153,10 @@ def _read_podman(files: HostFiles, container: str) -> str:
 
 
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
-    """Identifies the container of a process by the mounts of the process.
+    """Identifies a process's container by the process's mounts.
 
-    The runtime sets up the mounts, but the process may add others. Therefore, trust the result only
-    for this process's own container, or if it confirms the cgroup's names.
+    A process may add mounts. So trust the result only for this process, or if it confirms the
+    cgroup's names.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

@@ -15,10 +15,8 @@ class Container(NamedTuple):
     """A running container.
 
     Attributes:
-        id: id of the container in its runtime.
-        names: names of the container; empty if the runtime's files cannot be read.
-        cgroup: path in the cgroup v2 hierarchy; empty if there is none.
-        pids: ids of the container's processes.
+        names: all names; empty if the runtime's files cannot be read.
+        cgroup: path in the cgroup v2 hierarchy; empty if unknown.
     """
 
     id: str
@@ -65,10 +63,7 @@ def find_containers(files: HostFiles) -> list[Container]:
 
 
 def _cut_cgroup(text: bytes, container: str) -> str:
-    """Returns a container's path in the cgroup v2 hierarchy, without subgroups.
-
-    The path is empty if a cgroup namespace hides its beginning.
-    """
+    """Returns a container's cgroup v2 path, without subgroups; empty if a namespace hides it."""
     path = parse_unified_path(text)
     if path.startswith("/.."):
         return ""

@@ -9,12 +9,9 @@ BURST_NS: Final = 1_000_000_000
 
 
 class CpuShare:
-    """A token bucket of CPU time; not thread-safe.
+    """A token bucket of CPU time, with ``share`` CPU seconds per second; not thread-safe.
 
-    Args:
-        share: share of one CPU, in CPU seconds per second.
-        burst_ns: maximum CPU time that accumulates while unused, in nanoseconds; also the initial
-            amount.
+    The bucket can hold ``burst_ns`` of CPU time, and is full at first.
     """
 
     def __init__(self, share: float, burst_ns: int = BURST_NS) -> None:

@@ -8,11 +8,7 @@ _MAX_CPU = 8191  # NR_CPUS is at most 8192 (arch/x86/Kconfig)
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Parses a list such as ``0-3,8`` into sorted CPU numbers; empty for an empty text.
-
-    Raises:
-        ValueError: ``text`` is not a CPU list.
-    """
+    """Parses a CPU list such as ``0-3,8`` into sorted numbers. Raises ``ValueError``."""
     cpus: set[int] = set()
     for part in filter(None, text.replace(" ", "").strip().split(",")):
         first, dash, last = part.partition("-")

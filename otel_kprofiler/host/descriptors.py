@@ -16,8 +16,7 @@ _MFD_CLOEXEC: Final = 1  # include/uapi/linux/memfd.h
 def open_pidfd(pid: int) -> int:
     """Open a process, as ``os.pidfd_open`` does; the caller closes the descriptor.
 
-    Raises:
-        OSError: there is no such process, or no descriptor is left. Requires kernel 5.3.
+    Requires kernel 5.3. Raises ``OSError``.
     """
     in_python = getattr(os, "pidfd_open", None)
     if in_python is not None:
@@ -27,11 +26,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def signal_pidfd(fd: int, number: signal.Signals) -> None:
-    """Send a signal to a process, as ``signal.pidfd_send_signal`` does.
-
-    Raises:
-        OSError: the process has exited, or this process may not signal it.
-    """
+    """Send a signal to a process, as ``signal.pidfd_send_signal`` does. Raises ``OSError``."""
     in_python = getattr(signal, "pidfd_send_signal", None)
     if in_python is not None:
         in_python(fd, number)
@@ -44,12 +39,7 @@ def signal_pidfd(fd: int, number: signal.Signals) -> None:
 def create_memfd(name: str, flags: int = _MFD_CLOEXEC) -> int:
     """Create a file in memory, as ``os.memfd_create`` does; the caller closes the descriptor.
 
-    Args:
-        name: name shown after ``memfd:`` in ``/proc/PID/maps`` and ``/proc/PID/fd``.
-        flags: flags of memfd_create(2).
-
-    Raises:
-        OSError: the kernel refused the call, or the C library is older than glibc 2.27.
+    Raises ``OSError``, also if glibc is older than 2.27.
     """
     in_python = getattr(os, "memfd_create", None)
     if in_python is not None:

@@ -36,9 +36,7 @@ _MEMORY_LOCK_BYTES: Final = 64 * 1024 * 1024
 _OPEN_FILES: Final = 256
 _OPEN_FILES_PER_CPU: Final = 4
 MAX_PARANOID: Final = 2
-"""Highest ``perf_event_paranoid`` in mainline kernels
-(Documentation/admin-guide/sysctl/kernel.rst).
-"""
+"""Highest ``perf_event_paranoid`` in mainline kernels (admin-guide/sysctl/kernel.rst)."""
 _OLDEST: Final = ".".join(map(str, OLDEST_KERNEL))
 
 
@@ -50,12 +48,10 @@ def doctor(
 ) -> list[Finding]:
     """Check everything that profiling depends on.
 
-    Args:
-        files: access to the host's files.
-        loaders: for each library that can load BPF programs, best first, whether it is installed. A
-            single library is enough. None skips the check.
-        try_sampler: runs the real sampler briefly and describes the result; raises
-            ``KProfilerError`` or ``OSError`` on failure. None skips the check.
+    ``loaders`` are the libraries that can load BPF programs, best first, and whether each is
+    installed. A single library is enough. ``try_sampler`` runs the real sampler briefly and
+    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. If one of them is
+    None, its check is skipped.
 
     Returns:
         Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If
@@ -109,10 +105,7 @@ def _capabilities(files: HostFiles, capabilities: Capabilities) -> Iterator[Find
 
 
 def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
-    """Check perf_event_paranoid.
-
-    If the setting is above 2 on Debian's kernels, CAP_PERFMON is not enough.
-    """
+    """Check perf_event_paranoid. Above 2, Debian's kernels require CAP_SYS_ADMIN."""
     name = "kernel.perf_event_paranoid"
     level = find_sysctl(files, name)
     required = f"{MAX_PARANOID} or less, unless CAP_SYS_ADMIN is held"
@@ -124,7 +117,7 @@ def _paranoid(files: HostFiles, capabilities: Capabilities) -> Finding:
 
 
 def _kept(files: HostFiles, capabilities: Capabilities) -> Iterator[Finding]:
-    """Check the capabilities that the agent keeps while it samples."""
+    """List the capabilities that the agent keeps while it samples."""
     if is_in_user_namespace(files):
         return
     gone = set(capabilities.missing(PURPOSES))

@@ -14,13 +14,10 @@ EventT = TypeVar("EventT")
 
 
 class CpuChanges(NamedTuple):
-    """Changes made by :meth:`EventPerCpu.update`.
+    """The CPUs whose events :meth:`EventPerCpu.update` opened or closed.
 
-    Attributes:
-        opened: CPUs with a new event.
-        closed: CPUs that are offline or no longer selected.
-        refused: why a CPU's event cannot be opened, by CPU. The reason is reported only once until
-            opening succeeds.
+    ``refused`` contains errors of opening, by CPU. A CPU with an error is not reported again until
+    its event was opened.
     """
 
     opened: list[int]
@@ -29,14 +26,9 @@ class CpuChanges(NamedTuple):
 
 
 class EventPerCpu(abc.ABC, Generic[EventT]):
-    """An event on each selected online CPU.
+    """An event on each online CPU of ``cpus`` (empty: all), for use by a single thread.
 
-    Only one thread may use an instance. If a CPU goes offline, its event stays dead even after the
-    CPU comes back online.
-
-    Args:
-        files: access to the host's files.
-        cpus: the CPUs on which to open events; empty means all.
+    If a CPU goes offline, its event stays dead even after the CPU comes back online.
     """
 
     def __init__(self, files: HostFiles, cpus: Iterable[int] = ()) -> None:

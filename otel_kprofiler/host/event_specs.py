@@ -65,13 +65,11 @@ _NAMES: Final = (CPU_CLOCK, LOCK_EVENT, *_EVENTS)
 
 
 class EventSpec(NamedTuple):
-    """An event to sample on each CPU.
+    """An event to sample on each CPU, named as in ``perf list``.
 
     Attributes:
-        name: name of the event in ``perf list``.
         period: number of events from one sample to the next; 0 if ``rate`` is set.
-        rate: target samples per second, from which the kernel derives the period; 0 if ``period``
-            is set.
+        rate: target samples per second; 0 if ``period`` is set.
     """
 
     name: str
@@ -97,13 +95,7 @@ class EventSpec(NamedTuple):
 
 
 class EventState(NamedTuple):
-    """The state of an event on this host.
-
-    Attributes:
-        name: name of the event in ``perf list``.
-        meaning: what the event counts.
-        problem: why the event cannot be opened; None if it can be opened.
-    """
+    """An event and what it counts; ``problem`` is None if this process can open the event."""
 
     name: str
     meaning: str
@@ -119,17 +111,10 @@ def parse_event(
 ) -> AnyEventSpec:
     """Parses ``NAME``, ``NAME:period=N`` or ``NAME:freq=N``, or a tracepoint.
 
-    Any name that could be a tracepoint's is accepted; see :func:`parse_tracepoint`.
-
-    Args:
-        text: the event, in one of these forms.
-        rate: default target rate, in samples per second on each CPU.
-        period: default number of events per sample; 0 means that ``rate`` applies instead.
-        clock_rate: default target rate of cpu-clock; None means ``rate``.
-
-    Raises:
-        ValueError: no event has this name, or a setting is wrong. The message lists the possible
-            values.
+    Any name that could be a tracepoint's is accepted; see :func:`parse_tracepoint`. By default, a
+    sample is taken every ``period`` events, or, if ``period`` is 0, ``rate`` times a second on each
+    CPU. ``clock_rate`` replaces ``rate`` for cpu-clock. Raises ``ValueError``, with the valid
+    values, if no event has this name, or a setting is wrong.
     """
     name, _, setting = text.strip().partition(":")
     name = _ALIASES.get(name, name)
@@ -160,12 +145,12 @@ def parse_event(
 
 
 def suggest_events(name: str) -> list[str]:
-    """Returns the names of events that resemble a name, except tracepoints."""
+    """Returns the event names that resemble ``name``, except tracepoints."""
     return difflib.get_close_matches(name, [*_NAMES, *_ALIASES], 3)
 
 
 def list_events(files: HostFiles) -> Iterator[EventState]:
-    """Yields the state of every event, including whether this process can open it on this host."""
+    """Yields all perf events except cpu-clock, and whether this process can open them."""
     cpu = min(read_online_cpus(files))
     for name, (_, _, meaning) in _EVENTS.items():
         spec = EventSpec(name, period=1 << 40)
@@ -180,14 +165,7 @@ def list_events(files: HostFiles) -> Iterator[EventState]:
 def find_event_error(
     error: OSError, name: str, attributes: PerfAttributes, files: HostFiles
 ) -> HostError | None:
-    """Returns why an event cannot be opened, with a fix; None if the cause affects all events.
-
-    Args:
-        error: the error that perf_event_open(2) reported.
-        name: name of the event.
-        attributes: attributes of the event.
-        files: access to the host's files.
-    """
+    """Explains why perf_event_open(2) refused an event; None for errors such as ``EMFILE``."""
     if error.errno in (errno.EPERM, errno.EACCES):
         return get_privilege_error(f"opening the event {name}", files)
     if error.errno == errno.EINVAL and attributes.flags & FREQUENCY:
@@ -199,7 +177,6 @@ def find_event_error(
 
 
 def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostError | None:
-    """Returns why an event that uses the processor's counters cannot be opened."""
     if error.errno == errno.EBUSY:
         return HostError(
             f"all counters of the processor that can count {name} are in use",
@@ -220,11 +197,7 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
 
 
 def _has_counters(files: HostFiles) -> bool:
-    """Returns whether a driver for the processor's counters has registered.
-
-    The driver's name is ``cpu`` on x86, ``cpu_core`` and ``cpu_atom`` on hybrid x86 processors, and
-    ``armv8_…`` on arm64.
-    """
+    """Checks for a counter driver: ``cpu`` or ``cpu_…`` on x86, ``armv8_…`` on arm64."""
     try:
         names = files.list_dir("/sys/bus/event_source/devices")
     except OSError:

@@ -11,9 +11,7 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.process_stat import read_owner
 
 TURN_NS: Final = 100_000
-"""Fixed cost of a turn in addition to its CPU time, so that owners alternate even if their turns
-take no CPU time.
-"""
+"""Fixed cost of a turn, so that owners alternate even if their turns take no CPU time."""
 RECENT_NS: Final = 60_000_000_000
 """Time after a turn during which its owner may not use the reserve."""
 RESERVE: Final = 0.2
@@ -27,13 +25,7 @@ T = TypeVar("T")
 
 
 class Turn(NamedTuple, Generic[T]):
-    """A piece of work taken from the queue.
-
-    Attributes:
-        owner: the process that caused the work.
-        item: the work.
-        share: CPU budget that pays for the work.
-    """
+    """A piece of work, its owner (a process), and the CPU budget that pays for it."""
 
     owner: Hashable
     item: T
@@ -41,33 +33,23 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns the group of an owner: the effective user id if the owner is a pid.
-
-    Returns None if the process has exited. If an owner is not a pid, it is a group by itself.
-    """
+    """Returns a pid's effective user id, or None after its exit; returns other owners as is."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
 class FairQueue(Generic[T]):
-    """A queue of work in which the owner with the lowest cost has the next turn.
-
-    Not thread-safe.
+    """A queue of work in which the owner with the lowest cost has the next turn; not thread-safe.
 
     The group of owners with the lowest cost is served first, so that a group with many owners does
     not take turns from other groups.
 
     This is start-time fair queueing. An owner with new work starts at the cost of the owner that
-    had its group's last turn, so that idle time earns no credit. If several owners have equal cost,
-    the owner that has waited longest is next.
+    had its group's last turn, so that idle time earns no credit. Among owners of equal cost, the
+    one that has waited longest is next.
 
-    All owners together have a share of one CPU. A fifth of this share is a reserve for owners that
-    had no turn in the last minute, so that they do not wait for the budget to recover from another
-    owner's expensive work.
-
-    Args:
-        share: share of one CPU, in CPU seconds per second.
-        now_ns: any monotonic clock, in nanoseconds.
-        find_group: returns the group of an owner; called when work of the owner is queued.
+    All owners together have ``share`` CPU seconds per second. A fifth of this share is a reserve
+    for owners that had no turn in the last minute. They need not wait until the budget has
+    recovered from another owner's expensive work.
     """
 
     def __init__(
@@ -104,10 +86,7 @@ class FairQueue(Generic[T]):
         self._sizes[self._groups[owner]] += 1
 
     def wait_ns(self) -> int | None:
-        """Returns the time until CPU time for a turn is available, possibly 0.
-
-        Returns None if the queue is empty.
-        """
+        """Returns the nanoseconds until the next turn may start; None if the queue is empty."""
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
@@ -131,13 +110,10 @@ class FairQueue(Generic[T]):
         return Turn(owner, item, share)
 
     def done(self, turn: Turn[T], cpu_ns: int, children_ns: int = 0) -> None:
-        """Account for the CPU time of a turn, in nanoseconds.
+        """Account for the CPU time of a turn.
 
-        Args:
-            turn: the turn.
-            cpu_ns: CPU time of the turn, paid from the share.
-            children_ns: CPU time of child processes, charged to the owner's later turns, not to the
-                share of all owners.
+        The CPU time of child processes, ``children_ns``, is charged to the owner's later turns, not
+        to the share of all owners.
         """
         turn.share.spend(cpu_ns)
         if turn.owner in self._groups:
@@ -149,8 +125,8 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if the queue is empty.
 
-        The owner is in the group with the most work. If several owners have the same amount of
-        work, the owner that has waited for the shortest time loses its newest work.
+        The owner is in the group with the most work. Among owners with equal work, the one that has
+        waited for the shortest time loses its newest work.
         """
         if not self._waiting:
             return None
@@ -191,7 +167,7 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(1.0)
 
     def _choose(self) -> tuple[int, Hashable, CpuShare]:
-        """Returns the time until the next turn, its owner, and the budgets that pay for it."""
+        """Returns the time until the next turn, the turn's owner, and the budget that pays."""
         now_ns = self._now_ns()
         wait_ns = self._share.wait_ns(now_ns)
         owner = min(self._waiting, key=self._rank)

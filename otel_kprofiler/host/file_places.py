@@ -1,7 +1,7 @@
 """Finds files of exited processes by inode number, in directories of other mapped files.
 
-Programs that run for only a millisecond exit before their mapped files can be opened. Most of these
-files are next to other mapped files, in directories of commands or libraries.
+A program may exit before its mapped files can be opened. Most of these files are in directories of
+commands or libraries, next to other mapped files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """A list of directories, most recently used first; thread-safe.
-
-    Args:
-        first: initial directories.
-    """
+    """A list of directories, most recently used first; thread-safe."""
 
     def __init__(self, first: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
@@ -46,8 +42,7 @@ class FilePlaces:
     def find(self, inode: int) -> Iterator[str]:
         """Yields paths of files with an inode number, on any file system; the caller verifies them.
 
-        Changed directories are read again. Unreadable directories are skipped. A directory that
-        another thread is reading is also skipped, because its file system may hang.
+        Skips unreadable directories, and those that another thread is reading and that may hang.
         """
         with self._lock:
             directories = list(reversed(self._listings))
@@ -72,7 +67,6 @@ class FilePlaces:
 
 
 def _read(directory: str, previous: _Listing) -> _Listing:
-    """Lists a directory. Raises ``OSError``."""
     modified_ns = os.stat(directory).st_mtime_ns
     if modified_ns == previous.modified_ns:
         return previous

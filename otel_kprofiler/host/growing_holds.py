@@ -14,11 +14,7 @@ MAX_HELD: Final = 1024
 
 
 class GrowingHolds:
-    """Keeps the time until the next retry, by key.
-
-    The time is 30 s at first, then doubles after each failure, up to an hour.
-    A key is retried after about as long as it has been failing. Not thread-safe.
-    """
+    """Retry intervals by key: 30 s, doubled by each failure up to an hour. Not thread-safe."""
 
     def __init__(self) -> None:
         self._holds_s: dict[Hashable, float] = {}  # most recent failure last

@@ -58,10 +58,7 @@ def find_sysctl(files: HostFiles, name: str) -> int | None:
 
 
 def find_lockdown(files: HostFiles) -> str | None:
-    """Read the lockdown mode: ``none``, ``integrity`` or ``confidentiality``; None if unknown.
-
-    The mode is read from securityfs, which may not be mounted (kernel_lockdown(7)).
-    """
+    """Read the lockdown mode, such as ``integrity`` (kernel_lockdown(7)); None if unknown."""
     try:
         text = files.read_bytes("/sys/kernel/security/lockdown").decode()
     except OSError:
@@ -74,9 +71,8 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
     The rule is ``kallsyms_show_value`` in kernel/ksyms_common.c. With ``kptr_restrict`` 2, no
-    process sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see
-    them. With 0, all processes see them if ``perf_event_paranoid`` is below 2; otherwise, only
-    holders of CAP_SYSLOG do.
+    process sees addresses. With 1, holders of CAP_SYSLOG in the initial user namespace do. With 0,
+    all processes do if ``perf_event_paranoid`` is below 2, otherwise only holders of CAP_SYSLOG.
     """
     try:
         if _shows_addresses(files):
@@ -93,10 +89,7 @@ def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
 
 
 def _shows_addresses(files: HostFiles) -> bool:
-    """Returns whether any of the first symbols has a nonzero address.
-
-    Per-CPU symbols may have address 0.
-    """
+    """Returns whether any address is nonzero. Per-CPU symbols may have address 0."""
     with os.fdopen(files.open_fd("/proc/kallsyms"), "rb") as file:
         text = file.read(_SCAN_BYTES)
     if not text:

@@ -17,12 +17,9 @@ from typing import Any
 def import_module_alone(name: str) -> ModuleType:
     """Import ``package.module`` without running the package's ``__init__``.
 
-    ``__init__`` is deferred until code looks up an attribute that is not a submodule, so other code
-    can still use the package normally. A package that is already imported is not changed.
-    Thread-safe.
-
-    Raises:
-        ImportError: the package or module does not exist, or cannot be imported.
+    ``__init__`` runs when code looks up an attribute that is not a submodule, so other code can
+    still use the package normally. A package that is already imported is not changed. Thread-safe.
+    Raises ``ImportError``.
     """
     package, _, _ = name.partition(".")
     if package not in sys.modules:
@@ -31,10 +28,7 @@ def import_module_alone(name: str) -> ModuleType:
 
 
 def _defer(name: str) -> ModuleType:
-    """Create a package whose ``__init__`` has not run.
-
-    The package's ``__getattr__`` (PEP 562) runs ``__init__`` when needed.
-    """
+    """Create a package whose ``__getattr__`` (PEP 562) runs ``__init__`` when needed."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -16,14 +16,10 @@ from otel_kprofiler.host.child_memory import MemoryGrant, grant_memory, limit_me
 from otel_kprofiler.host.patient_children import DeviceHangs, PatientChildren
 
 DONE: Final = b"\x04"
-"""Last byte that a child writes to standard error if it succeeds (EOT). Scripts that do not import
-this package also write it.
-"""
+"""Last byte on standard error of a child that succeeds (EOT). Some scripts hard-code it."""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""Return codes of a child that aborts after a failed allocation, or that the kernel kills for lack
-of memory.
-"""
+"""Return codes after a failed allocation (SIGABRT), or if the kernel is out of memory (SIGKILL)."""
 _NO_STATUS: Final = (
     "ended early; its status is unknown, since this process ignores SIGCHLD or reaps all children"
 )
@@ -45,9 +41,7 @@ class ChildFailed(Exception):  # noqa: N818 - an outcome
     """Raised if a child process produced no result.
 
     Args:
-        problem: why the child failed.
         text: what happened, as a predicate without a subject.
-        grant: the memory granted to the child.
         may_pass: whether a retry with the unchanged file may succeed.
     """
 
@@ -69,11 +63,9 @@ class ChildLimits(NamedTuple):
     """Resource limits of a child process.
 
     Attributes:
-        memory_bytes: limit on the data segment; at most half of the memory that the cgroup has
-            left.
-        cpu: CPU time that the child may use.
-        wall_s: time after which the child is killed, in seconds.
-        least_bytes: minimum memory for data, in bytes. A child that would get less is not started.
+        memory_bytes: requested limit on data; see :func:`grant_memory`.
+        wall_s: time after which the child is killed.
+        least_bytes: minimum of the granted limit. A child that would get less is not started.
     """
 
     memory_bytes: int
@@ -94,21 +86,12 @@ class LimitedChildren:
     def run(
         self, command: Sequence[str], fd: int, limits: ChildLimits, output: int = subprocess.PIPE
     ) -> bytes:
-        """Run a command with a file as its input; blocks until the command has exited.
+        """Run a command with a file as its input, and wait for it; returns the standard output.
 
-        Args:
-            command: the program and its arguments. The program reports the cause of a failure on
-                standard error, and exits with ``os.EX_TEMPFAIL`` if the cause is temporary. If the
-                kernel does not keep the exit status, ``DONE`` on standard error means success.
-            fd: descriptor of the file.
-            limits: limits for the child.
-            output: descriptor for the child's standard output; by default, the output is returned.
-
-        Returns:
-            The child's standard output; empty if ``output`` is given.
-
-        Raises:
-            ChildFailed: the child produced no result.
+        The program reports the cause of a failure on standard error, and exits with
+        ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel does not keep the exit status,
+        ``DONE`` on standard error means success. If ``output`` is a descriptor, standard output
+        goes there instead. Raises ``ChildFailed``.
         """
         device = os.fstat(fd).st_dev
         try:

@@ -21,7 +21,7 @@ def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
     If ``is_root``, only links that no user except root and this user can have created are followed.
-    Otherwise, links are followed as by a kernel with ``fs.protected_symlinks``.
+    Otherwise, links are followed under the rules of ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
         try:
@@ -39,13 +39,9 @@ def follow_links(path: str, *, is_root: bool = True) -> str:
 
 
 def open_directory(path: str) -> int:
-    """Open a directory with ``O_PATH``.
+    """Open a directory with ``O_PATH``; the caller closes the descriptor. Raises ``OSError``.
 
     Root follows only links that no other user can have created.
-
-    Raises:
-        OSError: the directory cannot be opened, is not a directory, or is reached through another
-            user's link.
     """
     if os.geteuid() != 0:
         return os.open(path, _DIRECTORY)

@@ -7,15 +7,10 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import LOCK_CONTENTION, ProfileKind
 
 LOCK_EVENT: Final = "lock-contention"
-"""Name of the event for waits for the kernel's locks."""
 
 
 class LockSpec(NamedTuple):
-    """Waits for the kernel's locks, sampled in proportion to their duration.
-
-    Attributes:
-        rate: average number of samples per second on each CPU, at least 1.
-    """
+    """Waits for kernel locks, sampled by duration at ``rate`` samples per second on each CPU."""
 
     rate: int
 

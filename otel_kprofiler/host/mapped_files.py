@@ -11,11 +11,10 @@ path                    nothing                                         the same
                                                                         or beside other files
 ======================  ==============================================  ==========================
 
-Reading the file itself requires read permission for the file, or CAP_DAC_READ_SEARCH. The path
-comes from the symbolic link in map_files, or from /proc/PID/maps. The path is relative to this
-process's root if the file is reachable from there, and otherwise to the root of the other process's
-mounts, so both are tried. No file is opened for reading before its identity is proven, because
-mapped files may be devices, and because the path may by then lead to a different file.
+The path is relative to this process's root if the file is reachable from there, and otherwise to
+the root of the other process's mounts, so both are tried. A file's identity is checked before the
+file is opened for reading, because the path may lead to a different file, or to a device. Reading
+requires read permission for the file, or CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations
@@ -51,12 +50,7 @@ class FileProblem(enum.Enum):
 
 
 class MappedFileError(KProfilerError):
-    """Raised if a mapped file could not be opened.
-
-    Args:
-        problem: why the file could not be opened.
-        detail: explanation of the problem, for the log.
-    """
+    """Raised if a mapped file could not be opened; ``detail`` is for the log."""
 
     def __init__(self, problem: FileProblem, detail: str = "") -> None:
         super().__init__(f"{problem.value}: {detail}" if detail else problem.value)
@@ -68,10 +62,7 @@ class FileRequest(NamedTuple):
     """A request to open a mapped file, with the mapping as it was when the sample was taken.
 
     Attributes:
-        key: identity of the file.
-        start: first runtime address of the mapping.
-        end: runtime address after the last byte of the mapping.
-        file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
+        file_offset: offset in the file of the byte mapped at ``start``.
         tgid: id of a process that has mapped the file.
         tid: id of the sampled thread.
         size: size of the file in bytes; 0 if unknown.
@@ -102,23 +93,15 @@ class ReferableFiles(HostFiles, Protocol):
 def open_regular(files: ReferableFiles, path: str, root: str = "") -> OpenFile:
     """Open a regular file; the caller closes its descriptor.
 
-    Other files are not opened for reading, because that might block or have side effects.
-
-    Args:
-        files: access to the host's files.
-        path: absolute path; relative to ``root`` if ``root`` is given.
-        root: directory that links in the path cannot leave, such as ``/proc/PID/root``.
-
-    Raises:
-        OSError: the file is not regular, or cannot be opened.
+    Raises ``OSError`` for other files, since opening them might block or have side effects. The
+    path and its links are resolved within ``root``, such as ``/proc/PID/root``.
     """
     reference = files.open_reference_in(root, path) if root else files.open_reference(path)
     try:
         status = os.fstat(reference)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file")
-        # Open the file through the reference, since the path may lead elsewhere by now. Do not
-        # wait for the holder of a lease on the file (fcntl(2)).
+        # The path may lead elsewhere by now. Do not wait for the holder of a lease (fcntl(2)).
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(f"/proc/self/fd/{reference}", flags)
         return OpenFile(fd, status.st_size, status.st_mtime_ns)
@@ -131,7 +114,6 @@ class OpenedFile(NamedTuple):
 
     Attributes:
         fd: descriptor, owned by the receiver of this object.
-        status: status of the file when it was opened.
         path: path that the kernel shows for the mapping, without `` (deleted)``.
         route: way by which the file was reached: ``map_files``, ``exe``, ``root`` or ``path``.
         reached_at: path under which the file was opened.
@@ -176,15 +158,12 @@ def open_mapped(
 ) -> OpenedFile:
     """Open the file of a request.
 
-    Args:
-        request: identifies the file, and a process that has mapped it.
-        files: access to the host's files.
-        known_path: path by which the file was opened before; used if the process has exited.
-        find_places: finds files by inode number; used if the process has exited, and if the request
-            has the file's size and modification time, which must match.
+    The fallbacks are ``known_path``, the path by which the file was last opened, and paths by inode
+    number from ``find_places``. The latter are used only if the process has exited, and if the
+    request has the file's size and modification time.
 
-    Raises:
-        MappedFileError: the file is gone, may not be opened by this process, or was replaced.
+    Raises ``MappedFileError`` if the file is gone, was replaced, or may not be opened by this
+    process.
     """
     outcome = _Outcome(FileProblem.GONE, "")
     has_gone = False  # whether a different file now has the path
@@ -235,7 +214,7 @@ def _open(way: _Way, request: FileRequest, files: ReferableFiles) -> OpenedFile:
             raise _OtherInodeError(FileProblem.NOT_SAME)
         if not is_same_file(request, status, mapped=way.route == "map_files"):
             raise MappedFileError(FileProblem.NOT_SAME)
-        # Open the file through the reference, since the path may lead elsewhere by now.
+        # The path may lead elsewhere by now.
         fd = files.open_fd(f"/proc/self/fd/{reference}")
         return OpenedFile(fd, status, way.path, way.route, way.opened)
     finally:
@@ -260,11 +239,7 @@ def _ways(request: FileRequest, files: ReferableFiles, known_path: str) -> Itera
 
 
 def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator[tuple[str, str]]:
-    """Yields the map_files entries for mappings of the file, each with the file's path.
-
-    The mapping in the request comes first. If it no longer exists, other mappings follow. The path
-    comes from the links in map_files, or from the maps if the links are not readable.
-    """
+    """Yields the map_files entries of the file, the requested mapping first, each with a path."""
     wanted = f"{request.start:x}-{request.end:x}"
     try:
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
@@ -286,12 +261,7 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
     Inode, size, modification time and device must match, since inode numbers are reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
     the inode's device. In that case, the request must have a size, or the file must have been
-    opened through its mapping.
-
-    Args:
-        request: identifies the file.
-        status: status of the candidate, from fstat(2).
-        mapped: whether the candidate was opened through the mapping's entry in ``map_files``.
+    opened through ``map_files`` (``mapped``).
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:
         return False

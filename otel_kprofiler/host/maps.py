@@ -3,9 +3,8 @@ r"""Reads the mappings of a process from ``/proc/PID/maps`` (proc_pid_maps(5)).
 From kernel 6.11 on, ``PROCMAP_QUERY`` (include/uapi/linux/fs.h) returns the mapping at an address,
 with the build id of its file.
 
-In the text of maps, a newline in a path is ``\012``, and the path of a deleted file ends in
-`` (deleted)``. File names that contain such a sequence literally cannot be distinguished from
-these.
+In the text of maps, ``\012`` stands for a newline in a path, and a deleted file has the suffix
+`` (deleted)``. A file's actual name may contain these sequences, too.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from otel_kprofiler.host.access import Access, HostFiles
 from otel_kprofiler.model import VDSO_NAME, BuildId
 
 MAX_MAPS_BYTES: Final = 16 << 20
-"""Limit on the text of a process's maps, in bytes. A text of this size has about 150,000 mappings,
-more than the kernel's default limit (vm.max_map_count).
-"""
+"""Limit on the text of maps: about 150,000 mappings, more than the default vm.max_map_count."""
 _READ_BYTES: Final = 64 * 1024
 _MINOR_BITS: Final = 20  # MKDEV, include/linux/kdev_t.h
 _DELETED: Final = " (deleted)"
@@ -53,15 +50,12 @@ class MemoryMapping(NamedTuple):
     """A mapping of a process.
 
     Attributes:
-        start: first runtime address.
-        end: runtime address after the last byte of the mapping.
         permissions: permissions in the form ``r-xp``.
-        file_offset: offset in the file, in bytes, of the byte mapped at ``start``.
+        file_offset: offset in the file of the byte mapped at ``start``.
         device: device of the file's inode, as ``MKDEV`` (major << 20 | minor); 0 if there is no
             file.
         inode: inode number of the file; 0 if there is no file.
-        path: path that the kernel shows, without `` (deleted)``; for memory without a file, a name
-            such as ``[heap]``, or empty.
+        path: path without `` (deleted)``. Without a file, a name such as ``[heap]``, or empty.
         deleted: whether no directory has an entry for the file.
     """
 
@@ -88,13 +82,9 @@ class FoundMapping(NamedTuple):
 
 
 def parse_mappings(maps: bytes, *, only_code: bool = False) -> Iterator[MemoryMapping]:
-    """Parses the mappings in the text of ``/proc/PID/maps``, in address order.
+    """Parses the text of ``/proc/PID/maps``, in address order.
 
-    Skips incomplete lines, and lines in other formats.
-
-    Args:
-        maps: the text of the file.
-        only_code: whether to skip mappings that are not executable.
+    Skips malformed lines and, if ``only_code``, mappings that are not executable.
     """
     for match in _LINES[only_code].finditer(maps):
         start, end, permissions, offset, major, minor, inode, path = match.groups()
@@ -115,12 +105,9 @@ def read_maps(files: HostFiles, pid: int | str) -> bytes:
 
 
 def find_vdso(files: HostFiles) -> bytes | None:
-    """Read the vDSO, which the kernel maps into each 64-bit process, from this process's memory.
+    """Read the vDSO, an ELF file, from this process's memory; None if there is no vDSO.
 
-    Returns an ELF file; None if there is no vDSO (``vdso=0`` on the kernel's command line).
-
-    Raises:
-        OSError: the maps of this process cannot be read.
+    Raises ``OSError`` if this process's maps cannot be read.
     """
     for mapping in parse_mappings(read_maps(files, "self")):
         if mapping.path == VDSO_NAME:
@@ -131,15 +118,9 @@ def find_vdso(files: HostFiles) -> bytes | None:
 class ProcessMaps:
     """Looks up mappings of a process by address. Not thread-safe.
 
-    No mapping is found once the process has exited or executed a different program.
-
-    Args:
-        pid: the process, which this process must be permitted to trace (ptrace(2),
-            PTRACE_MODE_READ).
-        files: access to the host's files.
-
-    Raises:
-        OSError: the process does not exist, or may not be traced.
+    No mapping is found once the process has exited or executed a different program. Raises
+    ``OSError`` if there is no such process, or if it may not be traced (ptrace(2),
+    PTRACE_MODE_READ).
     """
 
     def __init__(self, pid: int, files: HostFiles | None = None) -> None:
@@ -150,7 +131,7 @@ class ProcessMaps:
         self._buffers = ctypes.addressof(self._path), ctypes.addressof(self._build_id)
 
     def find(self, address: int) -> FoundMapping | None:
-        """Find the current mapping at an address; None if there is none.
+        """Find the current mapping at an address; None if there is none. Raises ``OSError``.
 
         Executable memory without a file may fill a hole between two mappings of one file that are
         as far apart in memory as in the file. Such memory is text of that file, which the process
@@ -158,9 +139,6 @@ class ProcessMaps:
 
         To provide the build id, the kernel reads the file's first page, which may wait for the
         disk. On kernels before 6.11, all mappings are read, without build ids.
-
-        Raises:
-            OSError: the kernel refused the call.
         """
         result = self._find(address)
         if result is None or result.mapping.inode or result.mapping.path:

@@ -14,9 +14,7 @@ TOO_MANY_FILES: Final = ": too many open files"
 def find_open_files_error(action: str, error: OSError) -> HostError | None:
     """Returns the error for ``EMFILE`` or ``ENFILE``; None for other errors.
 
-    Args:
-        action: the failed action, as a noun phrase ("loading the BPF program").
-        error: the kernel's error.
+    ``action`` is a noun phrase, such as "loading the BPF program".
     """
     if error.errno == errno.EMFILE:
         return HostError(

@@ -1,9 +1,8 @@
 """Reads files in threads that are abandoned when a file system hangs.
 
-A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted. So
-that one such file does not block the reading of all others, callers wait only while a read makes
-progress. A thread that is in the same storage wait at two checks :data:`PATIENCE_S` apart is
-abandoned, and no other thread reads from its device.
+A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, and
+must not block the reading of other files. A thread that is in the same storage wait at two checks
+:data:`PATIENCE_S` apart is abandoned, and no other thread reads from its device.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""Limit on a single storage wait in a read, in seconds. After that, callers continue without the
-read.
-"""
+"""Limit on a single storage wait, in seconds. Afterwards, callers continue without the read."""
 MAX_LEFT: Final = 32
 """Limit on the number of abandoned threads at a time. When the limit is reached, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
@@ -33,12 +30,7 @@ class PatientCalls:
     """Calls functions that read files; thread-safe.
 
     Each thread is started by the first caller that needs it, and inherits that caller's
-    capabilities.
-
-    Args:
-        name: name of the threads.
-        patience_s: limit on a single storage wait, in seconds; see :data:`PATIENCE_S`.
-        on_left: called with the identifier of an abandoned thread.
+    capabilities. ``on_left`` is called with the ``ident`` of an abandoned thread.
     """
 
     def __init__(
@@ -61,16 +53,12 @@ class PatientCalls:
     ) -> bool:
         """Call a function in another thread (after :meth:`stop`, in this thread), and wait for it.
 
-        Args:
-            device: device of the file that ``job`` reads.
-            job: the function, which handles its own errors.
-            find_hanging: called if ``job`` does not return; returns a hashable value that
-                identifies the device that hangs. By default, the value is ``device``. This argument
-                is needed if ``job`` also reads files on other devices.
+        ``job`` reads a file on ``device``, and handles its own errors. If ``job`` does not return,
+        ``find_hanging`` identifies the device that hangs. This is needed if ``job`` also reads
+        files on other devices.
 
-        Returns:
-            True if the call has returned. Otherwise, the device hangs, and the call will return, or
-            start, once the device responds.
+        Returns True if the call has returned. Otherwise, the device hangs, and the call will
+        return, or start, once the device responds.
         """
         with self._lock:
             if device in self._left:
@@ -99,10 +87,7 @@ class PatientCalls:
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Make all threads end and all calls return.
-
-        Returns the threads, so that the caller can join them.
-        """
+        """Make all threads end and all calls return; returns the threads for joining."""
         with self._lock:
             self._closed = True
             readers = list(self._readers)
@@ -196,11 +181,7 @@ def _call(job: Job) -> None:
 
 
 def find_storage_wait(directory: str) -> int | None:
-    """Returns the number of the storage wait that a thread is in; None if it is in none.
-
-    Args:
-        directory: the thread's directory, ``/proc/PID/task/TID``.
-    """
+    """Returns a number that identifies a thread's current storage wait; None if it has none."""
     task = Path(directory)
     with suppress(OSError):
         status = (task / "status").read_text()

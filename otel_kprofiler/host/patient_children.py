@@ -24,14 +24,9 @@ class DeviceHangs(Exception):  # noqa: N818 - an outcome
 class PatientChildren:
     """Waits for children that read files; thread-safe.
 
-    A child that is in the same storage wait at two checks is killed, and abandoned if it does not
-    exit. Until this child has exited, and for some time afterwards, no other child may read a file
-    on the same device. A child that merely takes too long to exit is abandoned without this
-    consequence.
-
-    Args:
-        patience_s: time between two checks, in seconds.
-        retry_s: time until a hanging device is tried again, in seconds.
+    A child that is in the same storage wait at two checks, ``patience_s`` apart, is killed. No
+    other child may then read from its device until ``retry_s`` have passed and the child has
+    exited. A child that merely takes too long has no such consequence.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:
@@ -40,11 +35,7 @@ class PatientChildren:
         self._left: list[tuple[int | None, float, MeteredChild]] = []
 
     def check(self, device: int) -> None:
-        """Refuse to start a child for a hanging device, or while too many children are abandoned.
-
-        Raises:
-            DeviceHangs: no child may be started for this device now.
-        """
+        """Raise ``DeviceHangs`` if a device hangs, or if too many children are abandoned."""
         with self._lock:
             now_s = time.monotonic()
             self._left = [
@@ -56,17 +47,9 @@ class PatientChildren:
                 raise DeviceHangs
 
     def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
-        """Wait for a child to exit, and kill it if it does not exit in time.
+        """Wait for a child to exit, and kill it after ``timeout_s``; returns the output in pipes.
 
         The child's CPU time is charged to the calling thread; see :func:`children_time_ns`.
-
-        Args:
-            child: a child that was just started.
-            device: device of the file that the child reads.
-            timeout_s: time limit in seconds.
-
-        Returns:
-            The output that the child wrote to its pipes.
 
         Raises:
             DeviceHangs: the child's file system does not respond.

@@ -1,8 +1,7 @@
 """Reads the memory maps of processes that may hold their mmap_lock forever.
 
-``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the ``mmap_lock`` of the process. A
-thread that waits for a dead file server in mmap(2) holds the lock, so readers of these files wait,
-too.
+Reads of ``/proc/PID/maps`` (before Linux 6.17) and ``map_files`` take the process's ``mmap_lock``.
+A thread in mmap(2) holds this lock while it waits for a dead file server.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ ValueT = TypeVar("ValueT")
 
 
 class PatientMaps:
-    """The files of a host, without memory maps that cannot be read in time. Thread-safe.
-
-    Args:
-        files: access to the host's files.
-    """
+    """The files of a host, without memory maps that cannot be read in time. Thread-safe."""
 
     def __init__(self, files: ReferableFiles) -> None:
         self._files = files

@@ -1,7 +1,6 @@
 """Opens and controls perf events (perf_event_open(2)).
 
-The layout of ``struct perf_event_attr`` is in include/uapi/linux/perf_event.h
-(PERF_ATTR_SIZE_VER5).
+``struct perf_event_attr`` is in include/uapi/linux/perf_event.h (PERF_ATTR_SIZE_VER5).
 """
 
 from __future__ import annotations
@@ -63,13 +62,8 @@ class PerfAttributes(NamedTuple):
 def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1) -> int:
     """Open an event; the caller closes the descriptor (close-on-exec).
 
-    Args:
-        attributes: the event to count.
-        pid: the thread whose events are counted; -1 for all threads.
-        cpu: the CPU whose events are counted; -1 for all CPUs (which requires ``pid``).
-
-    Raises:
-        OSError: perf_event_open(2) failed, for example with ``ENODEV`` because the CPU is offline.
+    -1 selects all threads (``pid``) or all CPUs (``cpu``), but not both. Raises ``OSError``, for
+    example ``ENODEV`` because the CPU is offline.
     """
     number = _SYSCALLS.get(platform.machine())
     if number is None:

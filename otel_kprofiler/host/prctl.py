@@ -7,11 +7,7 @@ import os
 
 
 def prctl(option: int, argument: int = 0) -> int:
-    """Set or get an attribute of this thread or process; returns the result of the call.
-
-    Raises:
-        OSError: the kernel, or a sandbox, refuses the call.
-    """
+    """Make the system call and return its result. Raises ``OSError``, for example in a sandbox."""
     libc = ctypes.CDLL(None, use_errno=True)
     zero = ctypes.c_ulong(0)
     result: int = libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero)

@@ -24,9 +24,7 @@ MEMORY_LOCK_FIX: Final = (
 def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
     """Returns the error for an ``EPERM`` or ``EACCES`` during the setup of sampling.
 
-    Args:
-        action: the refused action, as a noun phrase ("loading the BPF program").
-        files: access to the host's files.
+    ``action`` is a noun phrase, such as "loading the BPF program".
     """
     if is_in_user_namespace(files):
         return PrivilegeError(
@@ -61,10 +59,7 @@ def get_privilege_error(action: str, files: HostFiles) -> PrivilegeError:
 
 
 def counts_locked_memory(files: HostFiles) -> bool:
-    """Returns whether BPF maps count as locked memory, as before Linux 5.11 (commit 97306be45fbe).
-
-    Returns False if the release cannot be read.
-    """
+    """Returns whether BPF maps count as locked memory (before Linux 5.11, commit 97306be45fbe)."""
     try:
         return read_release(files)[:2] < (5, 11)
     except (OSError, ValueError):
@@ -72,10 +67,6 @@ def counts_locked_memory(files: HostFiles) -> bool:
 
 
 def _paranoid_fix(files: HostFiles) -> str:
-    """Returns the fix if perf_event_paranoid is above 2; otherwise an empty text.
-
-    At such levels, kernels of Debian and Ubuntu require CAP_SYS_ADMIN. Other kernels accept
-    CAP_PERFMON.
-    """
+    """Returns a fix for levels above 2, at which Debian's kernels require CAP_SYS_ADMIN."""
     level = find_sysctl(files, "kernel.perf_event_paranoid") or 0
     return "run as root: sysctl -w kernel.perf_event_paranoid=2" if level > 2 else ""

@@ -1,9 +1,8 @@
 """Drops capabilities that a running agent no longer needs, and prevents exec from granting any.
 
-Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
-capabilities that its job, identified by the thread's name, does not need. The thread that attaches
-the sampler drops its capabilities once the sampler is attached. Descriptors opened earlier stay
-usable.
+Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops those that
+its job, identified by the thread's name, does not need. The thread that attaches the sampler does
+so once the sampler is attached. Descriptors opened earlier stay usable.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ JOBS: Final[Mapping[str, tuple[str, ...]]] = {
         "CAP_CHECKPOINT_RESTORE",
     ),
 }
-"""Capabilities that other threads keep, by the prefix of the thread's name. All remaining threads
-keep none.
-"""
+"""Capabilities that other threads keep, by the prefix of the thread's name; the rest keep none."""
 
 _VERSION_3: Final = 0x20080522
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -71,10 +68,7 @@ _T = TypeVar("_T")
 class Privileges:
     """Limits every thread of this process to the capabilities that it needs.
 
-    Create the object before starting any thread.
-
-    Args:
-        drop_all: whether threads keep no capabilities at all.
+    Create the object before starting any thread. With ``drop_all``, threads keep no capabilities.
     """
 
     def __init__(self, *, drop_all: bool = False) -> None:
@@ -87,10 +81,9 @@ class Privileges:
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Keep only the sampling thread's capabilities; returns the features lost as a result.
+        """Keep only the sampling thread's capabilities; returns those lost to ``drop_all``.
 
-        Raises:
-            OSError: the kernel refused to drop capabilities, which no kernel is expected to do.
+        Raises ``OSError`` if the kernel refuses, which no kernel is expected to do.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)
@@ -108,8 +101,7 @@ class Privileges:
 def run_unprivileged(function: Callable[[], _T]) -> _T:
     """Call a function in a thread without capabilities.
 
-    Threads that the function starts have no capabilities either, including threads that C libraries
-    start, which Python hooks do not see.
+    Threads that the function starts have none either, even if a C library starts them.
     """
     result: list[_T] = []
     failure: list[BaseException] = []
@@ -133,10 +125,7 @@ def check_imports_without_capabilities() -> None:
     """Check that threads without capabilities can import from the loaded modules' directories.
 
     Without CAP_DAC_READ_SEARCH or CAP_DAC_OVERRIDE (capabilities(7)), root cannot enter a user's
-    home directory.
-
-    Raises:
-        HostError: such threads cannot read a directory.
+    home directory. Raises ``HostError``.
     """
     modules = {name: module for name, module in sys.modules.items() if "." not in name}
     files = [
@@ -166,26 +155,17 @@ def _find_closed(file: str) -> str | None:
 
 
 def give_up_capabilities(*kept: str) -> None:
-    """Drop all capabilities except ``kept``, in a single-threaded process that reads hostile input.
-
-    Raises:
-        OSError: the kernel rejected the call.
-    """
+    """Drop all capabilities except ``kept`` in a single-threaded process. Raises ``OSError``."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     keep_only(kept)
 
 
 def keep_only(names: Iterable[str]) -> None:
-    """Drop all capabilities of this thread except those named.
-
-    Raises:
-        OSError: the kernel rejected the call.
-    """
+    """Drop all capabilities of this thread except those named. Raises ``OSError``."""
     held = parse_capabilities(_thread_status()).effective
     mask = sum(1 << CAPABILITIES[name] for name in names) & held
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    # The lower 32 bits of the effective, permitted and inheritable sets, then the upper 32 bits of
-    # each.
+    # The lower halves of the effective, permitted and inheritable sets, then their upper halves.
     header = ctypes.create_string_buffer(struct.pack("=Ii", _VERSION_3, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", low, low, 0, high, high, 0))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -196,10 +176,7 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Returns the names of the effective capabilities in ``/proc/PID/task/TID/status``.
-
-    An unknown capability is named ``CAP_``, followed by its number.
-    """
+    """Returns the effective capabilities in a ``/proc`` status; ``CAP_NUMBER`` if unknown."""
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}
     return frozenset(
@@ -210,11 +187,7 @@ def held_capabilities(status: bytes) -> frozenset[str]:
 
 
 def read_threads(files: HostFiles, pid: int | str = "self") -> dict[str, frozenset[str]]:
-    """Read the effective capabilities of each thread of a process, by ``TID name``.
-
-    Raises:
-        OSError: there is no such process.
-    """
+    """Read the effective capabilities of threads, by ``TID name``. Raises ``OSError``."""
     threads = {}
     for tid in files.list_dir(f"/proc/{pid}/task"):
         try:

@@ -16,14 +16,12 @@ class ProcessStat(NamedTuple):
     """A process as described by ``/proc/PID/stat``.
 
     Attributes:
-        parent: pid of the parent process.
         has_ended: whether the main thread has exited; other threads may still run.
         start_ticks: start time in clock ticks since boot.
-        is_kernel_thread: whether the process is a kernel thread.
         name: name of the main thread (``comm``).
         stack_start: start address of the main thread's stack, which changes when the process
-            executes another program; 0 if this process may not trace the other (ptrace(2)).
-        cpu_ticks: CPU time of the process's threads in user and kernel mode, in clock ticks.
+            executes another program; 0 if we may not trace the process (ptrace(2)).
+        cpu_ticks: CPU time of all threads in user and kernel mode, in clock ticks.
     """
 
     parent: int
@@ -36,11 +34,8 @@ class ProcessStat(NamedTuple):
 
 
 def parse_stat(stat: bytes) -> ProcessStat:
-    """Parses fields 2, 3, 4, 9, 14, 15, 22 and 28 of proc_pid_stat(5).
-
-    The name may contain blanks and parentheses. Raises ``ValueError`` on malformed input.
-    """
-    end = stat.rindex(b")")
+    """Parses ``/proc/PID/stat`` (proc_pid_stat(5)). Raises ``ValueError`` on malformed input."""
+    end = stat.rindex(b")")  # the name may contain blanks and parentheses
     fields = stat[end + 2 :].split(b" ", 26)
     if len(fields) < 21:
         raise ValueError("too few fields in a stat line")
@@ -66,8 +61,8 @@ def read_stat(files: HostFiles, pid: int | str) -> ProcessStat | None:
 def read_owner(files: HostFiles, pid: int) -> int | None:
     """Read the effective user id of a process; None if it does not exist.
 
-    The directory ``/proc/PID`` belongs to the process's user even if the files in it belong to
-    root, as they do for processes that are not dumpable (task_dump_owner() in fs/proc/base.c).
+    ``/proc/PID`` belongs to the process's user even if its files belong to root, as they do for
+    processes that are not dumpable (task_dump_owner() in fs/proc/base.c).
     """
     try:
         fd = files.open_fd(f"/proc/{pid}")

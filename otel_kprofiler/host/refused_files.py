@@ -21,13 +21,8 @@ T = TypeVar("T")
 class RefusedFiles(Generic[T]):
     """Keeps refusals by file, so that a file uses up its CPU time limit at most once an hour.
 
-    Thread-safe.
-
     After a temporary failure, the file is reread after 30 s, then at doubling intervals of up to an
-    hour.
-
-    Args:
-        now_s: any monotonic clock, in seconds.
+    hour. Thread-safe.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -37,12 +32,9 @@ class RefusedFiles(Generic[T]):
         self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their expiry, oldest first
 
     def add(self, file: Hashable, reason: T, *, may_pass: bool = False) -> None:
-        """Remember why a file was refused.
+        """Remember why a file, identified by :func:`identify_content`, was refused.
 
-        Args:
-            file: identity of the file, which differs once the file has changed.
-            reason: the reason that :meth:`find` returns.
-            may_pass: whether a retry with the unchanged file may succeed.
+        If ``may_pass``, a retry with the unchanged file may succeed, and is made earlier.
         """
         with self._lock:
             self._reasons.pop(file, None)

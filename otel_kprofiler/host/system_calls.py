@@ -96,12 +96,7 @@ open_tree_attr file_getattr file_setattr
 
 
 def number_calls(machine: str = "") -> Mapping[str, int]:
-    """Returns the numbers of system calls by name.
-
-    Args:
-        machine: the machine of 64-bit programs, as named by uname(2); empty for this host's
-            machine.
-    """
+    """Returns 64-bit system call numbers by name, for a machine (uname(2)) or for this host."""
     words = (_AARCH64 if (machine or platform.machine()) == "aarch64" else _X86_64) + _COMMON
     numbers: dict[str, int] = {}
     number = 0

@@ -1,10 +1,10 @@
 """Finds the sample rate above which the kernel suspends perf events until its next tick.
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
-When the count reaches ``perf_event_max_sample_rate`` divided by the number of ticks per second,
-rounded up, the kernel stops the event. The next tick restarts the event with a full period. If the
-limit is one sample per tick, some kernels, such as 6.18, stop the event after each sample, so that
-every sample is taken one period after a tick.
+The kernel stops the event when the count reaches ``perf_event_max_sample_rate`` per tick, rounded
+up. The next tick restarts the event with a full period. If the limit is one sample per tick, some
+kernels, such as 6.18, stop the event after each sample, so that every sample is taken one period
+after a tick.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from otel_kprofiler.host.kernel import find_sysctl
 MAX_SAMPLE_RATE: Final = "kernel.perf_event_max_sample_rate"
 _DEFAULT: Final = 100_000
 _CLOCK_MONOTONIC_COARSE: Final = 6
-"""A clock that advances at each tick (clock_gettime(2)), so that its resolution is the length of a
-tick.
-"""
+"""A clock that advances at each tick (clock_gettime(2)); its resolution is a tick's length."""
 
 THROTTLING_FIX: Final = f"as root: sysctl -w {MAX_SAMPLE_RATE}={_DEFAULT}"
 
@@ -37,13 +35,7 @@ def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
 
 
 def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
-    """Returns a warning if the kernel may suspend events at this rate; otherwise an empty text.
-
-    Args:
-        files: access to the host's files.
-        samples_per_second: sample rate of one CPU, above 0.
-        tick_rate: see :func:`get_tick_rate`.
-    """
+    """Returns a warning if the kernel may suspend a CPU's event at this rate, or an empty text."""
     limit = find_sysctl(files, MAX_SAMPLE_RATE)
     least = get_least_limit(samples_per_second, tick_rate)
     if limit is None or limit >= least:

@@ -20,9 +20,8 @@ def coarse_timers() -> Iterator[None]:
     """Give coarse timers to threads started in this context by this thread or its new threads.
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
-    (PR_SET_TIMERSLACK(2const)). I/O, and signals from other threads, still wake the threads at
-    once. The slack of this thread is restored at the end. If its slack is already larger, it is not
-    changed. Real-time threads have no slack.
+    (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads at once. The slack of this
+    thread is restored at the end. A larger slack is not changed. Real-time threads have no slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

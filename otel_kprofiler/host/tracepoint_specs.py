@@ -22,12 +22,11 @@ class ValueSource(NamedTuple):
     """Location of an event's value, a number of bytes, in the arguments of its tracepoint.
 
     Attributes:
-        type: type of the argument, which is the struct to which it points, a typedef or an integer
-            type.
-        place: index of the argument among the arguments of this type, from 0.
+        type: type of the argument: the struct to which it points, a typedef or an integer type.
+        place: index of the argument among the arguments of this type.
         member: path of a 32-bit member of the struct; empty if the argument is the value.
-        is_order: whether the argument is an allocation order, so that the value is the size of 1 <<
-            argument pages.
+        is_order: whether the argument is an allocation order: the value is the size of 2^order
+            pages.
     """
 
     type: str
@@ -53,19 +52,13 @@ VALUES: Final[Mapping[str, ValueSource]] = {
     "mm_page_alloc": _PAGES,
     "mm_page_free": _PAGES,
 }
-"""Tracepoints whose events have values. Each event of other tracepoints counts 1. The prototypes
-are in include/trace/events of Linux 5.10 to 6.18.
-"""
+"""Tracepoints whose events have values (include/trace/events of Linux 5.10 to 6.18)."""
 
 
 class TracepointSpec(NamedTuple):
-    """A raw tracepoint to sample.
+    """A raw tracepoint to sample, once every ``period`` events on each CPU.
 
-    Attributes:
-        name: name that identifies the event.
-        period: number of events from one sample to the next on each CPU.
-        tracepoint: name of the kernel's tracepoint.
-        call: number of the only system call that counts; None for all.
+    If ``call`` is not None, only events of the system call with this number count.
     """
 
     name: str
@@ -96,14 +89,8 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
     """Parses ``[SUBSYSTEM:]NAME[:period=N]``; None if the text cannot name a tracepoint.
 
     ``sys_enter:CALL``, or ``sys_enter_CALL`` as in perf, selects a system call by name or number.
-
-    Args:
-        text: the event, in one of these forms.
-        period: default number of events per sample; 0 means 1.
-
-    Raises:
-        ValueError: a setting is wrong, or there is no such system call. The message lists the
-            possible values.
+    ``period`` is the default period; 0 means 1. Raises ``ValueError``, with the valid values, if a
+    setting is wrong, or if there is no such system call.
     """
     *parts, last = text.strip().split(":")
     setting = last if "=" in last else ""
@@ -127,7 +114,6 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
 
 
 def _find_call(name: str) -> int:
-    """Returns the number of a system call on this machine."""
     numbers = number_calls()
     if name.isdecimal():
         return int(name)

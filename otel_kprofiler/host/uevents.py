@@ -1,7 +1,7 @@
 """Receives the kernel's kobject uevents as raw datagrams (lib/kobject_uevent.c).
 
-pyroute2 opens the socket. Its reader is not used, because it drops the sender's address and the
-datagram, which recordings keep, and stops reading after ``ENOBUFS``.
+pyroute2 opens the socket. Its reader is not used, because it drops the sender's address and the raw
+datagram, and stops reading after ``ENOBUFS``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,8 @@ _log = logging.getLogger(__name__)
 class Uevents:
     """A socket for the kernel's uevents (not udev's), which needs no privileges.
 
-    Only one thread may call ``wait``. The other methods are thread-safe, except that only one
-    thread at a time may call :meth:`receive`.
-
-    Args:
-        receive_bytes: size of the socket's buffer, in bytes.
-
-    Raises:
-        OSError: the kernel refuses the socket.
+    Only one thread may call :meth:`wait`, and only one at a time :meth:`receive`. The other methods
+    are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:
@@ -68,12 +62,7 @@ class Uevents:
         return bool(ready.poll(0))
 
     def receive(self) -> list[bytes]:
-        """Returns all pending datagrams; never blocks.
-
-        Raises:
-            OSError: datagrams were lost (``ENOBUFS``, once). The next call returns the remaining
-                datagrams.
-        """
+        """Returns pending datagrams; never blocks. Raises ``OSError`` once if any were lost."""
         datagrams: list[bytes] = []
         while True:
             try:

@@ -1,8 +1,8 @@
 """Writes files safely in directories that other users can write.
 
-Anyone who can write to a directory can replace any name in it, at any time, with a symbolic link,
-or with a hard link to a file of root. So a directory is opened once, names are resolved relative to
-it without following links, and content is written to a single descriptor.
+Anyone who can write to a directory can replace any name in it, at any time, with a link. So a
+directory is opened once, names are resolved relative to it without following links, and content is
+written to a single descriptor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from otel_kprofiler.host.links import (
 )
 
 _NO_TMPFILE: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-"""Errors from file systems without ``O_TMPFILE`` (open(2)). The error is EISDIR before kernel
-3.11.
-"""
+"""Errors from file systems without ``O_TMPFILE`` (open(2)); EISDIR before kernel 3.11."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors from file systems without hard links, such as vfat."""
 _NO_FILE: Final = "it is not a regular file"
@@ -39,12 +37,7 @@ class NewFile:
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
     ``O_TMPFILE``. A file that already has the final name is replaced, never written to. Symbolic
     links are followed as this user's permissions allow. Root follows only links that no other user
-    can have created.
-
-    Args:
-        path: path at which the finished file appears.
-        mode: permissions, less the umask.
-        replace: whether to replace an existing file.
+    can have created. The umask applies to ``mode``.
 
     Raises:
         OSError: the directory cannot be written, or the name is taken.
@@ -72,11 +65,8 @@ class NewFile:
     def finish(self, other_names: Iterable[str] = ()) -> None:
         """Give the file its name, close it, and update :attr:`path`.
 
-        Args:
-            other_names: fallback names, tried in order if the file's name is already taken.
-
-        Raises:
-            OSError: finishing failed, and the file was removed.
+        If the name is taken, ``other_names`` are tried in order. On ``OSError``, the file is
+        removed.
         """
         try:
             if not self._replace:
@@ -171,13 +161,10 @@ class AppendedFile:
         mode: permissions of a created file, less the umask.
 
     Raises:
-        OSError: the file cannot be opened for reading and appending, or another user could have
-            replaced it by a link.
+        OSError: the file cannot be opened, or another user could have replaced it by a link.
 
     Attributes:
         fd: descriptor for reading and appending; -1 when closed.
-        name: name of the file in the directory.
-        regular: whether the file is a regular file.
         movable: whether the file is a regular file with a name.
     """
 
@@ -256,10 +243,7 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """Returns why the opened file must not be written to; empty if writing is safe.
-
-        A file in a directory that other users can write to may be a link set up as a trap.
-        """
+        """Returns why the file may be another user's trap; empty if writing is safe."""
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
@@ -272,16 +256,8 @@ class AppendedFile:
 class PrivateDirectory:
     """A directory to which only its owner can write, held open; created if missing.
 
-    Args:
-        path: path of the directory. Directories created for it are accessible only to their owner.
-
-    Raises:
-        OSError: the directory cannot be created or opened.
-        PermissionError: the directory belongs to another user, or others can write to it; see
-            ``strerror``.
-
-    Attributes:
-        fd: descriptor for opening files below the directory.
+    Directories created for it are accessible only to their owner. Raises ``OSError``; if the
+    directory belongs to another user, or others can write to it, ``PermissionError``.
     """
 
     def __init__(self, path: str) -> None:
@@ -299,13 +275,7 @@ class PrivateDirectory:
             raise PermissionError(errno.EPERM, reason)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file of this user.
-
-        A new file is accessible only to its owner.
-
-        Raises:
-            OSError: the file cannot be opened, is not a regular file, or belongs to another user.
-        """
+        """Open a regular file of this user, with mode 0600 if new. Raises ``OSError``."""
         fd = os.open(name, flags | os.O_NONBLOCK | _PLAIN, 0o600, dir_fd=self.fd)
         opened = os.fstat(fd)
         if not stat.S_ISREG(opened.st_mode) or opened.st_uid != os.geteuid():

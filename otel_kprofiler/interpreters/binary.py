@@ -1,7 +1,7 @@
 """Finds CPython in an ELF file (an executable or libpython).
 
-From 3.10 on, ``_PyRuntime`` has its own section, ``.PyRuntime``. All other addresses come from
-dynamic symbols, which strip(1) keeps.
+``_PyRuntime`` has its own section, ``.PyRuntime``, since CPython 3.10. All other addresses come
+from dynamic symbols, which strip(1) keeps.
 """
 
 from __future__ import annotations
@@ -46,17 +46,13 @@ class Interpreter(NamedTuple):
     """CPython in a file; addresses are SVMAs.
 
     Attributes:
-        version: CPython version.
-        layout: offsets of members in CPython's structs.
-        runtime: address of ``_PyRuntime``.
-        code_type: address of ``PyCode_Type``.
+        runtime, code_type: addresses of ``_PyRuntime`` and ``PyCode_Type``.
         eval_loop: address ranges of ``_PyEval_EvalFrameDefault``, and of its cold part if the
             compiler split the function.
         entry_bytes: upper bound for the length of the loop's prologue, which runs before the loop's
             frame becomes the current frame; 0 if the frame is current from the first instruction
             on.
         texts: executable segments of the file.
-        build_id: build id of the file; None if the file has none.
     """
 
     version: Version
@@ -69,10 +65,7 @@ class Interpreter(NamedTuple):
     build_id: BuildId | None
 
     def find_load_bias(self, start: int, file_offset: int) -> int | None:
-        """Returns the load bias of a mapping, which is the runtime address of SVMA 0.
-
-        Returns None if the mapping does not begin in code.
-        """
+        """Returns the runtime address of SVMA 0; None if the mapping does not begin in code."""
         for text in self.texts:
             first = text.offset - text.offset % mmap.PAGESIZE
             if first <= file_offset < text.offset + text.size:
@@ -80,12 +73,7 @@ class Interpreter(NamedTuple):
         return None
 
     def in_process(self, load_bias: int, image_tag: int = 0) -> PythonProcess:
-        """Returns the interpreter's addresses in a process.
-
-        Args:
-            load_bias: runtime address of SVMA 0.
-            image_tag: see ``PythonProcess``.
-        """
+        """Returns the interpreter's addresses in a process, where SVMA 0 is at ``load_bias``."""
         return PythonProcess(
             runtime_at=self.runtime + load_bias,
             code_type=self.code_type + load_bias,
@@ -98,12 +86,8 @@ class Interpreter(NamedTuple):
 def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
     """Finds CPython in a file; None if there is none, or the file is not ELF for this machine.
 
-    Args:
-        source: bytes of the file.
-        machine: this machine, as named by uname(2).
-
-    Raises:
-        InterpreterRefused: the interpreter's frames must not be read.
+    ``machine`` is this machine, as named by uname(2). Raises :class:`InterpreterRefused` if the
+    interpreter's frames must not be read.
     """
     try:
         elf = read_elf(source, machine)
@@ -145,7 +129,7 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
 
 
 def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
-    """Returns the number of bytes in the evaluation loop before its first bytecode instruction.
+    """Returns the length of the evaluation loop's code before its first bytecode instruction.
 
     CPython 3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """

@@ -1,8 +1,8 @@
 """Parses ``_Py_DebugOffsets``, which holds offsets for debuggers in CPython 3.13 and later.
 
 The struct is at the start of ``_PyRuntime``, so the file contains it. It is declared in
-Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Minor versions
-insert members; releases of a minor version do not.
+Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Only minor
+versions insert members.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final
 COOKIE: Final = b"xdebugpy"
 VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
-"""Maximum number of bytes read from ``_PyRuntime``."""
 
 # Members up to the last one used here; /N is the minor version that added a member.
 _MEMBERS: Final = """
@@ -55,12 +54,8 @@ def _parse_members(minor: int) -> Iterator[str]:
 def parse_debug_offsets(data: bytes, minor: int) -> Mapping[str, int]:
     """Returns offsets and sizes by name, such as ``frame.previous``; ``free_threaded`` is 0 or 1.
 
-    Args:
-        data: the beginning of ``_PyRuntime``.
-        minor: CPython's minor version, such as 13 for 3.13.
-
-    Raises:
-        ValueError: the data is not a ``_Py_DebugOffsets``.
+    ``data`` is the beginning of ``_PyRuntime``. ``minor`` is 13 for CPython 3.13. Raises
+    ``ValueError`` if the data is not a ``_Py_DebugOffsets``.
     """
     names = ("version", "free_threaded", *_parse_members(minor))
     words = struct.Struct(f"<{len(names)}Q")

@@ -2,7 +2,7 @@
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
 loop), and stripping removes the split part's symbol. The cold part is therefore found by the loop's
-jumps into it, and its bounds are taken from the unwind information (Linux Standard Base, "Exception
+jumps into it. Its bounds are taken from the unwind information (Linux Standard Base, "Exception
 Frames").
 """
 
@@ -40,13 +40,7 @@ _START_AT: Final = 8
 
 
 def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, ...]:
-    """Returns the SVMAs of the loop: the function, then its cold part if there is one.
-
-    Args:
-        source: bytes of the file.
-        elf: the file's parsed headers.
-        symbol: the symbol of the loop's function, ``_PyEval_EvalFrameDefault``.
-    """
+    """Returns the SVMAs of the loop: the function, then its cold part if there is one."""
     loop = range(symbol.address, symbol.address + symbol.size)
     try:
         targets = _jumps_out(source, elf, loop)
@@ -60,7 +54,6 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
 
 
 def _jumps_out(source: Source, elf: ElfFile, loop: range) -> list[int]:
-    """Returns the targets of jumps from the loop to other code in the file."""
     size = min(len(loop), MAX_LOOP_BYTES)
     code = source.read(find_offset(elf.loads, loop.start, size), size)
     find_jumps = _find_a64_jumps if elf.machine == MACHINES["aarch64"] else _find_x86_jumps
@@ -81,10 +74,7 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, relative to the start of the code.
-
-    These include unconditional jumps, since the range of b.cond may not reach a cold part.
-    """
+    """Yields the targets of jumps; b.cond may not reach a cold part, so b is included."""
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:

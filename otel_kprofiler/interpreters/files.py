@@ -38,11 +38,9 @@ _Key = BuildId | tuple[int, int, str]
 class InterpreterFiles:
     """Looks up the interpreter in a file. Not thread-safe.
 
-    Args:
-        files: access to the host's files.
-        on_found: called with each new interpreter, before a process is registered with it.
-        calls: runs the functions that read files. A file on a device that does not respond counts
-            as having no interpreter.
+    ``on_found`` is called with each new interpreter, before a process is registered with it.
+    ``calls`` runs the functions that read files. A file on a device that does not respond counts as
+    having no interpreter.
     """
 
     def __init__(
@@ -64,10 +62,8 @@ class InterpreterFiles:
     ) -> Interpreter | Refusal | None:
         """Returns the interpreter in a file, or why it is refused; None if there is none.
 
-        Args:
-            pid: id of a process that has mapped the file.
-            mapping: mapping of the file; device and inode are 0 if unknown.
-            build_id: build id of the file; None if it is unknown, or if the file has none.
+        ``pid`` is a process that has mapped the file. The mapping's device and inode are 0 if
+        unknown. ``build_id`` is None if it is unknown, or if the file has none.
         """
         key = build_id or (mapping.device, mapping.inode, mapping.path)
         if key in self._found:
@@ -90,7 +86,6 @@ class InterpreterFiles:
     def _read_patiently(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | OSError | MappedFileError | InterpreterRefused | None:
-        """Returns the result of :meth:`_read`, or the error that it raises."""
         outcome: list[Interpreter | OSError | MappedFileError | InterpreterRefused | None] = []
 
         def read() -> None:
@@ -109,7 +104,6 @@ class InterpreterFiles:
     def _read(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | None:
-        """Reads an interpreter; raises ``InterpreterRefused`` or an error from :meth:`_open`."""
         file = self._open(pid, mapping, build_id)
         try:
             return find_interpreter(FileSource(file.fd, file.size))
@@ -117,7 +111,6 @@ class InterpreterFiles:
             os.close(file.fd)
 
     def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> Refusal:
-        """Count a refusal, and log it once per path and reason."""
         self.refused[error.refusal] += 1
         line = mapping.path, error.refusal
         if line not in self._logged and len(self._logged) < MAX_FILES:
@@ -126,7 +119,6 @@ class InterpreterFiles:
         return error.refusal
 
     def _open(self, pid: int, mapping: MemoryMapping, build_id: BuildId | None) -> OpenFile:
-        """Open a mapped file; raises ``OSError`` or ``MappedFileError``."""
         if not mapping.inode and build_id:
             try:
                 mapping = self._find_in_maps(pid, mapping)
@@ -143,10 +135,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open a mapped file by its path.
-
-        This needs no capability, but works only in our mount namespace.
-        """
+        """Open a file by path, without capabilities, but only in our mount namespace."""
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

@@ -1,7 +1,7 @@
 """Provides the layouts of threads, frames, code objects and strings, by CPython version.
 
-CPython 3.11 and 3.12 publish no offsets, and all their releases have the offsets below on 64-bit
-machines. From 3.13 on, ``_Py_DebugOffsets`` contains most offsets. The others are computed from
+CPython 3.11 and 3.12 publish no offsets; all their releases have the offsets below on 64-bit
+machines. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. The others are computed from
 adjacent members, which are checked.
 """
 
@@ -136,12 +136,8 @@ _BESIDE: Final = {
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:
     """Returns the layout of a CPython build.
 
-    Args:
-        version: CPython version.
-        runtime: first bytes of ``_PyRuntime``, from the file or memory.
-
-    Raises:
-        InterpreterRefused: the layout is unknown.
+    ``runtime`` has the first bytes of ``_PyRuntime``, from the file or memory. Raises
+    :class:`InterpreterRefused` if the layout is unknown.
     """
     is_final = version.level >= 0xC  # release candidates no longer change the layout
     if version.major != 3 or not FIRST_MINOR <= version.minor <= LAST_MINOR or not is_final:

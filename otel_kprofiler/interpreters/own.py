@@ -26,13 +26,7 @@ from otel_kprofiler.model import FileKey
 
 
 class OwnInterpreter(NamedTuple):
-    """The interpreter of this process.
-
-    Attributes:
-        interpreter: the interpreter, with addresses in the interpreter's file.
-        process: the interpreter's addresses in this process.
-        file: key of the interpreter's file, without a generation.
-    """
+    """This process's interpreter, its addresses here, and its file's key without a generation."""
 
     interpreter: Interpreter
     process: PythonProcess
@@ -40,11 +34,7 @@ class OwnInterpreter(NamedTuple):
 
 
 def open_own() -> OwnInterpreter:
-    """Find this process's interpreter, and verify the layout of its frames.
-
-    Raises:
-        InterpreterRefused: the interpreter's frames must not be read.
-    """
+    """Find this process's interpreter and prove its layout. Raises :class:`InterpreterRefused`."""
     if sys.implementation.name != "cpython":
         raise InterpreterRefused(Refusal.UNKNOWN_VERSION, sys.implementation.name)
     files, code_type = Access(), id(CodeType)
@@ -66,10 +56,7 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Returns the mapping at an address.
-
-    The mapping's path may differ from the file's, since some programs move code to huge pages.
-    """
+    """Returns the mapping at an address; for code moved to huge pages, its path may differ."""
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

@@ -62,12 +62,8 @@ class PythonRegistry(Protocol):
     ) -> bool:
         """Start reading frames of a process. Returns False if the table is full.
 
-        Args:
-            tgid: id of the process.
-            layout: struct offsets of the process's interpreter.
-            process: runtime addresses in the process.
-            image: the program that the process must be running; 0 to accept the program of the
-                process's next sample.
+        ``image`` identifies the program that the process must be running; 0 to accept the program
+        of the process's next sample.
         """
 
     def pass_over(self, program: Program) -> None:
@@ -86,13 +82,10 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """The counts of processes and refusals at one instant.
+    """The numbers of registered processes and of refusals at one instant.
 
-    Attributes:
-        processes: number of processes currently registered.
-        without_room: number of processes not registered because the table was full.
-        refused: number of files with refused interpreters, by reason.
-        refused_processes: number of processes that ran refused interpreters, by reason.
+    ``without_room`` counts processes that did not fit into the table. ``refused`` counts files, and
+    ``refused_processes`` the processes that ran them, by reason.
     """
 
     processes: int
@@ -110,12 +103,9 @@ class PythonCounts(NamedTuple):
 
 
 class PythonProcesses:
-    """Registers processes. Only one thread may use it, except for ``counts`` and ``stop``.
+    """Registers processes. Only one thread may use it, except for :meth:`counts` and :meth:`stop`.
 
-    Args:
-        registry: the table of registered processes.
-        files: access to the host's files.
-        on_found: called with each interpreter, before a process is registered with it.
+    ``on_found`` is called with each interpreter, before a process is registered with it.
     """
 
     def __init__(
@@ -136,9 +126,8 @@ class PythonProcesses:
     def inspect(self, seen: ProcessSeen) -> None:
         """Register a sampled process if it runs CPython; otherwise release the process.
 
-        Raises:
-            PermissionError: the mappings of the process cannot be read.
-            OSError: the kernel rejected the call.
+        Raises ``PermissionError`` if the process's mappings cannot be read, and other ``OSError``
+        if the kernel rejects the call.
         """
         mappings = self._read_code(seen.tgid)
         for mapping in mappings:
@@ -158,11 +147,7 @@ class PythonProcesses:
         self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
-        """Handle the next event in the stream of events of all processes.
-
-        Raises:
-            OSError: the kernel rejected the call.
-        """
+        """Handle the next event. Raises ``OSError`` if the kernel rejects the call."""
         match event:
             case Started(parent=int(parent)) if parent in self._registered:
                 self._register(event.process.tgid, self._registered[parent])
@@ -176,10 +161,7 @@ class PythonProcesses:
                     self._release(event.process.tgid)
 
     def stop(self) -> list[threading.Thread]:
-        """Stop reading files.
-
-        Returns the reading threads, so that the caller can join them. Thread-safe.
-        """
+        """Stop reading files. Returns the threads, which the caller may join. Thread-safe."""
         return self._calls.stop()
 
     def counts(self) -> PythonCounts:
@@ -197,7 +179,6 @@ class PythonProcesses:
             self._register(event.process.tgid, interpreter)
 
     def _read_code(self, pid: int) -> list[MemoryMapping]:
-        """Returns the executable mappings of a process; empty if it has exited."""
         try:
             maps = read_maps(self._host, pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -207,7 +188,6 @@ class PythonProcesses:
     def _look(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> _Registered | None:
-        """Finds the interpreter in a mapping; None if there is none."""
         if not mapping.path.startswith("/"):
             return None  # anonymous memory, or the vDSO
         interpreter = self._files.find(pid, mapping, build_id)
@@ -239,11 +219,7 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program, not to a different program of the process.
-
-    May return False even for the program's mappings, because on some file systems, maps show an
-    inode other than the program's.
-    """
+    """Returns whether mappings belong to a program; may be False if maps show another inode."""
     code = [
         mapping for mapping in mappings if mapping.permissions.startswith("r-x")
     ]  # not [vsyscall]
@@ -263,10 +239,8 @@ class PythonTracking:
     records cover all processes, whether they are sampled or not.
 
     Args:
-        registry: the table of registered processes.
         pids: the processes whose records are followed; empty for all.
         children: whether to follow the descendants of ``pids``, too.
-        files: access to the host's files.
         on_found: called in the registering thread with each interpreter, before a process is
             registered with it.
     """
@@ -313,7 +287,6 @@ class PythonTracking:
                 _log.warning("new processes will have no Python frames: %s", describe_error(error))
 
     def _follow(self, undo: contextlib.ExitStack) -> None:
-        """Register sampled processes until stopped."""
         waiting = select.poll()  # select(2) only supports descriptors below 1024
         waiting.register(self._stop_fd, select.POLLIN)
         waiting.register(self._registry.fileno(), select.POLLIN)

@@ -22,9 +22,7 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
-"""Maximum number of attempts to find the calling thread while other threads start and exit. An
-attempt takes about 50 µs.
-"""
+"""Attempts, about 50 µs each, to find the calling thread while others start and exit."""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
 """The bit ``bound_gilstate`` of a thread's status; see python_thread.bpf.h."""
@@ -39,8 +37,6 @@ _RESUME: Final = opcode.opmap["RESUME"]
 
 
 class _Piece(ctypes.Structure):
-    """A ``struct iovec`` as in readv(2)."""
-
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
@@ -56,12 +52,9 @@ class OwnMemory:
         self._local.at = ctypes.addressof(self._target)
 
     def read(self, at: int, size: int = 8) -> int:
-        """Reads an unsigned number of at most 8 bytes.
+        """Reads an unsigned number of at most 8 bytes. Calls no Python function unless that fails.
 
-        Calls no Python function unless the read fails.
-
-        Raises:
-            OSError: the address is unmapped, or the kernel refuses the read.
+        Raises ``OSError`` if the address is unmapped, or the kernel refuses the read.
         """
         self._target.value = 0
         self._remote.at, self._local.size, self._remote.size = at, size, size
@@ -75,15 +68,7 @@ class OwnMemory:
 
 
 class _Frame(NamedTuple):
-    """A frame in memory.
-
-    Attributes:
-        address: runtime address of the frame (``_PyInterpreterFrame``).
-        code: runtime address of the frame's code object.
-        offset: distance in bytes from the code object to the frame's instruction.
-        from_c: whether C code entered the frame.
-        in_generator: whether a generator owns the frame.
-    """
+    """A frame in memory; ``offset`` is the distance in bytes from code object to instruction."""
 
     address: int
     code: int
@@ -102,8 +87,7 @@ class _Look(NamedTuple):
 def prove(layout: PythonLayout, process: PythonProcess) -> None:
     """Verify that the BPF program would read this process correctly. Takes a few milliseconds.
 
-    Raises:
-        InterpreterRefused: memory differs from what Python reports, or cannot be read.
+    Raises :class:`InterpreterRefused` if memory differs from what Python reports, or is unreadable.
     """
     waiting = threading.Lock()
     waiting.acquire()  # a second thread, to locate the links between thread states
@@ -119,13 +103,7 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
 
 
 class Proof:
-    """Reads this process's memory, and compares it with what Python reports.
-
-    Args:
-        layout: the struct offsets to verify.
-        process: addresses to verify.
-        memory: reads this process's memory.
-    """
+    """Reads this process's memory, and compares it with what Python reports."""
 
     def __init__(self, layout: PythonLayout, process: PythonProcess, memory: OwnMemory) -> None:
         self._layout = layout
@@ -159,10 +137,9 @@ class Proof:
         self._compare_codes([*map(_make_code, _NAMES), _generate.__code__])
 
     def _find_thread(self) -> int:
-        """Finds the address of the calling thread's state in the interpreter's list.
+        """Finds the calling thread's state in the interpreter's list.
 
-        Threads that start and exit change the list between two reads. So a single mismatch does not
-        prove that the layout is wrong, but repeated mismatches do.
+        Starting and exiting threads change the list, so only repeated mismatches refute the layout.
         """
         for _ in range(_TRIES - 1):
             with contextlib.suppress(InterpreterRefused, OSError):
@@ -266,14 +243,12 @@ class Proof:
 
 
 def _own_state() -> int:
-    """Returns the address of the calling thread's ``PyThreadState``, from the C API."""
     get = ctypes.pythonapi.PyThreadState_Get
     get.restype = ctypes.c_void_p
     return int(get())
 
 
 def _own_interpreter() -> int:
-    """Returns the address of the calling thread's interpreter."""
     get = ctypes.pythonapi.PyInterpreterState_Get
     get.restype = ctypes.c_void_p
     return int(get())

@@ -21,12 +21,7 @@ class Refusal(enum.Enum):
 
 
 class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is counted
-    """Raised for an interpreter whose frames must not be read.
-
-    Args:
-        refusal: why the interpreter was refused.
-        detail: explanation of the refusal, for the log.
-    """
+    """Raised for an interpreter whose frames must not be read. ``detail`` is for the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)

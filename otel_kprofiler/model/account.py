@@ -44,7 +44,6 @@ Losses = Mapping[LossCause, int]
 """Lost samples by cause; causes without losses are absent."""
 
 SampleCounts = Counter[str]
-"""Number of samples by kind name."""
 
 
 def sum_losses(losses: Iterable[Losses]) -> dict[LossCause, int]:
@@ -66,8 +65,8 @@ class StreamTotals(NamedTuple):
         samples: samples in all windows so far, including this window.
         taken: samples that the BPF program took, including samples lost in the kernel or still
             waiting for their window.
-        lost: samples lost so far, by cause. They include samples lost in the kernel and, once a
-            window is encoded for a receiver, those lost on the way to that receiver.
+        lost: samples lost so far, by cause: in the kernel and, once a window is encoded for a
+            receiver, on the way to that receiver.
         earlier_samples: samples of earlier streams that were in this receiver's spool.
         earlier_lost: number of ``earlier_samples`` lost so far, by cause.
         unknown_since_unix_ns: nonzero if the previous run was killed; samples that it took after
@@ -91,8 +90,6 @@ class ExporterAccount(NamedTuple):
 
     Attributes:
         name: the exporter's id in the configuration, such as ``otlp_grpc``.
-        exported: samples that the receiver accepted.
-        lost: samples that did not reach the receiver, by cause.
         pending: samples in flight, or in the spool for the next run.
         not_offered: samples of windows closed while the exporter was not configured.
         carried: samples of earlier runs that were in the spool at startup.
@@ -170,10 +167,9 @@ class Account(NamedTuple):
         received: samples read from the ring.
         lost: samples lost between kernel and user space, by cause.
         waiting: samples received, but not yet in a closed window.
-        exporters: the accounts of the exporters.
         earlier: samples from earlier runs, included in the exporters' counts.
         missed: samples that the kernel skipped, not included in ``taken``; see ``SamplerCounts``.
-        kinds: accounts by name of the sample kind; empty in the account of a single kind.
+        kinds: accounts by sample kind; empty in the account of a single kind.
         truncated: received samples with an incomplete user stack, by reason.
     """
 
@@ -196,11 +192,9 @@ class Account(NamedTuple):
     ) -> Account:
         """Returns the account of all kinds, from the sampler's and the exporters' accounts.
 
-        Args:
-            sampled: account of each kind up to the last closed window; the accounts' exporters are
-                replaced.
-            exporters: accounts with their kinds, which may differ from the kinds currently sampled.
-            earlier: samples from earlier runs, by kind.
+        ``sampled`` has the account of each kind up to the last closed window, whose exporters are
+        replaced. The exporters' kinds may differ from these. ``earlier`` has the samples from
+        earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:
@@ -228,7 +222,7 @@ class Account(NamedTuple):
     def gaps(self) -> list[str]:
         """Returns a sentence for each discrepancy; empty if all samples are accounted for.
 
-        Checks kinds separately, so that a surplus in one kind cannot hide a deficit in another.
+        Kinds are checked separately, so that a surplus in one cannot hide a deficit in another.
         """
         if self.kinds:
             return [

@@ -32,19 +32,11 @@ class UnnamedFrames(enum.Enum):
     """Frames have file and address but no function; back ends resolve the names."""
     NAMES = "names"
     """Frames get a function name made of file, address and reason (``vmlinux+0x40 [no_symbol]``),
-    or only the reason if the file is unknown. Suitable for back ends that drop frames without a
-    function."""
+    for back ends that drop frames without a function."""
 
 
 class Encoding(NamedTuple):
-    """How windows are encoded for a receiver.
-
-    Attributes:
-        form: protobuf, or JSON in OTLP's mapping.
-        max_bytes: maximum size of a request before compression; None for no limit.
-        attributes: how resource and scope attributes are written.
-        unnamed_frames: how frames without a function name are written.
-    """
+    """How windows are encoded. ``max_bytes`` is the limit before compression; None: no limit."""
 
     form: Form = Form.PROTOBUF
     max_bytes: int | None = None
@@ -53,12 +45,7 @@ class Encoding(NamedTuple):
 
 
 class ProfileSamples(NamedTuple):
-    """The number of samples in one profile of a request.
-
-    Attributes:
-        kind: name of the sample kind.
-        samples: number of samples.
-    """
+    """The number of samples of a kind in one profile of a request."""
 
     kind: str
     samples: int
@@ -68,12 +55,8 @@ class ProfileSamples(NamedTuple):
 class Batch:
     """One encoded ``ExportProfilesServiceRequest``, self-contained.
 
-    Attributes:
-        payload: the encoded request.
-        form: how ``payload`` is encoded.
-        profiles: sample counts of the profiles in the payload, in order.
-        start_unix_ns: start of the batch's window.
-        end_unix_ns: end of the batch's window, exclusive.
+    ``profiles`` has the sample counts of the payload's profiles, in order. ``end_unix_ns`` is
+    exclusive.
     """
 
     payload: bytes

@@ -11,10 +11,8 @@ class ProfileKind(NamedTuple):
     Attributes:
         name: identifies the kind in accounts and in the spool.
         sample_type: what a value counts (OTLP ``sample_type.type``).
-        sample_unit: unit of the values (OTLP ``sample_type.unit``).
-        period_type: what a periodic sampler counts between two samples (OTLP
-            ``period_type.type``); empty for kinds without a period.
-        period_unit: unit of the period (OTLP ``period_type.unit``).
+        period_type: what a periodic sampler counts between two samples (OTLP ``period_type.type``);
+            empty for kinds without a period.
         number: identifies the kind in ring records and recordings; 0 for event kinds, whose numbers
             differ by sampler, and for kinds in other profilers' payloads.
     """
@@ -56,11 +54,11 @@ ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", 
 """Periodic on-CPU samples; each counts 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Sampled off-CPU waits; each counts the time that it represents. Type and unit follow
-opentelemetry-ebpf-profiler."""
+"""Sampled off-CPU waits, counted by the time that each represents (as in
+opentelemetry-ebpf-profiler)."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
-"""Sampled waits for the kernel's locks; each counts the time that it represents. It is an event
+"""Sampled waits for the kernel's locks, counted by the time that each represents. This is an event
 kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)

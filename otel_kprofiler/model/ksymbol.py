@@ -1,4 +1,4 @@
-"""Kernel code outside vmlinux and modules: BPF functions, trampolines, probe pages."""
+"""Kernel code outside vmlinux and modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ksymbol(NamedTuple):
         name: symbol name, as in kallsyms.
         kind: ``BPF`` or ``OUT_OF_LINE``.
         since_ns: boottime at which the code was loaded; 0 if unknown.
-        program_id: id of the containing BPF program, 0 if none or unknown.
+        program_id: id of the containing BPF program; 0 if none or unknown.
     """
 
     start: int
@@ -48,7 +48,6 @@ class KsymbolChange(NamedTuple):
     Attributes:
         time_ns: boottime of the change or of the snapshot's start; for a loss, boottime of the last
             change before the loss.
-        action: the kind of change.
         symbols: functions that were added or removed; for a snapshot, all functions present.
         until_ns: for a loss, the boottime at which it was detected.
     """
@@ -67,12 +66,7 @@ class KsymbolBatch(NamedTuple):
 
 
 class KsymbolDetails(NamedTuple):
-    """Program and source lines of a BPF function.
-
-    Attributes:
-        program: details of the BPF program that contains the function.
-        lines: source lines as (offset in the function, file, line), ascending.
-    """
+    """The program and the source lines (offset in the function, file, line) of a BPF function."""
 
     program: BpfProgram
     lines: tuple[tuple[int, str, int], ...] = ()

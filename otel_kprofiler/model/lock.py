@@ -9,7 +9,7 @@ LOCK_TYPE: Final = "otel_kprofiler.lock.type"
 """Label on samples of lock waits: a value of :data:`LOCK_TYPES`, or :data:`OTHER_LOCK`."""
 LOCK_HOLDER_ID: Final = "otel_kprofiler.lock.holder.thread.id"
 """Label on samples of lock waits: id, in the initial pid namespace, of the thread that held the
-lock when the wait began, if known."""
+lock."""
 LOCK_HOLDER_NAME: Final = "otel_kprofiler.lock.holder.thread.name"
 
 _SPIN, _READ, _WRITE, _RT, _PERCPU, _MUTEX = (1 << bit for bit in range(6))
@@ -29,8 +29,8 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
     _MUTEX: "mutex",
     _MUTEX | _SPIN: "mutex",
 }
-"""Types of locks by the flags of ``contention_begin`` (``LCB_F_*``, include/trace/events/lock.h),
-named as in ``perf lock contention``."""
+"""Lock types by flags of ``contention_begin`` (``LCB_F_*``), named as in ``perf lock contention``.
+"""
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
 """Type, in totals, of waits whose start or end was not seen; their time is 0."""
@@ -42,36 +42,21 @@ def name_lock(flags: int) -> str:
 
 
 class LockHolder(NamedTuple):
-    """The thread that held a lock when a wait for it began.
-
-    Attributes:
-        tid: thread id in the initial pid namespace.
-        comm: thread name, at most 15 bytes.
-    """
+    """The thread that held a lock when a wait began; ``tid`` is in the initial pid namespace."""
 
     tid: int
     comm: bytes
 
 
 class LockWait(NamedTuple):
-    """The wait for a lock that a sample represents.
-
-    Attributes:
-        type: type of the lock.
-        holder: the holder; None if unknown.
-    """
+    """The wait for a lock that a sample represents; ``holder`` is None if unknown."""
 
     type: str
     holder: LockHolder | None = None
 
 
 class LockTotal(NamedTuple):
-    """Waits for all locks of one type, without sampling error.
-
-    Attributes:
-        waits: number of waits that have ended.
-        total_ns: total time of these waits, in nanoseconds.
-    """
+    """Number and total time of ended waits for locks of one type, without sampling error."""
 
     waits: int
     total_ns: int
@@ -86,7 +71,6 @@ class LockTotal(NamedTuple):
 
 
 LockTotals = Mapping[str, LockTotal]
-"""Totals by type of lock."""
 _NONE: Final = LockTotal(0, 0)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
-"""Default limit on the memory for descriptions, in bytes."""
 _OBJECT_BYTES: Final = 512
 """Memory used by a description besides its strings, for objects and dictionary entries."""
 
@@ -50,12 +49,8 @@ class PythonCode(NamedTuple):
 class KnownCodes:
     """Keeps descriptions of code objects by id; evicts the oldest first.
 
-    Thread-safe; :meth:`get` takes no lock.
-
-    Args:
-        max_bytes: limit on the memory for all descriptions.
-        on_dropped: called for each evicted description, without holding the lock, so that the
-            BPF program can describe the code object again.
+    Thread-safe; :meth:`get` takes no lock. ``on_dropped`` is called for each evicted description,
+    without holding the lock, so that the BPF program can describe the code object again.
     """
 
     def __init__(

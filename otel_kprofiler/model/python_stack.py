@@ -67,13 +67,7 @@ class PythonFrame(NamedTuple):
 
 
 class PythonStack(NamedTuple):
-    """A decoded Python stack.
-
-    Attributes:
-        end: why the stack ends.
-        tag: number that user space assigned to the process when registering it.
-        frames: the frames, leaf first.
-    """
+    """A decoded Python stack, leaf first; its process is registered under the number ``tag``."""
 
     end: PythonEnd
     tag: int
@@ -92,11 +86,7 @@ def parse_python_stack(raw: bytes) -> PythonStack:
 
 
 def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
-    """Returns a stack's end, tag and frame words, without creating an object per frame.
-
-    Raises:
-        ValueError: the stack is damaged.
-    """
+    """Returns a stack's end, tag and frame words. Raises ``ValueError`` if the stack is damaged."""
     if not raw:
         return PythonEnd.COMPLETE, 0, memoryview(b"").cast("Q")
     if python_stack_bytes(raw, 0) != len(raw):

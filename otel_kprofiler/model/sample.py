@@ -14,12 +14,9 @@ _WORD_BYTES: Final = 8
 
 
 class SpanLink(NamedTuple):
-    """The span that was current in the sampled thread.
+    """The span that was current in the sampled thread; its ids have 16 and 8 bytes, not all zero.
 
-    Attributes:
-        trace_id: 16 bytes, not all zero.
-        span_id: 8 bytes, not all zero.
-        local_root: name of the process's topmost span in the trace; empty if unknown.
+    ``local_root`` is the name of the process's topmost span in the trace; empty if unknown.
     """
 
     trace_id: bytes
@@ -30,23 +27,18 @@ class SpanLink(NamedTuple):
 LabelSet = tuple[tuple[str, str], ...]
 """Labels of a sample: names and values, sorted."""
 MAX_LABELS: Final = 16
-"""Maximum number of labels on a sample."""
 MAX_LABEL_NAME_CHARS: Final = 100
 MAX_LABEL_VALUE_CHARS: Final = 200
 
 COARSE: Final = "otel_kprofiler.coarse"
-"""Label on samples with less detail because their process exceeds its budget. The value is
-``true``."""
+"""Label, ``true`` on samples with less detail because their process exceeds its budget."""
 
 
 class RawSide(NamedTuple):
     """One side of a stack, as the BPF program recorded it.
 
-    Attributes:
-        kind: kernel, user or another kind of side.
-        words: for the kernel, runtime addresses as native-endian 64-bit words, leaf first; for user
-            code, addresses with file mappings (:func:`parse_user_stack`), or empty.
-        status: outcome of collecting the side.
+    For the kernel, ``words`` are runtime addresses as native-endian 64-bit words, leaf first. For
+    user code, they are addresses with file mappings (:func:`parse_user_stack`), or empty.
     """
 
     kind: SideKind
@@ -66,28 +58,23 @@ class RawSample(NamedTuple):
     """A single sampled event, as recorded by the BPF program.
 
     Attributes:
-        kind: the kind of the sample.
         value: the sample's value, in the unit of its kind.
         time_ns: ``CLOCK_BOOTTIME`` of the event.
-        cpu: number of the logical CPU.
-        tgid: process id in the initial pid namespace; 0 for the idle task.
-        tid: thread id in the initial pid namespace.
-        start_time_ns: ``CLOCK_BOOTTIME`` at which the process started, None if unknown.
-        cgroup_id: cgroup v2 id (inode number), 0 or 1 on hosts with cgroup v1.
+        tgid, tid: ids in the initial pid namespace; the idle task's ``tgid`` is 0.
+        start_time_ns: ``CLOCK_BOOTTIME`` at which the process started; None if unknown.
+        cgroup_id: cgroup v2 id (inode number); 0 or 1 on hosts with cgroup v1.
         comm: thread name, at most 15 bytes, without trailing zeros.
         collected: collected sides of the stack, from leaf to root, with outcomes. Samples with
             equal outcomes share one tuple.
         stacks: words of each side, as in :class:`RawSide`.
-        link: current span of the thread, if known.
         labels: number of the thread's current set of labels; 0 for none.
         wait: details of the wait, off the CPU or for a lock; None for other kinds.
-        exec_id: see :class:`ProcessKey`.
-        owner: see :class:`ProcessKey`.
+        exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. It
-            consists of the kind and the trace flags, a byte each, and then either the attributes as
-            the process encoded them (OTEP 4947) or a goroutine's labels.
+        context: the thread context in which ``link`` was current; empty without a context. One byte
+            each for kind and trace flags precede the attributes as the process encoded them (OTEP
+            4947), or a goroutine's labels.
     """
 
     kind: ProfileKind
@@ -111,7 +98,7 @@ class RawSample(NamedTuple):
 
     @property
     def process(self) -> ProcessKey:
-        """Returns the sampled process."""
+        """Returns the key of the sampled process."""
         return ProcessKey(self.tgid, self.start_time_ns, self.exec_id, self.owner)
 
     @property

@@ -72,7 +72,7 @@ class BpfProgram(NamedTuple):
         type: program type, such as ``kprobe`` or ``xdp``; empty if unknown.
         tag: hash of the program's instructions, as 16 hexadecimal digits.
         load_time_ns: boottime at which the program was loaded; 0 if unknown.
-        attached_to: attach point (a tracepoint, a function), empty if unknown.
+        attached_to: attach point (a tracepoint, a function); empty if unknown.
     """
 
     id: int
@@ -88,15 +88,13 @@ class Module:
 
     Attributes:
         name: ``vmlinux``, the module name without path or suffix, or the BPF symbol.
-        kind: what the code belongs to, such as a kernel module or a user file.
         build_id: GNU build id; None if absent or unreadable.
         file_id: 128-bit id derived from the build id (see ``docs/symbols.md``).
-        base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address
-            of the ``.text`` section for a module, the start of the image for BPF. 0 for a user
-            object, whose addresses are SVMAs of its ELF file.
+        base: runtime address that RVAs are relative to: ``_text`` for vmlinux, the address of the
+            ``.text`` section for a module, the start of the image for BPF. 0 for a user object,
+            whose addresses are SVMAs of its ELF file.
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, in whole pages.
-        range_source: source of ``ranges``.
         generation: serial number of the module, so that a reloaded module is a new module.
         program: the BPF program containing the code, if known.
         file_offset: for a user object, the file offset of the first byte of ``ranges``.
@@ -115,7 +113,7 @@ class Module:
 
     @property
     def extent(self) -> AddressRange:
-        """Returns the range of all addresses, relative to the base; empty if unknown.
+        """Returns the range of addresses, relative to the base; empty if unknown.
 
         For kernel code, the range starts at the base.
         """
@@ -163,8 +161,7 @@ class SideKind:
         name: name of the side, in reports and in OTLP attribute names.
         frame_type: OTLP ``profile.frame.type`` of the side's frames.
         color: color of the side's frames in the flame graph, from the viewer's palette.
-        folded_mark: suffix of the side's frames in folded stacks, which flamegraph.pl maps to a
-            color.
+        folded_mark: suffix of frames in folded stacks, which flamegraph.pl maps to a color.
         is_expected: whether every thread has this side, so that reports mention a missing side.
         usual_reason: default reason why frames have no names; not sent.
         has_files: whether the side's functions belong to source files rather than modules; if so,
@@ -196,12 +193,8 @@ SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 class Line(NamedTuple):
     """A function at an address, inlined or physical.
 
-    Attributes:
-        function: display name.
-        system_name: linker name (``foo.isra.0``) if different from ``function``, else empty.
-        file: source file, empty if unknown.
-        line: 1-based source line, 0 if unknown.
-        start_line: 1-based first line of the function, 0 if unknown.
+    ``system_name`` is the linker name (``foo.isra.0``) if different, else empty. ``line`` and
+    ``start_line`` are 1-based; 0 if unknown. An unknown file is empty.
     """
 
     function: str
@@ -219,14 +212,13 @@ class Frame(NamedTuple):
     was already resolved.
 
     Attributes:
-        module: owner of the code, None if unknown.
-        address: RVA in ``module``, or the runtime address when ``module`` is None. The leaf's
-            address is exact; a caller's address is its return address minus one.
-        lines: functions at the address, innermost inlined function first; empty when unresolved.
-        offset: distance in bytes from the start of the physical function, 0 if its bounds are
+        module: owner of the code; None if unknown.
+        address: RVA in ``module``, or the runtime address if ``module`` is None. The leaf's address
+            is exact; a caller's address is its return address minus one.
+        lines: functions at the address, innermost inlined function first; empty if unresolved.
+        offset: distance in bytes from the start of the physical function; 0 if its bounds are
             unknown. A function without a name may have known bounds (``NO_NAME``).
-        side: the stack side that the frame belongs to.
-        unresolved: why ``lines`` is empty, None if resolved.
+        unresolved: why ``lines`` is empty; None if resolved.
         builtin: for code built into ``vmlinux``, the modules that would contain it otherwise:
             several if they share an object file, none for most code.
         found_by: unwinding method, if it is not conclusive: ``frame_pointer`` (a callee may be
@@ -253,14 +245,9 @@ Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # NamedTuple fo
 
 
 class RawFrames:
-    """Frames that have only addresses, created on demand.
+    """Frames that have only addresses, adjusted as in :class:`Frame`.
 
-    Few frames occur twice, so caching them would cost more than it saves.
-
-    Args:
-        side: side to which the addresses belong.
-        addresses: addresses in the process, adjusted as in :class:`Frame`.
-        reason: why the frames are unresolved.
+    The frames are created on demand. Few of them occur twice, so they are not cached.
     """
 
     __slots__ = ("addresses", "reason", "side")
@@ -284,7 +271,6 @@ class Side(NamedTuple):
     """One side of a stack.
 
     Attributes:
-        kind: kernel, user or another kind of side.
         frames: frames of the side, leaf first. Frames in a tuple live as long as the side.
         status: outcome of collecting the side.
         is_provisional: whether the side may be resolved further when the window closes.
@@ -303,11 +289,8 @@ class Stack:
     """A resolved stack; compared by identity.
 
     Equal stacks are the same object until their symbols change, so grouping samples takes only a
-    dictionary lookup.
-
-    Attributes:
-        sides: collected sides, from leaf to root. If frames of two sides alternate, each run of
-            frames is a :class:`Side`.
+    dictionary lookup. ``sides`` are the collected sides, from leaf to root. If frames of two sides
+    alternate, each run of frames is a :class:`Side`.
     """
 
     sides: tuple[Side, ...] = ()
@@ -318,11 +301,9 @@ class Stack:
     ) -> Stack:
         """Build a stack from frames, leaf first.
 
-        Args:
-            frames: frames of one or more sides, leaf first.
-            statuses: outcomes by side. A side without frames is added only if it is listed here; if
-                truncated, it is added at the root. If a side has several runs of frames, the last
-                run gets the status.
+        ``statuses`` has outcomes by side. A side without frames is added only if it is listed
+        there; if truncated, it is added at the root. If a side has several runs of frames, the last
+        run gets the status.
         """
         left = dict(statuses or {})
         sides: list[Side] = []

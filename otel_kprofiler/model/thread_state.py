@@ -14,16 +14,13 @@ class ThreadState(NamedTuple):
     """The state of a thread at one moment.
 
     Attributes:
-        tgid: process id, in the pid namespace of the reader.
-        tid: thread id, in the pid namespace of the reader.
-        name: the thread's name.
+        tgid, tid: process and thread id, in the pid namespace of the reader.
         state: why the thread is off the CPU; None while it runs.
         waited_ns: time since the thread left the CPU, excluding host suspends; None while it runs,
             or if unknown.
         cause: the cause of the thread's wait; None while the thread runs.
         stack: the thread's stack; without sides if the thread ran while the stack was read.
         switches: number of the thread's context switches so far.
-        link: the thread's current span, if known.
         labels: attributes of the thread's context that are not part of ``link``.
         has_moved: whether the thread ran, or its stack changed, since the first of two dumps; None
             if there was only one dump, or if the thread is new.
@@ -48,14 +45,9 @@ class ThreadState(NamedTuple):
 
 
 class ProcessState(NamedTuple):
-    """The threads of a process at one moment.
+    """The threads of a process at one moment, which is ``time_ns`` in ``CLOCK_BOOTTIME``.
 
-    Attributes:
-        tgid: process id.
-        name: the process's ``comm``.
-        threads: threads of the process, by id.
-        ended: number of threads that have exited but are not reaped yet.
-        time_ns: ``CLOCK_BOOTTIME`` at that moment.
+    ``ended`` counts threads that have exited but are not reaped yet.
     """
 
     tgid: int

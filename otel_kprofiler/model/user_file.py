@@ -45,8 +45,8 @@ class FileDetails(NamedTuple):
     def name(self) -> str:
         """Returns the last part of the path, marked if the file was deleted.
 
-        A file from memfd_create(2) never had a directory entry, so it keeps the name that the
-        kernel gives it, ``memfd:NAME``, without a mark.
+        A file from memfd_create(2) never had a directory entry. It keeps the name that the kernel
+        gives it, ``memfd:NAME``, without a mark.
         """
         name = os.path.basename(self.path) or self.path
         is_held = name.startswith(_MEMFD) and self.path == f"/{name}"
@@ -56,10 +56,7 @@ class FileDetails(NamedTuple):
 class OpenFile(NamedTuple):
     """An open file, verified to be the mapped file.
 
-    Attributes:
-        fd: descriptor, open for reading.
-        size: length of the file in bytes when it was verified.
-        modified_ns: Unix time, in nanoseconds, of the last write before verification.
+    ``size`` (in bytes) and ``modified_ns`` (Unix time of the last write) are as of verification.
     """
 
     fd: int
@@ -79,9 +76,8 @@ FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
 class KnownFiles:
     """Keeps details of files; evicts the oldest first. Lookups are lock-free, from any thread.
 
-    Args:
-        most: maximum number of files.
-        on_opened: called with each opened file, before the file's details are added; must not wait.
+    ``most`` is the maximum number of files. ``on_opened`` is called with each opened file, before
+    the file's details are added; it must not wait.
     """
 
     def __init__(self, most: int = MAX_FILES, on_opened: FileReader | None = None) -> None:
@@ -110,11 +106,8 @@ class KnownFiles:
     ) -> None:
         """Add a file.
 
-        Args:
-            key: identity of the file.
-            details: details of the file.
-            content: the open file, or its image in memory; None if unavailable.
-            owner: id of the process that mapped the file.
+        ``content`` is the open file, or its image in memory; None if unavailable. ``owner`` is the
+        id of the process that mapped the file.
         """
         if self._on_opened is not None and content is not None:
             self._on_opened(key, details, content, owner)

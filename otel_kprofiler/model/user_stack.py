@@ -23,10 +23,7 @@ _MARKER: Final = 0xFFFF
 ADDRESS_BITS: Final = 56
 SOURCE_BITS: Final = 60
 IN_MOVED_TEXT: Final = 8
-"""Flag in a frame's source: the frame's code was copied to memory without a file.
-
-The frame's file is the file mapped around that memory.
-"""
+"""Flag in a frame's source: the code was copied to anonymous memory amid the file's mappings."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 _TRAMPOLINE_MASK: Final = (1 << SOURCE_BITS) - 1 | IN_MOVED_TEXT << SOURCE_BITS
 """Clears the source of a word, which makes it :attr:`FrameSource.REGISTERS`."""
@@ -74,7 +71,6 @@ STATUS_BY_END: Final = tuple(
 TRUNCATED_STACKS: Final[Mapping[StackStatus, StackEnd]] = {
     status: end for end, status in _STATUSES.items() if end is not StackEnd.COMPLETE
 }
-"""Reasons for incomplete stacks, by status."""
 STACK_OVER_BUDGET: Final = _STATUSES[StackEnd.OVER_BUDGET]
 
 
@@ -115,12 +111,7 @@ class FileKey(NamedTuple):
 
 
 class StackMapping(NamedTuple):
-    """A mapping of a file in a process.
-
-    Attributes:
-        file: key of the mapped file.
-        bias: runtime address minus file offset, modulo 2^64.
-    """
+    """A file's mapping in a process; ``bias`` is address minus file offset, modulo 2^64."""
 
     file: FileKey
     bias: int
@@ -130,10 +121,9 @@ class UserStack(NamedTuple):
     """A user stack, leaf first.
 
     Attributes:
-        end: why the stack ends.
         mappings: mapped files of the frames.
         addresses: runtime addresses: the interrupted instruction, then return addresses.
-        places: index of each frame's mapping, None for memory without a file.
+        places: index of each frame's mapping; None for memory without a file.
         sources: method that yielded each frame.
     """
 
@@ -161,10 +151,8 @@ def parse_user_stack(raw: bytes) -> UserStack:
 def find_user_addresses(raw: bytes) -> array[int]:
     """Returns the addresses at which to look up symbols for ``RawSample.user_stack``.
 
-    A caller's address is that of the byte before the return address, which belongs to the call.
-
-    Raises:
-        ValueError: the stack is damaged.
+    A caller's address is the return address minus one, which belongs to the call instruction.
+    Raises ``ValueError`` if the stack is damaged.
     """
     words = mark_trampolines(split_user_stack(raw)[2])
     exact = (FrameSource.REGISTERS, FrameSource.SIGNAL)
@@ -180,8 +168,8 @@ def find_user_addresses(raw: bytes) -> array[int]:
 def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
     """Marks the trampolines to which signal handlers return as frames with exact addresses.
 
-    The handler's return address is a trampoline's first instruction: no call
-    precedes it, and the byte before it may belong to another function.
+    The handler's return address is a trampoline's first instruction: no call precedes it, and the
+    byte before it may belong to another function.
     """
     marked: array[int] | None = None
     for at in range(1, len(words)):
@@ -222,14 +210,10 @@ def user_stack_bytes(raw: bytes, at: int) -> int:
 def split_user_stack(raw: bytes) -> tuple[int, bytes, memoryview[int]]:
     """Returns a stack's end, mappings and frame words, without creating an object per frame.
 
-    Words have the same meaning in all stacks with equal mappings.
-
-    Layout of a word from the lowest bit: :data:`ADDRESS_BITS` of address, four bits of mapping
-    index (:data:`NO_MAPPING` for none), and four of source, including the flag
-    :data:`IN_MOVED_TEXT`.
-
-    Raises:
-        ValueError: the stack is damaged.
+    Words have the same meaning in all stacks with equal mappings. Layout of a word from the lowest
+    bit: :data:`ADDRESS_BITS` of address, four bits of mapping index (:data:`NO_MAPPING` for none),
+    and four of source, including the flag :data:`IN_MOVED_TEXT`. Raises ``ValueError`` if the stack
+    is damaged.
     """
     if not raw:
         return StackEnd.COMPLETE, b"", memoryview(b"").cast("Q")

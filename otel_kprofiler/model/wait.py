@@ -10,7 +10,7 @@ class WaitState(enum.IntEnum):
     """State of an off-CPU thread; the names appear on the wire and in reports.
 
     Task states (``include/linux/sched.h``), plus :attr:`RUNNABLE`: the thread waits for a CPU,
-    after a preemption, or after being woken (``run_delay`` in ``/proc/PID/schedstat``).
+    after a preemption or a wakeup (``run_delay`` in ``/proc/PID/schedstat``).
     """
 
     RUNNABLE = 0
@@ -31,12 +31,11 @@ class Waker(NamedTuple):
     """The thread that ended a wait, as reported by ``sched_waking``.
 
     Attributes:
-        tgid: the waker's process id in the initial pid namespace; 0 if an interrupt on an idle CPU
-            woke the thread.
-        tid: the waker's thread id.
-        comm: the waker's thread name, at most 15 bytes.
-        stack: the waker's kernel stack: runtime addresses as native-endian 64-bit words, leaf
-            first; empty if not collected.
+        tgid: process id in the initial pid namespace; 0 if an interrupt on an idle CPU woke the
+            thread.
+        comm: thread name, at most 15 bytes.
+        stack: kernel stack: runtime addresses as native-endian 64-bit words, leaf first; empty if
+            not collected.
     """
 
     tgid: int

@@ -37,7 +37,6 @@ class WaitCause(enum.Enum):
     FUTEX = "futex"
     """A futex, which underlies user-space locks and condition variables."""
     GIL = "gil"
-    """CPython's global interpreter lock."""
     PIPE = "pipe"
     """Data or free space in a pipe or FIFO, or the opening of its other end."""
     SOCKET_RECEIVE = "socket_receive"
@@ -45,16 +44,13 @@ class WaitCause(enum.Enum):
     SOCKET_ACCEPT = "socket_accept"
     SOCKET_CONNECT = "socket_connect"
     POLL = "poll"
-    """``poll`` and ``select``."""
     EPOLL = "epoll"
     IO_URING = "io_uring"
-    """``io_uring`` completions."""
     SLEEP = "sleep"
     """A timer, in ``nanosleep`` and the like, or when reading a ``timerfd``."""
     SIGNAL = "signal"
     """``pause``, ``sigsuspend``, ``sigwait`` and the like."""
     TERMINAL = "terminal"
-    """Terminal input."""
     CHILD = "child"
     """A child process's exit, or its execve(2) after ``vfork``."""
     STOP = "stop"
@@ -62,7 +58,6 @@ class WaitCause(enum.Enum):
     POOL = "pool"
     """Work for a pool thread of Python, Go, Java or libuv."""
     KERNEL_THREAD = "kernel_thread"
-    """A kernel thread waiting for work."""
     OTHER = "other"
 
     __hash__ = object.__hash__  # Enum's __hash__ is Python code
@@ -143,9 +138,7 @@ DISK_PROOFS: Final = (
     "wait_for_completion_io_timeout jbd2_log_wait_commit folio_wait_writeback "
     "wait_on_page_writeback balance_dirty_pages"
 )
-"""Functions that imply :attr:`WaitCause.DISK` if no other cause is implied.
-
-Waits for page faults and memory reclaim can end in these functions, too.
+"""Functions that imply :attr:`WaitCause.DISK` if no other cause, such as a page fault, is implied.
 """
 
 GIL_PROOFS: Final = "take_gil drop_gil drop_gil_impl"
@@ -189,12 +182,11 @@ def find_cause(
     in_iowait: bool = False,
     is_throttled: bool = False,
 ) -> WaitCause:
-    """Returns the cause of a wait.
+    """Returns the cause of a wait; :attr:`WaitCause.OTHER` if no cause fits.
 
     If several causes fit, the first in this order is returned: the cause that the state implies (a
     runnable thread waits for a CPU, whatever its stack), :data:`DIRECT_PROOFS`, :data:`PROOFS`,
-    kernel threads whose main function waits, and disks. If no cause fits, returns
-    :attr:`WaitCause.OTHER`.
+    kernel threads whose main function waits, and disks.
 
     Args:
         state: why the thread is off the CPU.

@@ -14,8 +14,7 @@ _PYTHON_WAITS: Final = frozenset({
 _PYTHON_WORKERS: Final = frozenset({
     ("_worker", "concurrent/futures/thread.py"), ("worker", "multiprocessing/pool.py"),
 })  # fmt: skip
-"""Thread main functions of ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool``:
-apart from the work itself, nothing in them waits on a futex."""
+"""Thread pools' main functions: apart from the work itself, nothing in them waits on a futex."""
 
 _PAIRS: Final = frozenset({
     # Go parks threads without goroutines: runtime/proc.go.

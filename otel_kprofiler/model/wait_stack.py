@@ -26,19 +26,15 @@ _KERNEL_THREAD: Final = "kthread"
 
 
 class WaitStacks:
-    """Removes the scheduler's functions from the leaf end of stacks.
+    """Removes the scheduler's functions from the leaf end of stacks. Not thread-safe.
 
     The stack of a thread leaving its CPU starts with tracers (the sampler's program and others at
     ``sched_switch``), ``__schedule`` and other functions in the scheduler's text. The stack of an
-    off-CPU thread has none of these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c)
-    leaves the scheduler's functions out, as ``/proc/PID/stack`` does. Once these functions are
-    removed, both stacks are equal.
+    off-CPU thread lacks these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits
+    them. After the removal, both stacks are equal, and equal stacks are the same object.
 
-    Equal stacks become the same object. Not thread-safe.
-
-    Args:
-        scheduler_rvas: RVAs in vmlinux of the scheduler's text; if empty, only ``__schedule`` and
-            ``schedule`` are recognized, by name.
+    ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. If it is empty, only
+    ``__schedule`` and ``schedule`` are recognized, by name.
     """
 
     def __init__(self, scheduler_rvas: range = range(0)) -> None:
@@ -76,7 +72,6 @@ class WaitStacks:
 
 
 def _is_of_kernel_thread(stack: Stack) -> bool:
-    """Returns whether the stack belongs to a kernel thread, which has no user code."""
     kernel: Sequence[Frame] = [frame for frame in stack.frames if frame.side is KERNEL_SIDE]
     return any(_name(frame) == _KERNEL_THREAD for frame in kernel[-3:])
 

@@ -42,11 +42,8 @@ class WindowWaker(NamedTuple):
 class WindowWait(NamedTuple):
     """Properties shared by waits in a window.
 
-    Attributes:
-        state: state of the thread while off the CPU.
-        cause: why the thread waited; None until it is determined.
-        is_ended: False for waits that continued at the end of the window.
-        waker: thread that ended the waits, if known.
+    ``cause`` is None until it is determined. ``is_ended`` is False for waits that continued at the
+    end of the window.
     """
 
     state: WaitState
@@ -64,11 +61,6 @@ class WindowSample(NamedTuple):
     """Samples of a window that differ only in their times.
 
     Attributes:
-        stack: the resolved stack.
-        tid: thread id.
-        thread_name: thread name (``comm``).
-        cpu: number of the logical CPU.
-        link: current span of the thread, if known.
         timestamps_unix_ns: time of each sample, in order of arrival; never empty.
         values: value at each timestamp, in the unit of the profile's kind; empty if all are 1.
         labels: labels that the service set in the sampled context.
@@ -97,13 +89,10 @@ class WindowSample(NamedTuple):
 
 
 class ResourceSamples(NamedTuple):
-    """A resource's samples in a window; empty if only the account is reported.
+    """A resource's distinct samples in a window; empty if only the account is reported.
 
-    Attributes:
-        resource: source of the samples.
-        samples: distinct samples, each with all of its timestamps.
-        waits: off-CPU time of the resource's threads in the window, without sampling error; None if
-            unknown.
+    ``waits`` is the off-CPU time of the resource's threads, without sampling error; None if
+    unknown.
     """
 
     resource: Resource
@@ -116,8 +105,7 @@ class Profile:
     """The samples of one kind in a window.
 
     Attributes:
-        kind: sample kind.
-        period_ns: sampling interval on each CPU, in nanoseconds; 0 if the kind has no period.
+        period_ns: sampling interval on each CPU; 0 if the kind has no period.
         resources: samples by resource; empty if nothing was sampled.
         taken: samples taken by the BPF program in the window.
         lost: taken samples that were lost before they reached the window, by cause.
@@ -169,15 +157,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A reporting interval with its samples.
+    """A reporting interval with its samples, and a profile for each kind that was sampled.
 
     All sample timestamps are in ``[start_unix_ns, end_unix_ns)``. Changing the sampling rate closes
     a window, so that ``period_ns`` holds for all samples of a profile.
-
-    Attributes:
-        start_unix_ns: start of the interval.
-        end_unix_ns: end of the interval, exclusive.
-        profiles: a profile for each kind that was sampled.
     """
 
     start_unix_ns: int
@@ -202,11 +185,9 @@ class Window:
         change: Callable[[WindowSample], WindowSample],
         pause: Callable[[], None] = lambda: None,
     ) -> Window:
-        """Returns the window with each sample replaced; the timestamps must not change.
+        """Returns the window with each sample replaced, but not its timestamps.
 
-        Args:
-            change: returns a sample's replacement.
-            pause: called before each sample, to let other threads run.
+        ``pause`` is called before each sample, to let other threads run.
         """
 
         def gently(sample: WindowSample) -> WindowSample:

@@ -1,10 +1,8 @@
 """Checks payloads against the rules of OTLP profiles.
 
 The rules come from profiles.proto, the specification's ``profiles/`` pages, the semantic
-conventions, and the conformance checker of open-telemetry/sig-profiling (``profcheck``), all of
-whose checks have a counterpart here. Each rule is a function, registered under its id in
-``rules_dictionary`` or ``rules_profiles``; rules about the serialized form are in ``payloads`` and
-``json_read``.
+conventions, and all checks of ``profcheck`` (open-telemetry/sig-profiling). Rules about the
+serialized form are in ``payloads`` and ``json_read``.
 """
 
 from __future__ import annotations
@@ -32,10 +30,8 @@ FORM_RULES: Final = {
     "json-int-numbers": "32-bit integers are numbers in JSON",
     "json-hex-ids": "Trace, span and profile ids are hexadecimal strings in JSON",
 }
-"""Descriptions of the serialization rules, by id."""
 
 MESSAGE_RULES: Final[dict[str, Rule]] = rules_dictionary.RULES | rules_profiles.RULES
-"""Rules for messages, by id."""
 
 RULES: Final[dict[str, str]] = FORM_RULES | {
     name: rule.promise for name, rule in MESSAGE_RULES.items()
@@ -56,9 +52,8 @@ def check_message(message: object) -> list[Violation]:
 def check_payload(data: bytes) -> list[Violation]:
     """Check serialized requests: one message, length-prefixed messages, or JSON lines.
 
-    Returns:
-        The violations, at most :data:`MAX_PLACES` per rule and message; if there are several
-        messages, places start with ``message N:``.
+    Returns at most :data:`MAX_PLACES` violations per rule and message. With several messages,
+    places start with ``message N:``.
     """
     violations: list[Violation] = []
     checked: list[list[Violation]] = []
@@ -83,10 +78,5 @@ def check_payload(data: bytes) -> list[Violation]:
 
 
 def check_file(path: str) -> list[Violation]:
-    """Check a file in any form that :func:`check_payload` accepts.
-
-    Raises:
-        OSError: the file cannot be read.
-        PayloadError: the file is too large.
-    """
+    """Check a file like :func:`check_payload`. Raises ``OSError`` or ``PayloadError``."""
     return check_payload(read_file(path))

@@ -1,4 +1,4 @@
-"""Attribute names in OTLP: OpenTelemetry semantic conventions unless marked "Ours"."""
+"""Attribute names in OTLP: those of the semantic conventions, and ``otel_kprofiler.*``."""
 
 from __future__ import annotations
 
@@ -25,56 +25,49 @@ BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 UNIT: Final = "systemd.unit.name"
 """Unit of the system service manager, as in the Collector's systemd receiver."""
 USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
-"""Ours: unit of a user service manager."""
+"""Unit of a user service manager."""
 KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
-"""Ours, on Resources of kernel threads: common name of threads that serve one purpose, such as
-``kworker`` for ``kworker/0:1``.
-"""
+"""On Resources of kernel threads: their common name, ``kworker`` for ``kworker/0:1``."""
 PROGRAM: Final = "otel_kprofiler.program"
 """On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""Ours, on the Resource for all processes that waited but exited before their first sample."""
+"""On the Resource for all processes that waited but exited before their first sample."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
-"""Ours, on mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
+"""On mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
 MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
-"""Ours, on locations in vmlinux: the built-in module; an array if several share the code."""
+"""On locations in vmlinux: the built-in module; an array if several share the code."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
-"""Ours, on locations without a name, or with a placeholder: name of an ``Unresolved`` member."""
+"""On locations without a name, or with a placeholder: name of an ``Unresolved`` member."""
 FUNCTION_START: Final = "otel_kprofiler.function.start"
-"""Ours, on locations in a function with known bounds but no name: its start address, an integer."""
+"""On locations in a function with known bounds but no name: its start address, an integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
-"""Ours, on locations of frames that were not found by unwind tables alone: the unwinding method, a
-value of ``Frame.found_by``."""
+"""On locations not found by unwind tables alone: the method, as in ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
-"""Ours, on samples with a link: method and route, else name, of the process's topmost span."""
+"""On samples with a link: method and route, else name, of the process's topmost span."""
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
-"""Ours, on kernel-mode samples of services: system call, ``interrupt`` or other entry."""
+"""On kernel-mode samples of services: system call, ``interrupt`` or other entry."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
-"""Ours, on samples with an incomplete side, whose name is inserted: ``truncated`` or an errno."""
+"""On samples with an incomplete side, whose name is inserted: ``truncated`` or an errno."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
 )
-"""Ours, on mappings of BPF programs, where known: the fields of ``BpfProgram``."""
+"""On mappings of BPF programs, where known: the fields of ``BpfProgram``."""
 
 DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
-"""Metadata of gRPC and HTTP requests with the version of the profiles schema. By the OTLP
-specification, "Profiles development version", it is a positive decimal number, and 1 if absent.
-Receivers reject unknown versions without decoding.
-"""
+"""Request header with the version of the profiles schema: a decimal number, 1 if absent. By the
+OTLP specification, "Profiles development version", receivers reject unknown versions undecoded."""
 DEVELOPMENT_VERSION: Final = "1"
 """The supported version, which is ``v1development`` before its first incompatible change."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
-"""Prefix of attributes with counts of a window."""
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
-"""Ours, on a request's first profile: samples of the window in all requests."""
+"""On a request's first profile: samples of the window in all requests."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
 """Attribute of a profile: samples that the eBPF program took since the previous window."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
-"""Attribute of a profile, followed by a cause: samples lost before they reached the window."""
+"""Prefix of a profile's attributes, before a cause: samples lost before they reached the window."""
 STREAM_PREFIX: Final = "otel_kprofiler.stream."
-"""Prefix of attributes with counts of a stream."""
 STREAM_ID: Final = "otel_kprofiler.stream.id"
 """Attribute of a profile: identifies a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
@@ -82,22 +75,19 @@ STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Attribute of a profile: samples that the eBPF program took since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
-"""Attribute of a profile, followed by a cause: samples that will never reach this receiver."""
+"""Prefix of a profile's attributes, before a cause: samples that will never reach this receiver."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
 """Attribute of a profile: timer ticks without a sample on CPUs that were not idle, if any."""
 EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
-"""Prefix of attributes with counts of earlier streams."""
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: samples of all earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Attribute of a profile, followed by a cause: lost samples of earlier streams."""
+"""Prefix of a profile's attributes, before a cause: lost samples of earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
-"""Attribute of a profile: Unix time after which the previous run, which was killed, took an unknown
-number of samples.
-"""
+"""Attribute of a profile: Unix time from which a killed run took an unknown number of samples."""
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
-"""Ours, on wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
+"""On wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
 WAIT_CAUSE: Final = "otel_kprofiler.wait.cause"
 """Attribute of a wait: cause, as the value of a ``WaitCause``."""
 WAIT_IS_ENDED: Final = "otel_kprofiler.wait.is_ended"
@@ -108,28 +98,25 @@ WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
 
 WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
-"""Ours, on each wait profile, followed by a state: nanoseconds for which the resource's threads
-were off the CPU in this window, without sampling error; absent if 0."""
+"""Prefix of a wait profile's attributes, before a state: nanoseconds for which the resource's
+threads were off the CPU in this window, without sampling error; absent if 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 """Attribute of a profile: number of the resource's waits that ended in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
 """Attribute of a profile: the part of the totals in waits too short to be sampled, if any."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first wait profile: minimum duration at which every wait is sampled.
-
-The attribute holds the value at the end of the window. Shorter waits are sampled with a probability
-proportional to their duration.
-"""
+"""Attribute of a request's first wait profile: minimum duration at which every wait is sampled, at
+the end of the window. Shorter waits are sampled with a probability proportional to duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
-"""Attribute of a request's first profile of lock waits, followed by the type of lock
+"""Prefix of attributes of a request's first profile of lock waits, before the type of lock
 (``LOCK_TYPES`` or ``other``): waits that ended in the window, without sampling error; with
 ``uncounted``, waits whose start or end was not seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Attribute like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning; others are labels, unless marked "Ours"."""
+"""Sample attributes with a defined meaning; others are labels, except ``otel_kprofiler.*``."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}
@@ -139,16 +126,12 @@ INTEGER_ATTRIBUTES: Final = frozenset(
 TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
 """Integer attributes of resources and samples, for stores that keep strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
-"""Boolean sample attributes."""
 
 
 def describe_request(get: Callable[[str], object]) -> str:
-    """Returns method and route of a request, such as ``GET /orders/{id}``.
+    """Returns method and route of a request, such as ``GET /orders/{id}``; empty without a route.
 
-    Returns an empty string if there is no route.
-
-    Args:
-        get: returns the span attribute with the given name from the HTTP semantic conventions.
+    ``get`` returns the span attribute with the given name from the HTTP semantic conventions.
     """
     route = get("http.route")
     if not route or not isinstance(route, str):

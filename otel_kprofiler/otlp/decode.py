@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
-Values that OTLP lacks get defaults, such as offset 0 for frames and base 0 for modules. A side
-without a status is complete, or was not collected if it has no frames.
+Values that OTLP lacks get defaults, such as offset 0 for frames and base 0 for modules. A stack
+side without a status is complete; without frames, it was not collected.
 """
 
 from __future__ import annotations
@@ -39,11 +39,8 @@ _ProfileSamples = dict[_ResourceKey, dict[Identity, "_Series"]]
 def read_profiles(path: str) -> list[Window]:
     """Decode a file's windows from a bare message, length-prefixed messages, or JSON lines.
 
-    A truncated last line or message is ignored.
-
-    Raises:
-        PayloadError: the file is not OTLP profiles.
-        OSError: the file cannot be read.
+    A truncated last line or message is ignored. Raises ``PayloadError`` if the file is not OTLP
+    profiles, and ``OSError`` if it cannot be read.
     """
     return decode_windows(read_file(path))
 
@@ -58,14 +55,10 @@ def decode_windows(
 ) -> list[Window]:
     """Decode serialized requests in any form, and merge the parts of a window.
 
-    Args:
-        data: messages or file contents as bytes.
-        on_damage: called for each unreadable or truncated message. If it returns, the readable part
-            is used. By default, only the last message may be truncated.
-
-    Raises:
-        PayloadError: the data is not OTLP profiles, has the layout before opentelemetry-proto 1.43,
-            or exceeds a limit: ``MAX_MESSAGE_BYTES``, ``MAX_WRITTEN_CHARS``.
+    ``on_damage`` is called for each unreadable or truncated message. If it returns, the readable
+    part is used. By default, only the last message may be truncated. Raises ``PayloadError`` if the
+    data is not OTLP profiles, has the layout before opentelemetry-proto 1.43, or exceeds
+    ``MAX_MESSAGE_BYTES`` or ``MAX_WRITTEN_CHARS``.
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:
@@ -88,8 +81,6 @@ def _indices_checked() -> Iterator[None]:
 
 
 class _Decoder:
-    """Collects windows from several messages; equal values are shared."""
-
     def __init__(self) -> None:
         self._profiles: dict[ProfileKey, _ProfileSamples] = {}
         self._accounts: dict[ProfileKey, dict[str, AttributeValue]] = {}

@@ -56,13 +56,7 @@ ProfileKey = tuple[ProfileKind, int, int, int]
 
 
 class SharedValues:
-    """The values shared by several messages, each created once.
-
-    Attributes:
-        modules: shared modules, by value.
-        frames: shared frames, by their parts.
-        stacks: shared stacks, by frames and statuses.
-    """
+    """Values shared by several messages, each created once."""
 
     def __init__(self) -> None:
         self.modules: dict[Module, Module] = {}
@@ -72,7 +66,7 @@ class SharedValues:
         self._sides[""] = USER_SIDE
 
     def side(self, frame_type: str) -> SideKind:
-        """Returns the side for a frame type; creates a side for an unknown type."""
+        """Returns the side for a frame type, creating a side for an unknown type."""
         side = self._sides.get(frame_type)
         if side is None:
             has_files = frame_type not in _MACHINE_CODE
@@ -100,15 +94,7 @@ class _Table(list[Any]):
 
 
 class _FrameAttributes(NamedTuple):
-    """Attributes of a location.
-
-    Attributes:
-        side: the side to which the frame belongs.
-        reason: why the location has no name; empty if absent.
-        builtin: built-in modules that contain the code.
-        found_by: unwinding method, if it is not conclusive.
-        start: start address of the function, if the function has no name; None if unknown.
-    """
+    """Attributes of a location; ``start`` is the start address of a nameless function, or None."""
 
     side: SideKind
     reason: str

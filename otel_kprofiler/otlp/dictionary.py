@@ -61,7 +61,6 @@ _Statuses = tuple[tuple[SideKind, StackStatus], ...]
 
 
 _FunctionKey = tuple[str, str, str, int]
-"""The name, system name, file and first line of a function."""
 
 
 def status_text(status: StackStatus) -> str:
@@ -92,12 +91,7 @@ def _has_name(line: Line) -> bool:
 
 
 class Tables:
-    """The serialized entries of the seven tables, without the zero entries.
-
-    Attributes:
-        entries: encoded entries, by table.
-        size: total size of the entries in bytes.
-    """
+    """The serialized entries of the seven tables, without zero entries; ``size`` is in bytes."""
 
     __slots__ = ("_first_tokens", "_known", "_token", "entries", "size")
 
@@ -135,8 +129,6 @@ class Tables:
 
 
 class _RawLocations(dict[int, Token]):
-    """The location tokens of raw addresses, created on first use."""
-
     __slots__ = ("_attributes", "_lines", "_tables", "_writer")
 
     def __init__(
@@ -168,12 +160,9 @@ class _ModuleMappings:
 
 
 class Dictionary:
-    """Interns values into the seven tables and serializes each entry once.
+    """Interns values into the seven tables and serializes each entry once. Not thread-safe.
 
-    Modules are looked up by identity first, so they must outlive the dictionary. Not thread-safe.
-
-    Attributes:
-        tables: the serialized entries of the seven tables.
+    Modules are looked up by identity first, so they must outlive the dictionary.
     """
 
     def __init__(
@@ -302,7 +291,6 @@ class Dictionary:
         return token
 
     def _locations(self, frames: Sequence[Frame]) -> bytes:
-        """Returns the joined tokens of frames."""
         known_tokens = self._frames
         return self._join([known_tokens.get(frame) or self.frame(frame) for frame in frames])
 
@@ -325,7 +313,6 @@ class Dictionary:
         return locations
 
     def _add_frame(self, frame: Frame) -> Token:
-        """Adds the location of a frame, and returns its token."""
         module, address, lines, offset, side, unresolved, builtin, found_by = frame
         start = address - offset if unresolved is _NO_NAME and address < _MAX_INTEGER else None
         if self._names_all and not (lines and all(map(_has_name, lines))):
@@ -405,7 +392,6 @@ class Dictionary:
         return self.tables.intern(MAPPING, entry)
 
     def _add_function(self, key: _FunctionKey) -> Token:
-        """Add a function, and return its token."""
         name, system_name, file, start_line = key
         strings, string = self._strings, self.string
         entry = self._writer.function(

@@ -1,8 +1,8 @@
 """Encodes windows as OTLP requests within a size limit.
 
 A window is encoded as one request. If the request is too large, it is discarded, and the samples
-are encoded again: first as many as are estimated to fit, then the rest. Each request has a
-dictionary with only the values that its samples use.
+are encoded again: first as many as are estimated to fit, then the rest. A request's dictionary
+contains only the values that the request uses.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ _MORE_SHARE: Final = 8
 class Encoded(NamedTuple):
     """An encoded window.
 
-    Attributes:
-        batches: the requests, in order of samples; empty if there are no samples.
-        too_large: samples that individually exceed the size limit and are in no batch, by kind.
+    ``too_large`` counts, by kind, the samples that are in no batch because each exceeds the limit.
     """
 
     batches: tuple[Batch, ...]
@@ -86,8 +84,6 @@ class _Owner(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """A Resource's samples of one kind."""
-
     owner: _Owner
     profile: Profile
     waits: WaitTotals | None
@@ -95,9 +91,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""The sample in profiles that have only totals, because Collectors drop profiles without
-samples.
-"""
+"""The sample in profiles with only totals, because Collectors drop profiles without samples."""
 
 
 def encode_window(
@@ -114,8 +108,8 @@ def encode_window(
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
     Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If no
-    Resource of the window has samples, the window becomes one batch that contains only the account
-    of each sample kind, or no batch if no kind has both a Resource and an account. Equal input
+    Resource of the window has samples, the window becomes one batch with only the account of each
+    sample kind. If no kind has both a Resource and an account, there is no batch. Equal input
     yields equal bytes, apart from profile ids. Thread-safe.
 
     Args:
@@ -127,8 +121,8 @@ def encode_window(
             Pyroscope and Parca show references as empty.
         unnamed_frames: how frames without a function name are written. Pyroscope drops frames that
             have only addresses.
-        new_id: returns the given number of random bytes. A profile id is 12 random bytes per
-            batch, followed by the profile's number in the batch, starting at 1.
+        new_id: returns the given number of random bytes. A profile id is 12 random bytes per batch,
+            followed by the profile's number in the batch, starting at 1.
         pause: called frequently, to let other threads run.
     """
     options = _Options(
@@ -162,10 +156,9 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Encode one request that reports each sample kind's account under the first Resource.
+    """Encode one request with each sample kind's account; yields nothing if there is none.
 
-    Yields nothing if no kind has both a Resource and an account. Each profile has one sample of
-    value 0, because Collectors drop requests without samples.
+    Each profile has one sample of value 0, because Collectors drop requests without samples.
     """
     writer, window = options.writer, options.window
     counted = [
@@ -256,7 +249,6 @@ def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | No
 
 
 def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
-    """Encode as many timestamps of a sample as fit; returns the batch and their number."""
     group, sample = unit
 
     def encode(count: int) -> Batch | None:
@@ -268,7 +260,6 @@ def _encode_times(options: _Options, unit: _Unit) -> tuple[Batch | None, int]:
 
 
 def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
-    """Returns the sample with a slice of its timestamps and values."""
     return sample._replace(
         timestamps_unix_ns=sample.timestamps_unix_ns[start:stop], values=sample.values[start:stop]
     )
@@ -344,13 +335,8 @@ def _write_samples(
 ) -> tuple[bytes, int]:
     """Encode a profile's samples up to the size limit; returns their encoding and number.
 
-    Args:
-        options: encoding and size limit of the request.
-        dictionary: tables of the request, to which samples refer by index.
-        units: the samples, at least one.
-        has_values: whether to write the samples' values.
-        size: lower bound of the bytes before the samples.
-        sizes: receives a lower bound of the bytes up to each sample.
+    ``size`` is a lower bound of the bytes before the samples. ``sizes`` receives lower bounds of
+    the bytes up to and including each sample.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}
@@ -391,7 +377,6 @@ def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
 def _envelopes(
     options: _Options, dictionary: Dictionary, profiles: Iterable[Profile]
 ) -> dict[ProfileKind, Envelope]:
-    """Encodes the fields around the samples of each kind's profile."""
     string, envelopes = dictionary.string, {}
     for profile in dict.fromkeys(profiles):
         kind = profile.kind

@@ -14,24 +14,15 @@ from otel_kprofiler.otlp.dictionary import Dictionary
 _ONE_BYTE_INDICES: Final = 127
 """Number of entries with one-byte indices, without the zero entry."""
 _STACKS_COUNTED: Final = 64
-"""Minimum number of samples whose stacks determine the frequent entries. At most twice as many are
-used.
-"""
+"""Least number of samples whose stacks determine the frequent entries; at most twice as many."""
 _STACKS_AT_ONCE: Final = 16
-"""Number of stacks between two calls of ``pause``."""
 _ADDRESS_BITS: Final = 64
 
 
 def intern_frequent(
     dictionary: Dictionary, stacks: Sequence[Stack], pause: Callable[[], None]
 ) -> None:
-    """Intern the most frequent frames and raw addresses of a request's stacks.
-
-    Args:
-        dictionary: the request's dictionary, which has no locations yet.
-        stacks: the stack of each sample.
-        pause: called frequently, to let other threads run.
-    """
+    """Intern the most frequent frames and raw addresses; the dictionary has no locations yet."""
     stacks = list(dict.fromkeys(stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]))
     raw = _RawAddresses()
     uses: Counter[int | Frame] = Counter()

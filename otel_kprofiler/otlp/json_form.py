@@ -1,8 +1,8 @@
 """Writes OTLP profiles as JSON, without protobuf's message classes.
 
 Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
-32-bit integers as numbers, ids as hexadecimal text, other bytes as base64 (none occur here).
-Default values are omitted. Entries start with a comma, which is stripped from the first.
+32-bit integers as numbers, ids as hexadecimal text. Default values are omitted. Entries start with
+a comma, which is stripped from the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parses OTLP JSON into protobuf messages, and reports deviations from OTLP's JSON mapping.
 
-Accepts the variants that producers write (numbers as strings or not, ids as hexadecimal strings or
-base64, unknown keys). protobuf's ``json_format`` supports neither hexadecimal ids nor reports.
+Accepts the variants that producers write: numbers as strings or not, ids in hexadecimal or base64,
+unknown keys. protobuf's ``json_format`` supports neither hexadecimal ids nor reports.
 """
 
 from __future__ import annotations
@@ -21,21 +21,15 @@ _LONG: Final = frozenset({
 _ID_BYTES: Final = {"trace_id": 16, "span_id": 8, "profile_id": 16}
 
 Note = Callable[[str, str, str], None]
-"""Function that receives a rule's id, the location and a message."""
+"""Receives a rule's id, the location and a message."""
 
 
 def fill_message(message: Any, tree: object, note: Note, where: str = "") -> None:
-    """Set the fields of a protobuf message from parsed JSON.
+    """Set the fields of an empty protobuf message from parsed JSON.
 
-    Args:
-        message: an empty message.
-        tree: parsed JSON.
-        note: called for deviations from the rules ``json-names``, ``json-long-strings``,
-            ``json-int-numbers`` and ``json-hex-ids``.
-        where: path of the message, for reports.
-
-    Raises:
-        PayloadError: a value cannot be converted to the field's type.
+    ``note`` is called for deviations from the rules ``json-names``, ``json-long-strings``,
+    ``json-int-numbers`` and ``json-hex-ids``. ``where`` is the message's path, for these reports.
+    Raises ``PayloadError`` if a value cannot be converted to the field's type.
     """
     if not isinstance(tree, dict):
         raise PayloadError(f"{where or 'the request'}: a JSON object is expected")

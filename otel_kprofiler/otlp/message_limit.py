@@ -20,14 +20,9 @@ _GROUPS: Final = (3, 4)
 def refuse_many_messages(data: bytes) -> None:
     """Reject a request with messages so small that decoding takes many times its size in memory.
 
-    Wire format: https://protobuf.dev/programming-guides/encoding. Counting stops at damaged data,
-    which the decoder reports.
-
-    Args:
-        data: a request, as protobuf or as JSON.
-
-    Raises:
-        PayloadError: there are too many messages.
+    ``data`` is protobuf (https://protobuf.dev/programming-guides/encoding) or JSON. Counting stops
+    at damaged data, which the decoder reports. Raises ``PayloadError`` if there are too many
+    messages.
     """
     limit = _ANY + len(data) // _LEAST_BYTES
     if data[:1] == b"{":
@@ -45,7 +40,6 @@ def _children(descriptor: Any) -> dict[int, Any]:
 
 
 def _count(data: bytes, children: dict[int, Any], limit: int) -> int:
-    """Returns the number of messages in a request; stops counting above the limit."""
     count, parts = 0, [(0, len(data), children)]
     try:
         while parts:

@@ -1,7 +1,7 @@
 """Loads the message classes of ``opentelemetry-proto``, and rejects old versions.
 
-Releases before 1.43 have a different ``Sample`` under the same package and service name, and would
-silently misread or miswrite data.
+Releases before 1.43 have a different ``Sample`` under the same package and service name. They would
+misread or miswrite data without an error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ _SAMPLE_FIELDS: Final = {
 def require_current_layout(
     sample_fields: Mapping[str, Any], key_value_fields: Mapping[str, Any]
 ) -> None:
-    """Check that the field descriptors match opentelemetry-proto 1.43 or later.
-
-    Raises:
-        DependencyError: the installed package has an older layout.
-    """
+    """Raise ``DependencyError`` unless the fields match opentelemetry-proto 1.43 or later."""
     numbers = {name: field.number for name, field in sample_fields.items()}
     if numbers != _SAMPLE_FIELDS or "key_strindex" not in key_value_fields:
         raise DependencyError(

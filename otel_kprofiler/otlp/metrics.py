@@ -1,8 +1,8 @@
 """Writes metrics of opentelemetry-sdk as protobuf, without loading protobuf.
 
-The SDK's encoder loads protobuf and the SDK's trace and log parts, which take 5 MB, and which the
-agent does not use otherwise. The field numbers are in opentelemetry/proto/metrics/v1/metrics.proto
-and opentelemetry/proto/common/v1/common.proto. Default values are omitted.
+The SDK's encoder would load 5 MB that the agent does not use otherwise. The field numbers are in
+opentelemetry/proto/metrics/v1/metrics.proto and opentelemetry/proto/common/v1/common.proto. Default
+values are omitted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ _HISTOGRAM: Final = b"\x4a"
 
 
 def encode_metrics(metrics: MetricsData) -> bytes:
-    """Encode an ``ExportMetricsServiceRequest`` of sums, gauges and histograms.
-
-    Raises:
-        TypeError: a metric has another type.
-    """
+    """Encode sums, gauges and histograms as a request; raises ``TypeError`` for other metrics."""
     return _repeated(b"\x0a", map(_resource_metrics, metrics.resource_metrics))
 
 

@@ -1,6 +1,7 @@
 """Finds locations without function names in OTLP profiles, and adds names from elsewhere.
 
-Changes payloads from any producer in place, and keeps everything else, including unknown fields.
+Changes payloads from any producer in place. Everything else stays the same, including unknown
+fields.
 """
 
 from __future__ import annotations
@@ -23,13 +24,9 @@ _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
 
 
 class NamelessFile(NamedTuple):
-    """The file of a mapping with code.
+    """The file of a mapping with code. Absent ids are empty.
 
-    Attributes:
-        name: last path component, or ``vmlinux`` or the module name for kernel code.
-        build_id: GNU build id; empty if absent.
-        file_id: hash (htlhash), in hexadecimal; empty if absent.
-        is_kernel: whether the file contains kernel code.
+    ``name`` is the last path component; for kernel code, ``vmlinux`` or the module name.
     """
 
     name: str
@@ -41,11 +38,8 @@ class NamelessFile(NamedTuple):
 class Nameless(NamedTuple):
     """A location without function names.
 
-    Attributes:
-        location: index of the location in its message's dictionary.
-        file: identity of the file that contains the code.
-        address: address in the file, which is an SVMA for user code, and an RVA for kernel code.
-        file_offset: file offset of the address; None if the mapping lacks it.
+    ``address`` is an SVMA for user code, and an RVA for kernel code. ``file_offset`` is None if the
+    mapping lacks it.
     """
 
     location: int
@@ -59,13 +53,7 @@ FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
 
 
 class Naming(NamedTuple):
-    """Requests with names added.
-
-    Attributes:
-        data: the requests, in their original form.
-        nameless: number of machine-code locations with a file but no name.
-        named: number of nameless locations that got names.
-    """
+    """Requests with names added, and the numbers of locations that lacked and that got a name."""
 
     data: bytes
     nameless: int
@@ -75,12 +63,8 @@ class Naming(NamedTuple):
 def name_locations(data: bytes, find: FindNames) -> Naming:
     """Add names to unnamed locations of native and kernel code.
 
-    Args:
-        data: requests in any form.
-        find: returns the names of locations; called once per message.
-
-    Raises:
-        PayloadError: the data is not OTLP profiles, or an index is out of range.
+    ``data`` has requests in any form. ``find`` is called once per message. Raises ``PayloadError``
+    if the data is not OTLP profiles, or an index is out of range.
     """
     written: list[bytes] = []
     nameless = named = 0

@@ -1,6 +1,6 @@
-"""Edits a request's dictionary, by adding functions to locations and removing unused entries.
+"""Edits a request's dictionary: adds functions to locations, and removes unused entries.
 
-Edits a protobuf message and the parsed JSON identically, in place.
+A protobuf message and the JSON from which it was parsed are edited identically, in place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Edit(NamedTuple):
     """Additions to a dictionary.
 
     Attributes:
-        strings: appended strings.
         functions: appended functions, as indices of name, system name and file.
         locations: new lines (function and line number) and new attributes, by location index.
         reasons: indices of attributes that give a reason for a missing name; removed from
@@ -44,11 +43,9 @@ class Edit(NamedTuple):
 def add_lines(message: Any, tree: Any, lines: Mapping[int, Sequence[Line]]) -> None:
     """Add functions to locations, and remove the attributes that explain missing names.
 
-    Args:
-        message: a request, all of whose indices are within its tables.
-        tree: the JSON that the message was parsed from, which gets the same changes; None for
-            protobuf.
-        lines: functions by location index, innermost inlined function first.
+    All indices of the message must be within its tables. ``tree`` is the JSON that the message was
+    parsed from, which gets the same changes; None for protobuf. ``lines`` has functions by location
+    index, innermost inlined function first.
     """
     if not lines:
         return
@@ -84,8 +81,6 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
 
 
 class _NewFunctions:
-    """Assigns indices to new strings and functions of a dictionary."""
-
     def __init__(self, dictionary: Any) -> None:
         self.strings: list[str] = []
         self.functions: list[tuple[int, int, int]] = []
@@ -101,7 +96,6 @@ class _NewFunctions:
         self._next_function = max(len(dictionary.function_table), 1)
 
     def function(self, line: Line) -> int:
-        """Returns the index of a line's function."""
         place = self._string(line.function), self._string(line.system_name), self._string(line.file)
         if place not in self._functions:
             self._functions[place] = self._next_function + len(self.functions)
@@ -155,7 +149,7 @@ def _edit_tree(dictionary: dict[str, Any], edit: Edit) -> None:
 
 
 def _entries(node: dict[str, Any], name: str) -> list[Any]:
-    """Returns a JSON list, also under the field's protobuf name, which some producers write."""
+    """Returns a JSON list by the field's JSON name or, as some producers write, protobuf name."""
     entries: Any = node.setdefault(name if name in node else _camel(name), [])
     if not isinstance(entries, list) or (name in node and _camel(name) in node):
         raise PayloadError(f"{name} is not a list, or occurs twice")

@@ -10,14 +10,10 @@ from otel_kprofiler.text import describe_count
 
 
 def refuse_negative_values(windows: Iterable[Window]) -> None:
-    """Reject windows with negative sample values.
+    """Raise ``PayloadError`` if a sample value is negative.
 
     A profile with negative values is the difference of two profiles. OTLP allows such profiles
-    (profiles.proto, ``Sample.values``), but percentages and flame graph widths would be
-    meaningless.
-
-    Raises:
-        PayloadError: a value is negative.
+    (profiles.proto, ``Sample.values``), but percentages and flame graphs of them are meaningless.
     """
     negative = sum(
         value < 0

@@ -24,12 +24,10 @@ from otel_kprofiler.reading import Readable, read_up_to
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024 * 1024
 MAX_NOTES: Final = 1000
-"""Maximum number of deviations reported per message."""
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Lowest first byte of a protobuf message (field 1). Lengths below 128 MiB start with a lower
-byte.
+"""Lowest first byte of a protobuf message (field 1). Lengths below 128 MiB begin with a lower byte.
 """
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
@@ -48,13 +46,7 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A message and the deviations seen while reading it.
-
-    Attributes:
-        message: the ``ExportProfilesServiceRequest``.
-        notes: deviations from the format, in order of detection.
-        tree: the JSON that the message was parsed from; None for protobuf.
-    """
+    """A message, its deviations from the format, and the JSON it was parsed from, if any."""
 
     message: Any
     notes: tuple[Note, ...] = ()
@@ -93,12 +85,7 @@ class TruncatedError(PayloadError):
 
 
 class DamagedProfilesError(PayloadError):
-    """Raised if some profiles of a message are unreadable or truncated.
-
-    Args:
-        error: the problem with the first damaged profile.
-        count: number of damaged profiles.
-    """
+    """Raised with the first problem if ``count`` profiles of a message are damaged."""
 
     def __init__(self, error: PayloadError, count: int) -> None:
         super().__init__(error.message, hint=error.hint)
@@ -117,15 +104,9 @@ def refuse(error: PayloadError) -> None:
 def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payload]:
     """Parse serialized requests of any of the three forms.
 
-    JSON may also be a single document spanning several lines.
-
-    Args:
-        data: bytes of a message or a file.
-        on_damage: called for each unreadable message. If it returns, the message is skipped.
-
-    Raises:
-        PayloadError: with the default ``on_damage``, the data is not OTLP profiles or has the
-            layout before opentelemetry-proto 1.43.
+    JSON may also be a single document spanning several lines. ``on_damage`` is called for each
+    unreadable message. If it returns, the message is skipped. By default, raises ``PayloadError``
+    if the data is not OTLP profiles or has the layout before opentelemetry-proto 1.43.
     """
     if not data.strip(_JSON_SPACE):
         return
@@ -139,7 +120,6 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
 
 def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -> Iterator[Payload]:
-    """Yields the message, or nothing if the message is damaged."""
     try:
         payload = parse()
     except PayloadError as error:
@@ -161,23 +141,13 @@ def _is_message_like_json(data: bytes) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """Returns the content of an OTLP profiles file.
-
-    Raises:
-        OSError: the file cannot be read.
-        PayloadError: the file is larger than :data:`MAX_FILE_BYTES`.
-    """
+    """Returns a file's content. Raises ``OSError``, or ``PayloadError`` if it is too large."""
     with open(path, "rb") as file:
         return read_stream(file, path)
 
 
 def read_stream(stream: Readable, name: str) -> bytes:
-    """Returns the rest of a stream of OTLP profiles; ``name`` identifies it in errors.
-
-    Raises:
-        OSError: the stream cannot be read.
-        PayloadError: the content is larger than :data:`MAX_FILE_BYTES`.
-    """
+    """Returns a stream's content like :func:`read_file`; ``name`` identifies it in errors."""
     content = read_up_to(stream, MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise PayloadError(
@@ -244,7 +214,6 @@ def _parse_json(data: bytes, on_damage: OnDamage) -> Iterator[Payload]:
 
 
 def _is_one_document(first_line: bytes) -> bool:
-    """Returns whether a document spans several lines, because its first line is incomplete JSON."""
     try:
         json.loads(first_line)
     except (ValueError, RecursionError):

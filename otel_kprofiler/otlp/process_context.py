@@ -1,9 +1,8 @@
 """Encodes and decodes OpenTelemetry's process context: resource attributes as protobuf.
 
 The format is the message ``ProcessContext`` of OTEP 4719, with
-opentelemetry/proto/common/v1/common.proto and opentelemetry/proto/resource/v1/resource.proto. This
-module does not use protobuf's message classes. Decoded data is untrusted. Malformed messages are
-rejected, and unsupported values are ignored.
+opentelemetry/proto/common/v1/common.proto and opentelemetry/proto/resource/v1/resource.proto.
+Decoded data is untrusted: malformed messages are rejected, and unsupported values are ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ _ARRAY: Final = 5
 
 
 class ProcessContext(NamedTuple):
-    """Attributes that a process publishes about itself.
-
-    Attributes:
-        resource: attributes of the process's Resource.
-        extra: attributes outside the Resource, such as those for thread contexts.
-    """
+    """Attributes that a process publishes: those of its Resource, and others."""
 
     resource: Attributes
     extra: Attributes
@@ -44,13 +38,10 @@ def _attributes(tag: bytes, attributes: Attributes) -> bytes:
 
 
 def decode_process_context(payload: bytes) -> ProcessContext:
-    """Decode a ``ProcessContext`` message.
+    """Decode a ``ProcessContext`` message. Raises ``ValueError`` if it is not protobuf.
 
     Unsupported values (bytes, maps, mixed lists) are ignored. The last value of a repeated key
     wins.
-
-    Raises:
-        ValueError: the payload is not a protobuf message.
     """
     resource: dict[str, AttributeValue] = {}
     extra: dict[str, AttributeValue] = {}
@@ -65,7 +56,6 @@ def decode_process_context(payload: bytes) -> ProcessContext:
 
 
 def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) -> None:
-    """Add a ``KeyValue``."""
     if not isinstance(entry, bytes):
         return
     key = value = b""

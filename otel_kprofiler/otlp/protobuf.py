@@ -61,10 +61,7 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``.
-
-    The encoding is cached, since most strings recur in the next window.
-    """
+    """Encode an entry of ``string_table``; cached, since most strings recur in the next window."""
     return delimited(b"\x2a", text.encode())
 
 

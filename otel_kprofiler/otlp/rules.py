@@ -18,13 +18,7 @@ _MAX_CHARS: Final = 512
 
 
 class Violation(NamedTuple):
-    """A violation of a rule, and its location in the payload.
-
-    Attributes:
-        rule: id of the rule.
-        where: path of the field, such as ``dictionary.stack_table[3]``.
-        message: description of the problem.
-    """
+    """A violation of a rule; ``where`` is a field, such as ``dictionary.stack_table[3]``."""
 
     rule: str
     where: str
@@ -32,15 +26,13 @@ class Violation(NamedTuple):
 
 
 Problem = tuple[str, str]
-"""The place of a violation, and a message."""
 
 
 Find = Callable[["Contents"], Iterator[Problem]]
-"""Function that yields every violation of a rule."""
 
 
 class Rule(NamedTuple):
-    """A rule of the data model: its description, and a function that finds violations."""
+    """A rule: its description, and a function that finds violations."""
 
     promise: str
     find: Find
@@ -135,7 +127,7 @@ class Contents:
         return value.string_value or (self._whole[index] if self.string(index) else "")
 
     def is_kernel(self, location: Any) -> bool:
-        """Returns whether a location is a frame of the kernel."""
+        """Returns whether a location is a kernel frame."""
         value = self.attributes(location.attribute_indices).get(FRAME_TYPE)
         return value is not None and value.string_value == KERNEL_SIDE.frame_type
 

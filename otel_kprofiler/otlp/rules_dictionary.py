@@ -18,7 +18,6 @@ _STRING_FIELDS: Final = {
     "function_table": ("name_strindex", "system_name_strindex", "filename_strindex"),
     "attribute_table": ("key_strindex", "unit_strindex"),
 }
-"""Fields of the tables' entries that refer to strings."""
 
 _KERNEL_HALF: Final = 1 << 63
 _UCUM_ATOM: Final = r"(?:[KMGTkmgtun]i?)?(?:By|bit|s|g|m|Hz|J|W|V|A|K|Cel)|min|h|d|%|1|\{[!-z|~]+\}"
@@ -92,7 +91,6 @@ def _value_references(value: Any) -> Iterator[int]:
 
 
 def _entry_references(where: str, name: str, entry: Any) -> Iterator[tuple[str, str, int]]:
-    """Yields the direct references of a table entry."""
     for field in _STRING_FIELDS.get(name, ()):
         yield f"{where}.{field}", "string_table", getattr(entry, field)
     if name in ("mapping_table", "location_table"):

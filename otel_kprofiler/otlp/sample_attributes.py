@@ -45,9 +45,7 @@ class SampleAttributes(NamedTuple):
 
     Attributes:
         statuses: statuses of incomplete sides of the stack.
-        tid: thread id.
         thread_name: thread name (``comm``).
-        cpu: number of the logical CPU.
         local_root: name of the process's topmost span in the trace; empty if unknown.
         labels: attributes without a defined meaning.
         wait: details of a wait; None for other kinds.

@@ -1,8 +1,8 @@
 """Keeps the account of each sample kind in every part of a message that is divided.
 
-In a message, the first profile of a kind carries the account, which also applies to the following
-profiles. Before a message is divided, the account is copied to all profiles of the kind. Each part
-then keeps only the first copy.
+In a message, only the first profile of a kind carries the account, which also applies to the
+following profiles. Before a message is divided, the account is copied to all profiles of the kind.
+Each part then keeps only the first copy.
 """
 
 from __future__ import annotations

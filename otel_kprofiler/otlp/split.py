@@ -2,7 +2,7 @@
 
 A small enough message stays unchanged, except for references in resource and scope attributes,
 which most receivers do not resolve. A larger message is divided by samples until the parts fit.
-Each part has a dictionary with only the values that its samples use.
+Each part's dictionary contains only the values that the part uses.
 """
 
 from __future__ import annotations
@@ -39,42 +39,29 @@ _KIND: Final = "samples"
 """Kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Start index of parts that split a sample by time, so that their ids differ from those of other
-parts.
-"""
+"""Start of parts that split a sample by time, which no other part has, so that ids differ."""
 _MARGIN: Final = 1.1
 """Factor by which parts exceed their share of a request, because they repeat common entries."""
 
 
 class _Place(NamedTuple):
-    """The path to samples: indices of resource, scope and profile."""
-
     resource: int
     scope: int
     profile: int
 
 
 class _Slice(NamedTuple):
-    """A half-open range of a profile's samples."""
-
     place: _Place
     start: int
     end: int
 
 
 def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
-    """Encode an ``ExportProfilesServiceRequest`` as requests for a receiver.
+    """Encode an ``ExportProfilesServiceRequest``, which may be changed, as requests for a receiver.
 
-    Args:
-        message: the message, from :func:`otel_kprofiler.otlp.parse_payloads`. It may be changed.
-        form: encoding of the requests, protobuf or JSON.
-        max_bytes: maximum size of a request before compression; None for no limit.
-
-    Returns:
-        The requests, and the number of samples dropped because each alone exceeds the limit.
-
-    Raises:
-        PayloadError: an index is out of range.
+    ``max_bytes`` is the maximum size of a request before compression; None for no limit. Samples
+    that each exceed the limit are dropped and counted. Raises ``PayloadError`` if an index is out
+    of range.
     """
     if _has_references(message):
         _check_indices(message)
@@ -89,16 +76,11 @@ def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
 
 
 def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
-    """Divide a request into at least two smaller requests.
+    """Divide a request into at least two smaller requests of the same form and kinds.
 
-    Every sample is in exactly one part, and each part has the account.
-
-    Args:
-        batch: the request; the parts keep its form and kinds.
-        max_bytes: intended size of the parts; some may be larger.
-
-    Returns:
-        The parts in order; empty if the request has a single timestamp or is unreadable.
+    Every sample is in exactly one part, and each part has the account. Some parts may be larger
+    than ``max_bytes``. Returns the parts in order; none if the request has a single timestamp or is
+    unreadable.
     """
     try:
         message = _parse(batch)
@@ -161,7 +143,7 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
 def _make_batch(
     message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
 ) -> Batch:
-    """Build a batch; kinds are derived from the profiles' types."""
+    """Build a batch; kinds absent from ``kinds`` count as "samples"."""
     profiles = [profile for _, profile in _profiles(message)]
     strings = message.dictionary.string_table
     counts = [
@@ -188,7 +170,6 @@ def _profiles(message: Any) -> Iterator[tuple[_Place, Any]]:
 
 
 def _has_references(message: Any) -> bool:
-    """Returns whether resource or scope attributes refer to the dictionary."""
     return any(
         table == STRINGS for holder in _holders(message) for table, _ in find_references(holder)
     )
@@ -232,7 +213,6 @@ def _slices(message: Any) -> list[_Slice]:
 
 
 def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) -> Iterator[Batch]:
-    """Yields requests with the samples of a message, each within the size limit."""
     pending = [message]
     while pending:
         part = pending.pop()
@@ -246,10 +226,7 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Divides a message into messages with about equal numbers of samples.
-
-    Returns an empty list if the message has a single timestamp.
-    """
+    """Divides a message into messages with about equal numbers of samples; none if indivisible."""
     spread_accounts(message)
     divided = _divide_samples(message, parts)
     for part in divided:
@@ -278,7 +255,6 @@ def _divide_samples(message: Any, parts: int) -> list[Any]:
 
 
 def _halve_times(message: Any) -> list[Any]:
-    """Divide the timestamps of a message's only sample into halves."""
     halves = []
     for index in range(2):
         half = _take(message, _slices(message))
@@ -308,7 +284,6 @@ def _derive_id(whole: bytes, start: int) -> bytes:
 
 
 def _take(message: Any, slices: Sequence[_Slice]) -> Any:
-    """Returns a message with selected samples, and a dictionary of the values in use."""
     part = ExportProfilesServiceRequest()
     for number, of_resource in groupby(slices, lambda piece: piece.place.resource):
         resource = message.resource_profiles[number]
@@ -333,7 +308,6 @@ def _take(message: Any, slices: Sequence[_Slice]) -> Any:
 
 
 def _copy_dictionary(dictionary: Any, part: Any) -> None:
-    """Fill the dictionary of a message with the entries in use, and renumber its references."""
     used = _find_used(dictionary, part)
     numbers = {
         table: {old: new for new, old in enumerate(sorted(indices))}

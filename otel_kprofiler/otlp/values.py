@@ -1,7 +1,7 @@
 """Converts attribute values to Python values, within limits.
 
 Attributes refer to strings of the dictionary and can be nested, so an expanded value can be far
-larger than its message. The size of created text is therefore limited.
+larger than its message. Therefore, the size of created text is limited.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ from otel_kprofiler.model import AttributeScalar, AttributeValue
 MAX_WRITTEN_CHARS: Final = 16 * 1024 * 1024
 """Maximum number of characters created from a message's maps, bytes and nested lists."""
 MAX_DEPTH: Final = 64
-"""Maximum nesting depth of lists and maps."""
 _SCALARS: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 
 
 class Values:
-    """Converts the AnyValues of a message to Python values.
-
-    Args:
-        strings: the string table. An index outside the table raises ``IndexError``.
-    """
+    """Converts the AnyValues of a message. Indices outside ``strings`` raise ``IndexError``."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -34,8 +29,7 @@ class Values:
     def read(self, value: Any) -> AttributeValue:
         """Convert an AnyValue. Types that attributes cannot hold become strings (maps as JSON).
 
-        Raises:
-            PayloadError: the value is nested too deeply, or is too large.
+        Raises ``PayloadError`` if the value is nested too deeply, or is too large.
         """
         which = value.WhichOneof("value")
         if which == "array_value":

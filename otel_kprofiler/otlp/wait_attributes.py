@@ -43,10 +43,7 @@ def wait_attributes(wait: WindowWait) -> dict[str, AttributeValue]:
 
 
 def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
-    """Parses the attributes that :func:`wait_attributes` returns.
-
-    Returns None if the state is unknown.
-    """
+    """Parses the attributes that :func:`wait_attributes` returns; None if the state is unknown."""
     state = _STATES.get(as_text(attributes.get(WAIT_STATE, "")))
     if state is None:
         return None
@@ -63,10 +60,7 @@ def parse_wait(attributes: Mapping[str, AttributeValue]) -> WindowWait | None:
 
 
 def total_attributes(waits: WaitTotals | None) -> dict[str, AttributeValue]:
-    """Returns a resource's wait totals as attributes of its profiles.
-
-    Returns no attributes if the waits were not counted.
-    """
+    """Returns a resource's wait totals as attributes of its profiles; none if ``waits`` is None."""
     if waits is None:
         return {}
     attributes: dict[str, AttributeValue] = {

@@ -1,8 +1,4 @@
-"""Encodes and decodes protobuf's wire format: varints, fixed-size values, length-delimited fields.
-
-The format is described at https://protobuf.dev/programming-guides/encoding/. All functions are
-pure.
-"""
+"""Encodes and decodes protobuf's wire format: https://protobuf.dev/programming-guides/encoding."""
 
 from __future__ import annotations
 
@@ -13,12 +9,10 @@ from typing import Final
 
 MASK_64: Final = (1 << 64) - 1
 LENGTH_DELIMITED: Final = 2
-FIXED_BYTES: Final = {1: 8, 5: 4}
-"""The sizes of fixed-size values, in bytes, by wire type."""
+FIXED_BYTES: Final = {1: 8, 5: 4}  # by wire type
 _MAX_SHIFT: Final = 63
 
 ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
-"""The one-byte varints."""
 
 
 def varint(value: int) -> bytes:
@@ -37,8 +31,7 @@ _high_varint: Final = lru_cache(maxsize=1024)(varint)
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Decode a varint; returns its value, without bits above the 64th, and its end position.
 
-    Raises:
-        ValueError: the varint is truncated, or longer than 10 bytes.
+    Raises ``ValueError`` if the varint is truncated, or longer than 10 bytes.
     """
     try:
         byte = data[at]
@@ -61,8 +54,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yields the number and value of each field: a varint as ``int``, all other types as bytes.
 
-    Raises:
-        ValueError: the message is truncated, or contains a group or an unknown wire type.
+    Raises ``ValueError`` if the message is truncated, or has a group or an unknown wire type.
     """
     at, end = 0, len(message)
     while at < end:

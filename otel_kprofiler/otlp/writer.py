@@ -1,6 +1,6 @@
 """Defines the interface between the encoder and the writers of the serialized forms.
 
-A *token* is the serialized index of a table entry (a varint, or decimal digits). The empty token is
+A *token* is the serialized index of a table entry: a varint, or decimal digits. The empty token is
 index 0, which is omitted. Entries and samples are self-contained, so the size of a request is the
 sum of their sizes plus a few length prefixes.
 """
@@ -19,11 +19,7 @@ MAPPING, LOCATION, FUNCTION, LINK, STRING, ATTRIBUTE, STACK = range(7)
 
 
 class KeyValue(NamedTuple):
-    """An attribute of a resource or scope.
-
-    ``key_token`` and ``value_token`` refer to dictionary strings; if empty, the string is written
-    inline.
-    """
+    """An attribute of a resource or scope. Strings without tokens are written inline."""
 
     key: str
     value: AttributeValue
@@ -32,10 +28,7 @@ class KeyValue(NamedTuple):
 
 
 class ProfileTypes(NamedTuple):
-    """The string tokens of a profile's sample type and period type.
-
-    The tokens of the period type are empty if the profile has no period.
-    """
+    """The string tokens of a profile's types; empty for the period type if there is no period."""
 
     sample_type: Token
     sample_unit: Token
@@ -52,7 +45,6 @@ class Writer(Protocol):
 
     form: Form
     separator: bytes
-    """The separator between tokens in an array."""
     first_tokens: tuple[Token, ...]
     """Precomputed results of :meth:`token` for the lowest indices."""
     sample_bytes: int
@@ -67,19 +59,13 @@ class Writer(Protocol):
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of the mapping table.
-
-        ``place`` consists of the mapping's start address, limit address and file offset.
-        """
+        """Returns an entry of the mapping table; ``place`` is start, limit and file offset."""
         ...
 
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Returns an entry of the location table. A line is a function's token and a line number.
-
-        ``attributes`` is a result of :meth:`location_attributes`.
-        """
+        """Returns an entry of the location table; lines are a function token and a line number."""
         ...
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
@@ -123,10 +109,9 @@ class Writer(Protocol):
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
-        """Returns a sample of a profile.
+        """Returns a sample of a profile. Without values, each timestamp counts as 1.
 
-        If there are no values, each timestamp counts as 1. If there are no timestamps, there is a
-        single value.
+        Without timestamps, there is a single value.
         """
         ...
 

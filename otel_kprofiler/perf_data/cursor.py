@@ -12,12 +12,9 @@ _U64: Final = struct.Struct("<Q")
 
 
 class Cursor:
-    """A position in a range of binary data.
+    """A position in a range of binary data, which is not copied.
 
-    Args:
-        data: the bytes to read from; not copied.
-        start: the position of the first byte.
-        end: the end of the range, exclusive.
+    ``end`` is exclusive. Raises ``PayloadError`` if the range is not within the data.
     """
 
     __slots__ = ("data", "end", "position")
@@ -35,11 +32,7 @@ class Cursor:
         return self.end - self.position
 
     def skip(self, count: int) -> int:
-        """Advances by a number of bytes; returns the previous position.
-
-        Raises:
-            PayloadError: fewer bytes are left.
-        """
+        """Advances; returns the old position. Raises ``PayloadError`` if fewer bytes are left."""
         position = self.position
         if not 0 <= count <= self.end - position:
             raise PayloadError(f"a field at byte {position:,} exceeds its record")

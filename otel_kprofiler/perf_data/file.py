@@ -68,15 +68,13 @@ class RawRecord(NamedTuple):
 
 @dataclass(slots=True)
 class PerfFile:
-    """The contents of a ``perf.data`` file other than its records.
+    """The contents of a ``perf.data`` file other than its records; unknown strings are empty.
 
     Attributes:
         attrs: the sampled events, in file order.
-        attr_by_id: the indices of events in ``attrs``, by event id.
+        attr_by_id: indices in ``attrs``, by event id.
         names: the events' names, by index in ``attrs``.
         build_ids: the build ids in hexadecimal, by path.
-        hostname: the name of the recorded host; empty if unknown.
-        os_release: the release of the recorded kernel; empty if unknown.
         clock_offset_ns: Unix time minus the time on the records' clock; None if unknown.
     """
 
@@ -92,17 +90,12 @@ class PerfFile:
 class Reader:
     """Reads a ``perf.data`` file, either seekable or written to a pipe (``perf record -o -``).
 
-    Args:
-        data: the whole file.
+    Raises ``PayloadError`` if the file is not supported, or its header is damaged.
 
     Attributes:
-        data: the whole file.
         file: the contents other than the records. If the file was written to a pipe, they are
             complete only after all records have been read.
         problem: why data is missing or damaged; empty if the file is intact.
-
-    Raises:
-        PayloadError: the file is not supported, or its header is damaged.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -143,7 +136,6 @@ class Reader:
             self._read_features(flags)
 
     def _read_features(self, flags: int) -> None:
-        """Reads the sections of the features in ``flags``, listed in a table after the records."""
         present = [number for number in range(_FEATURES) if flags >> number & 1]
         table = Cursor(self.data, self._end, len(self.data))
         for number in present:
@@ -155,10 +147,9 @@ class Reader:
                     self.problem = error.message
 
     def records(self) -> Iterator[RawRecord]:
-        """Yields the kernel's records in the order of the file, up to the first damaged record.
+        """Yields the kernel's records, up to the first damaged record.
 
-        Raises:
-            PayloadError: the records are compressed.
+        Raises ``PayloadError`` if the records are compressed.
         """
         position, end, data = self._start, self._end, self.data
         while position + _RECORD.size <= end:

@@ -26,19 +26,16 @@ class Names(Protocol):
     def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
         """Returns the frame at a kernel address; None if this host does not have the symbols.
 
-        Args:
-            module: the kernel, or one of its modules, with its base on the recorded host.
-            rva: the address relative to the module's base.
-            address: the runtime address on the recorded host.
+        ``module`` is the kernel, or one of its modules, with its base on the recorded host. ``rva``
+        is relative to that base. ``address`` is the runtime address on the recorded host.
         """
 
 
 class CodeNames:
     """Names user code whose file this host has, and code of this host's kernel. Not thread-safe.
 
-    Args:
-        paths: further candidate files, for :class:`InstalledFiles`.
-        symbolizer: the running kernel's symbols; by default, read on first use.
+    ``paths`` are further candidate files, for :class:`InstalledFiles`. By default, the running
+    kernel's symbols are read on first use.
     """
 
     def __init__(

@@ -69,8 +69,6 @@ class Process:
     """A process, from one execve(2) to the next.
 
     Attributes:
-        pid: the process id.
-        space: the current mappings.
         left: the mappings from before execve(2), kept until the new program runs, because samples
             during execve(2) still have the registers of the calling program.
         program: the path of the program; empty if unknown, as for kernel threads.
@@ -97,10 +95,7 @@ class Process:
             self.stacks.clear()
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping; returns how many mappings this copied.
-
-        The first mapped file is taken as the program.
-        """
+        """Adds a mapping; returns how many this copied. The first mapped file is the program."""
         copied = self.space.add(mapping)
         self.stacks.clear()
         if not self.program and mapping.path.startswith(b"/") and self.resource is None:
@@ -117,11 +112,7 @@ class Processes:
         self._copied = 0
 
     def map(self, mapping: FileMapping) -> None:
-        """Records a mapping of a process.
-
-        Raises:
-            PayloadError: too many mappings would have to be copied for forked processes.
-        """
+        """Records a mapping. Raises ``PayloadError`` if forks have copied too many mappings."""
         self._copied += self.process(mapping.pid).add(mapping)
         if self._copied > _MAX_COPIED:
             raise PayloadError(f"forked processes exceed the maximum of {_MAX_COPIED:,} mappings")

@@ -37,7 +37,6 @@ class Sample(NamedTuple):
         time_ns: the time on the recording's clock; :data:`NO_TIME` if not recorded.
         event: the index of the sampled event.
         pid: the process id; 0 for the idle task.
-        tid: the thread id.
         cpu: the logical CPU; 0 if not recorded.
         period: the number of events that the sample represents.
         mode: whether kernel or user code was sampled (``PERF_RECORD_MISC_CPUMODE``).
@@ -118,10 +117,8 @@ _BY_TIME: Final = attrgetter("time_ns")
 def read_records(reader: Reader) -> list[Record]:
     """Returns the records, sorted by time; records with equal or no times stay in file order.
 
-    Skips damaged records, and reports them in the reader's ``problem``.
-
-    Raises:
-        PayloadError: the records are compressed, or a record written by perf itself is damaged.
+    Skips damaged records, and reports them in the reader's ``problem``. Raises ``PayloadError`` if
+    the records are compressed, or a record written by perf itself is damaged.
     """
     decoder = _Decoder(reader)
     records: list[Record] = []
@@ -142,7 +139,6 @@ class _Decoder:
         self._data = reader.data
 
     def decode(self, raw: RawRecord) -> Iterator[Record]:
-        """Yields the decoded record; nothing if records of its type are not used."""
         cursor = Cursor(self._data, raw.start, raw.end)
         if raw.type == SAMPLE:
             yield self._sample(raw, cursor)
@@ -184,7 +180,6 @@ class _Decoder:
         return values.get(_TIME, NO_TIME), self._reader.file.attr_by_id.get(event_id, 0)
 
     def _event(self, cursor: Cursor) -> int:
-        """Returns the index of a sample's event."""
         file = self._reader.file
         if not file.attrs:
             raise PayloadError("a sample precedes the description of its event")
@@ -219,7 +214,6 @@ class _Decoder:
 
 
 def _word(cursor: Cursor, index: int) -> int:
-    """Returns the 64-bit word ``index`` words ahead, without advancing."""
     return Cursor(cursor.data, cursor.position + 8 * index, cursor.end).u64()
 
 
@@ -233,7 +227,6 @@ def _skip_counts(attr: EventAttr, cursor: Cursor) -> None:
 
 
 def _mapping(raw: RawRecord, cursor: Cursor, time_ns: int) -> Iterator[FileMapping]:
-    """Yields the mapping if it is executable or belongs to the kernel."""
     pid, _, start, length, offset = (
         cursor.u32(), cursor.u32(), cursor.u64(), cursor.u64(), cursor.u64(),
     )  # fmt: skip

@@ -34,7 +34,8 @@ _SIDES: Final = {
     (1 << 64) - 128: KERNEL_SIDE,  # PERF_CONTEXT_KERNEL
     (1 << 64) - 512: USER_SIDE,  # PERF_CONTEXT_USER
 }
-"""Sides by mark. Addresses after any other mark belong to guests, and are left out."""
+"""Sides by ``PERF_CONTEXT_*`` mark. Addresses after any other mark belong to guests, and are
+omitted."""
 _KERNEL_IMAGE: Final = b"[kernel.kallsyms]"
 _VMLINUX: Final = "vmlinux"
 _NO_FILE: Final = (b"//anon", b"[heap]", b"[stack", b"/dev/zero", b"/anon_hugepage", b"[anon")
@@ -42,12 +43,7 @@ _VDSO: Final = b"[vdso]"
 
 
 class Stacks:
-    """Resolves callchains to stacks.
-
-    Args:
-        build_ids: the files' build ids, by path.
-        names: finds the names of code addresses.
-    """
+    """Resolves callchains to stacks. ``build_ids`` has the build ids of files by path."""
 
     def __init__(self, build_ids: dict[bytes, str], names: Names) -> None:
         self._build_ids = build_ids

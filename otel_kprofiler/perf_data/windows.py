@@ -52,8 +52,6 @@ _Group = tuple[Process, Stack, int, str, int]
 
 @dataclass(slots=True)
 class _Event:
-    """The samples of an event, sorted by time."""
-
     times: dict[_Group, list[int]] = field(default_factory=dict)
     values: dict[_Group, list[int]] = field(default_factory=dict)
     periods: Counter[int] = field(default_factory=Counter)
@@ -67,24 +65,17 @@ def read_perf_data(
     notify: Callable[[str], None],
     names: Names | None = None,
 ) -> list[Window]:
-    """Reads a recording made by ``perf record``, either seekable or written to a pipe.
+    """Reads a seekable or piped recording by ``perf record``. Returns a list with one window.
 
-    Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples; every other event is a
+    Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
     separate kind, whose values are numbers of events. Frames are symbolized if this host has the
-    file, or runs the kernel, with the same build id; other frames have only a file and an offset.
+    file, or runs the kernel, with the same build id. Other frames have only a file and an offset.
 
-    Args:
-        data: the whole file.
-        written_unix_ns: when the file was written. The last record is assumed to be from this time,
-            unless the file specifies its clock (``perf record -k``).
-        notify: called with a sentence about missing data.
-        names: finds the names of code addresses; by default, in the files of this host.
-
-    Returns:
-        A list with one window.
-
-    Raises:
-        PayloadError: the file is damaged, not supported, or has no samples.
+    ``written_unix_ns`` is when the file was written. The last record is assumed to be from this
+    time, unless the file specifies its clock (``perf record -k``). ``notify`` is called with a
+    sentence about missing data. ``names`` finds the names of code addresses; by default, in the
+    files of this host. Raises ``PayloadError`` if the file is damaged, not supported, or has no
+    samples.
     """
     reader = Reader(data)
     records = read_records(reader)
@@ -168,7 +159,6 @@ class _Recording:
         return Resource(attributes | {"os.type": "linux"})
 
     def remark(self, notify: Callable[[str], None]) -> None:
-        """Calls ``notify`` for each kind of data that the samples lack."""
         if self._throttled:
             times = describe_count(self._throttled, "time")
             notify(f"the kernel suspended sampling {times} because its rate was too high")
@@ -230,7 +220,6 @@ class _Recording:
         return ProfileKind(name, name, "count"), 0
 
     def _name(self, index: int, attr: EventAttr) -> str:
-        """Returns an event's name with ``_`` for ``-``, and with its modifiers if ambiguous."""
         full = [self._file.names.get(at, f"event {at}") for at in range(len(self._file.attrs))]
         short = [_MODIFIERS.sub("", name) for name in full]
         name = full[index] if short.count(short[index]) > 1 else short[index]

@@ -1,7 +1,6 @@
 """Collects samples, live or from a recording, into windows.
 
-Only the names that reading the configuration requires are imported at once; all others are imported
-on first use.
+Names that reading the configuration does not require are imported on first use.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ GROUP_SHARE: Final = 0.3
 """Long-term share of all young processes of a user in a cgroup, after a burst of one second. The
 user's older processes in the cgroup have the same share, after a burst of five seconds."""
 YOUNG_NS: Final = 10_000_000_000
-"""Maximum age of a young process."""
+"""Maximum age of a young process, in nanoseconds."""
 ROOT_CGROUP_ID: Final = 1
 """Inode of the cgroup v2 root, which contains all processes if only cgroup v1 is used. Older
 processes in the root form no group, because a user's services would otherwise share a budget."""
@@ -74,31 +74,27 @@ class Resources(Protocol):
         """Returns the Resource of the sample's process if it is cached; else None."""
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the latest Resource of the sample's process, for any program; else None."""
+        """Returns the process's latest Resource, regardless of its program; may be None."""
 
     def get_shared(self, sample: RawSample) -> Resource:
-        """Returns the Resource of processes that are not read."""
+        """Returns the common Resource for processes that are not read."""
 
 
 class ProcessBudgets:
     """Resolves samples, and charges each process for the time that its samples take.
 
-    The most expensive work is identifying a new program, resolving a new stack, and adding a group
-    of samples unlike all others in the window. A process that constantly changes its thread names,
-    stacks, code or programs can cause such work with every sample. Processes are charged for the
-    wall-clock time that their samples take, so budgets effectively shrink where CPU time is scarce.
-    The samples of a process above its budget become coarser, so that other processes' samples do
-    not wait for them.
+    A process can cause much work with every sample if it constantly changes its thread names,
+    stacks, code or programs. Processes are charged for wall-clock time, so budgets effectively
+    shrink where CPU time is scarce. The samples of a process above its budget become coarser, so
+    that other processes' samples do not wait for them.
 
     Charges also count against the group of processes with the same user and cgroup, so that a
-    parent gains nothing by forking children, each of which starts with a budget. Young processes
-    form a separate group, so that a fork storm takes nothing from the same user's services.
+    parent gains nothing by forking children. Young processes form a separate group, so that a fork
+    storm takes nothing from the same user's services.
 
     Belongs to one thread, except :attr:`coarse`.
 
     Args:
-        stacks: resolves stacks.
-        resources: finds the Resource of a process.
         is_limiting: whether processes have budgets.
         now_ns: returns the time of a steady clock, in nanoseconds.
 
@@ -150,7 +146,6 @@ class ProcessBudgets:
                 self._identify(sample)
 
     def _identify(self, sample: RawSample) -> Resource:
-        """Returns a sample's Resource; a coarser one if the sample's process exceeds its budget."""
         began_ns = self._now_ns()
         shares = self._get_shares(sample) if self._is_limiting else ()
         if _is_spent(shares, began_ns):
@@ -163,8 +158,8 @@ class ProcessBudgets:
     def admit(self, sample: RawSample, resource: Resource) -> bool:
         """Charge a process for a new group of samples; returns False if it exceeds its budget.
 
-        Also returns False if several processes share the Resource, even if the budget suffices
-        again: such a Resource cannot describe the threads of a single process.
+        Also returns False if several processes share the Resource, because such a Resource cannot
+        describe the threads of a single process.
         """
         if not self._is_limiting:
             return True
@@ -176,7 +171,6 @@ class ProcessBudgets:
         return True
 
     def _get_shares(self, sample: RawSample) -> tuple[CpuShare, ...]:
-        """Returns the budgets of a sample's process and of its group, if any."""
         share = self._shares.get(sample.tgid)
         if share is None:
             share = _keep(self._shares, sample.tgid, CpuShare(SHARE))
@@ -215,7 +209,7 @@ def name_coarse_thread(resource: Resource) -> bytes:
 
 
 def _without_user_frames(sample: RawSample) -> RawSample:
-    """Returns a sample with only its kernel stack, and the reason why the other sides are empty."""
+    """Returns a sample with only its kernel stack; the other sides are marked as over budget."""
     sides = list(zip(sample.collected, sample.stacks, strict=True))
     return sample._replace(
         collected=tuple(

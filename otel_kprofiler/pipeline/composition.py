@@ -69,13 +69,9 @@ def open_symbols(
     """Starts tracking symbol changes, then reads this host's symbols.
 
     No thread starts before the symbolizer's first ``advance``. The caller closes the symbolizer.
-
-    Args:
-        access: reads files of the host.
-        event_sink: receives symbol changes, for recordings.
-        inherited: in a forked child, the parent's symbols. Reading them again could take seconds
-            in a busy service, because each read releases the GIL.
-        ring_bytes: the size of each CPU's ring for BPF program records; see ``KsymbolWatch``.
+    ``event_sink`` receives symbol changes, for recordings. ``inherited`` are the parent's symbols
+    in a forked child: reading them again could take seconds in a busy service, because each read
+    releases the GIL. ``ring_bytes`` is passed to ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
     ksymbols = _open_ksymbols(access, event_sink, since_ns, ring_bytes)
@@ -96,13 +92,10 @@ def open_resources(
 ) -> ProcessResources:
     """Opens the Resources of this host's processes, including attributes that processes publish.
 
-    Args:
-        access: reads files of the host.
-        clock: reads the host's clocks.
-        attributes: the configured resource attributes, which override detected ones.
-        on_new: called with each new process and its Resource, and when the Resource changes.
-        service_sources: where to find the names of services that do not publish one: values in
-            ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`.
+    ``attributes`` are the configured ones, which override detected ones. ``on_new`` is called with
+    each new process and its Resource, and when the Resource changes. ``service_sources`` are values
+    in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`: where to find the names of services
+    that do not publish one.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(
@@ -133,25 +126,12 @@ def open_live(
 ) -> Pipeline[EbpfSampler]:
     """Opens a pipeline that samples this host; loads no BPF program until the pipeline starts.
 
-    Args:
-        config: what to sample; interrupt ranges are filled in from the kernel's symbols.
-        schedule: the window lengths.
-        sink: receives each closed window.
-        access: reads files of the host.
-        clock: reads the host's clocks.
-        resources: the Resources of processes; closed with the pipeline, or if this function fails.
-        symbolizer: from :func:`open_symbols`; closed like ``resources``.
-        user_names: names user frames, for example a :class:`SymbolLoader`; closed like
-            ``resources``.
-        resolvers: resolvers for sides other than the kernel's, used in place of the default ones;
-            closed like ``resources``.
-        raw_sink: receives the raw records of each drain.
-        replaced_sink: receives symbolized native frames that Python frames may replace.
-        loader: the library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
-        options: further options of the pipeline.
-
-    Raises:
-        DependencyError: the loader's library is missing.
+    ``resources``, ``symbolizer``, ``user_names`` and ``resolvers`` are closed with the pipeline, or
+    if this function fails. Interrupt ranges are added to ``config``. ``resolvers`` replace the
+    default ones of sides other than the kernel's. ``raw_sink`` receives the raw records of each
+    drain. ``replaced_sink`` receives symbolized native frames that Python frames may replace.
+    ``loader`` is ``auto``, ``libbpf`` or ``bcc``; raises ``DependencyError`` if its library is
+    missing.
     """
     user_files = KnownFiles(on_opened=user_names.add if user_names else None)
     native = UserResolver(user_files, user_names)
@@ -261,17 +241,9 @@ def replay(
 ) -> Pipeline[ReplaySampler]:
     """Replay a recording with the symbols, processes and clock of the recorded host.
 
-    Reads nothing from this host. Returns the stopped pipeline, for its account.
-
-    Args:
-        recording: the recording to replay.
-        schedule: the window lengths.
-        sink: receives each closed window.
-        whole_sink: receives all samples once more at the end, in a single window.
-        resolvers: resolvers for sides other than the kernel's; closed with the pipeline.
-
-    Raises:
-        KProfilerError: the recording is damaged.
+    Reads nothing from this host. Returns the stopped pipeline, for its account. ``whole_sink``
+    receives all samples once more at the end, in a single window. ``resolvers`` are closed with the
+    pipeline. Raises ``KProfilerError`` if the recording is damaged.
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})

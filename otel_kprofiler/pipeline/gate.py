@@ -13,7 +13,7 @@ from typing import Final
 from otel_kprofiler.model import RawSample, SampleCounts
 
 MAX_WAIT_NS: Final = 500_000_000
-"""Maximum time that a sample waits for symbols up to its timestamp."""
+"""Maximum time that a sample waits for symbols up to its timestamp, in nanoseconds."""
 
 _TIME = attrgetter("time_ns")
 _KIND = attrgetter("kind.name")
@@ -30,10 +30,6 @@ class EventTimeGate:
     The wait is bounded: a stalled symbol stream delays samples by at most ``max_wait_ns``, and a
     sampler with a stalled watermark by at most ``max_stall_ns``. Samples that arrive even later
     count towards the window that is then open.
-
-    Args:
-        max_wait_ns: the maximum wait for symbol streams, in nanoseconds.
-        max_stall_ns: the maximum wait for older samples, in nanoseconds.
 
     Attributes:
         counts: the number of waiting samples, by kind.
@@ -53,10 +49,8 @@ class EventTimeGate:
     def passed_ns(self, samples_ns: int, symbols_ns: int, now_ns: int) -> int:
         """Returns the boottime up to which all data has arrived, or is no longer awaited.
 
-        Args:
-            samples_ns: the boottime before which every sample has been pushed.
-            symbols_ns: the boottime before which every symbol event has been applied.
-            now_ns: the current boottime.
+        Every sample before the boottime ``samples_ns`` has been pushed, and every symbol event
+        before ``symbols_ns`` has been applied.
         """
         samples_ns = max(samples_ns, now_ns - self._max_stall_ns)
         return min(samples_ns, max(symbols_ns, now_ns - self._max_wait_ns))

@@ -1,4 +1,4 @@
-"""Waits for samples: sleeps while there are none."""
+"""Waits for samples, and sleeps while there are none."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ class WaitTimes(NamedTuple):
 def wait_for_samples(sampler: Sampler, clock: Clock, end_ns: int, times: WaitTimes) -> None:
     """Wait for the first sample, then for enough samples to justify a drain.
 
-    Args:
-        sampler: takes the samples; its ``wake`` ends the wait.
-        clock: reads boottime.
-        end_ns: the boottime at which the window ends; the wait ends just after it.
-        times: the limits of the wait.
+    The wait ends just after the window, whose end is the boottime ``end_ns``, or on a wake-up.
     """
 
     def limit_s(wait_s: float) -> float:

@@ -37,11 +37,8 @@ def describe_left_out(
 ) -> str:
     """Returns ``; left out:`` with the missing data and reasons; empty if nothing is missing.
 
-    Args:
-        config: what is sampled.
-        user_symbols: the value of the ``user_symbols`` setting.
-        missing: capabilities in :data:`OF_OTHERS` that this process lacks, if it samples other
-            users' processes.
+    ``user_symbols`` is the value of the setting of that name. ``missing`` lists the capabilities in
+    :data:`OF_OTHERS` that this process lacks, if it samples other users' processes.
     """
     parts = []
     if config.stacks == "kernel":

@@ -1,4 +1,4 @@
-"""Defines the optional settings of a pipeline."""
+"""The optional settings of a pipeline."""
 
 from __future__ import annotations
 

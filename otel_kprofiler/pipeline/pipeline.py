@@ -68,22 +68,16 @@ SamplerT = TypeVar("SamplerT", bound=Sampler)
 class Pipeline(Generic[SamplerT]):
     """Drives a sampler. Belongs to one thread, except for :meth:`wake` and :meth:`account`.
 
+    The pipeline starts the sampler, and closes it, ``stacks``, ``resources`` and ``python``.
+
     Args:
-        sampler: the source of samples; started and closed by the pipeline.
-        stacks: resolves stacks; closed with the pipeline.
-        resources: finds the Resource of a process; closed with the pipeline.
-        schedule: the window lengths.
         sink: receives each closed window; must not block.
-        clock: reads boottime and converts it to Unix time.
-        options: further options of the pipeline.
-        python: registers the processes that run CPython; closed with the pipeline.
         on_started: called once the sampler has started, before the first drain.
         find_causes: whether to determine the causes of waits.
         scheduler_rvas: the RVAs of the kernel functions in which threads wait.
 
     Attributes:
-        options: the argument; ``grain`` and ``leaves_out_self_profiled`` may be changed at any
-            time.
+        options: ``grain`` and ``leaves_out_self_profiled`` may be changed at any time.
     """
 
     def __init__(
@@ -174,10 +168,9 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
-        had few samples, the wait starts with the first sample, which is awaited for up to
-        ``idle_s``. If both ``longest_s`` and ``idle_s`` exceed the timeout, the wait is longer if
-        no new process is sampled, and a step may identify new processes without processing any
-        samples.
+        had few samples, the step first waits up to ``idle_s`` for a sample. If both ``longest_s``
+        and ``idle_s`` exceed the timeout, the wait is longer while no new process is sampled. A
+        step may then identify new processes without processing any samples.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -203,10 +196,7 @@ class Pipeline(Generic[SamplerT]):
         self.sampler.wake()
 
     def request_stop(self) -> None:
-        """Make :meth:`step` leave any backlog to :meth:`stop`; further steps only wait.
-
-        Callable from any thread or signal handler.
-        """
+        """Leave further samples to :meth:`stop`; callable from any thread or signal handler."""
         self._stop_requested = True
         self.wake()
 
@@ -245,7 +235,7 @@ class Pipeline(Generic[SamplerT]):
             self.resources.close()
 
     def account(self) -> Account:
-        """Returns the account of all samples at the last drain, as of one instant. Thread-safe.
+        """Returns a consistent account of all samples as of the last drain. Thread-safe.
 
         While the sink is being called with a window, returns the account from before the call.
         """
@@ -379,7 +369,6 @@ class Pipeline(Generic[SamplerT]):
         return merge_resources(window, self.options.grain, self.resources.common)
 
     def _read_waits(self) -> Mapping[Resource, WaitTotals]:
-        """Returns the off-CPU time since the previous window, by Resource."""
         waits: dict[Resource, WaitTotals] = {}
         for process, totals in self.sampler.read_waits().items():
             resource = self.resources.get_of(process, has_ended=totals.has_ended)
@@ -411,7 +400,6 @@ class Pipeline(Generic[SamplerT]):
         reported: Mapping[str, SamplerCounts],
         waits: Mapping[Resource, WaitTotals],
     ) -> WindowCounts:
-        """Returns a window's counts; ``reported`` has the previous window's totals."""
         counts = self._counts[kind]
         earlier = reported.get(kind, SamplerCounts(0, {}, 0, {}))
         lost = Counter(counts.lost) - Counter(earlier.lost)
@@ -430,7 +418,6 @@ class Pipeline(Generic[SamplerT]):
         return WindowCounts(taken, dict(lost), totals, self.sampler.wait_threshold_ns, waits)
 
     def _add_left_out(self, kind: str, lost: Losses) -> Losses:
-        """Returns a kind's losses plus its samples that were excluded from windows so far."""
         count = self._left_out[kind]
         return {**lost, LossCause.SELF_PROFILED: count} if count else lost
 

@@ -48,7 +48,6 @@ class PythonFrames:
 
     Args:
         sampler: the sampler, whose settings select the processes.
-        files: reads files of the host.
         loops: receives the interpreters' evaluation loops.
     """
 
@@ -103,10 +102,7 @@ class PythonFrames:
         return state
 
     def remarks(self) -> list[str]:
-        """Lists the Python frames that were not read, for reports; one line per reason.
-
-        Thread-safe, even after :meth:`close`.
-        """
+        """Lists reasons why Python frames were not read. Thread-safe, even after :meth:`close`."""
         lines = []
         tracked = self._count_tracked()
         if tracked is not None:
@@ -144,7 +140,6 @@ class PythonFrames:
             self._tracked = tracking.counts()
 
     def _count_tracked(self) -> PythonCounts | None:
-        """Returns counts for all processes' interpreters; None if only this process is sampled."""
         tracking = self._tracking
         return self._tracked if tracking is None else tracking.counts()
 

@@ -8,10 +8,8 @@ from typing import Final
 DRAIN_INTERVAL_S: Final = 0.25
 """Interval between drains, in seconds; the kernel wakes the thread earlier if the ring fills up."""
 LONGEST_DRAIN_INTERVAL_S: Final = 1.0
-"""Interval, in seconds, between drains of the agent's ring while no new process is sampled.
-
-Caches are cold after each wait, so samples cost less if a drain has many of them.
-"""
+"""Interval, in seconds, between drains of the agent's ring while no new process is sampled. Larger
+drains cost less per sample, because caches are cold after each wait."""
 IDLE_S: Final = 5.0
 """Maximum interval, in seconds, between drains while no samples arrive."""
 FIRST_WINDOW_NS: Final = 100_000_000

@@ -47,15 +47,7 @@ class ThreadDumper:
     """Dumps the threads of the processes in ``config.target_pids``. Belongs to one thread.
 
     The constructor loads the BPF program and the processes' unwind tables, and finds their
-    interpreters.
-
-    Args:
-        config: the target processes, and the sides and depth limits of stacks.
-        access: reads files of the host.
-        clock: reads the host's clocks.
-        symbolizer: the kernel's symbols; closed with the dumper.
-        resources: identifies the processes, and decodes thread contexts; closed with the dumper.
-        user_names: names user frames; closed with the dumper.
+    interpreters. ``symbolizer``, ``resources`` and ``user_names`` are closed with the dumper.
 
     Raises:
         DependencyError: libbpf is missing.
@@ -108,9 +100,7 @@ class ThreadDumper:
             self._close = undo.pop_all().close
 
     def dump(self) -> list[ProcessState]:
-        """Returns what the threads of the processes are doing, sorted by process id.
-
-        Processes that have exited are absent.
+        """Returns the running processes, sorted by id, with what their threads are doing.
 
         Raises:
             OSError: the kernel refused to run the BPF iterator.
@@ -244,11 +234,7 @@ class ThreadDumper:
 def compare_dumps(
     first: Sequence[ProcessState], second: Sequence[ProcessState]
 ) -> list[ProcessState]:
-    """Returns the second dump, with marks on the threads that have moved since the first dump.
-
-    A thread has not moved if it has the same stack and has had no context switch since the first
-    dump.
-    """
+    """Returns the second dump, with marks on threads that ran or changed their stack since."""
     earlier = {
         (process.tgid, thread.tid): thread for process in first for thread in process.threads
     }

@@ -94,22 +94,16 @@ class ContextDecoder(Protocol):
 class WindowBuilder:
     """Collects resolved samples until the window's end has passed in event time.
 
-    Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread.
+    Samples must be added in time order (see :class:`EventTimeGate`). Belongs to one thread. The
+    arguments that :class:`Pipeline` and :class:`PipelineOptions` also have are described there.
 
     Args:
         clock: converts boottime to Unix time, with the offset at the time when a window closes.
-        schedule: the window lengths.
         start_boot_ns: the start of the first window, in boottime.
         period_ns: the sampling period on each CPU, for kinds that have a period.
         kinds: the kinds of samples that may be added, in the order of their profiles.
-        random_unit: returns random numbers in [0, 1), for jitter.
-        pause: called repeatedly while a window is closed, to let other threads run.
-        find_labels: returns the labels for a label-set number; without it, samples have no labels.
         decode_context: returns the attributes of a thread context when the window closes; without
             it, samples have no context attributes.
-        find_causes: whether to determine the causes of waits.
-        scheduler_rvas: the RVAs of kernel functions in which threads wait; see :class:`WaitStacks`.
-        budgets: limits the sample groups of each process; None for no limit.
     """
 
     def __init__(
@@ -168,7 +162,7 @@ class WindowBuilder:
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
-        """End the window before the next sample if the window is full."""
+        """End the window before the next sample if the window is full; returns whether it is."""
         limit = self._schedule.max_samples
         if limit is None or self._count < limit or next_ns <= self._last_ns:
             return False
@@ -331,7 +325,6 @@ class WindowBuilder:
     def _decode(
         self, link: SpanLink | None, labels: LabelSet | _Context
     ) -> tuple[SpanLink | None, LabelSet]:
-        """Returns the link with the local root's name, and the labels."""
         if not isinstance(labels, _Context):
             return link, labels
         if self._decode_context is None:

@@ -96,16 +96,8 @@ class ProcessContexts:
     """Reads the contexts and environments of sampled processes. Thread-safe.
 
     A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
-    only briefly; see :class:`HangingProcesses`.
-
-    Args:
-        files: reads files of the host.
-        first_look_s: the delay, in seconds, from :meth:`expect` to the first read. Processes that
-            exit earlier are not read.
-        answer_timeout_s: how long :meth:`look` waits for results, in seconds.
-
-    Attributes:
-        unread: counts the processes whose contexts could not be read.
+    only briefly; see :class:`HangingProcesses`. Processes that exit within ``first_look_s`` of
+    :meth:`expect` are not read. ``answer_timeout_s`` limits the wait of :meth:`look`.
     """
 
     def __init__(
@@ -147,10 +139,8 @@ class ProcessContexts:
     def expect(self, key: ProcessKey, stack_start: int = 0) -> None:
         """Schedule the first read of a newly sampled process.
 
-        Args:
-            key: the identity of the process.
-            stack_start: the start of the sampled program's stack, as in :class:`RawSample`. Once
-                the process executes another program, it counts as exited. 0 disables this check.
+        ``stack_start`` is the start of the sampled program's stack, as in :class:`RawSample`. Once
+        the process executes another program, it counts as exited. 0 disables this check.
         """
         if not key.tgid or key.start_time_ns is None:
             return
@@ -245,7 +235,6 @@ class ProcessContexts:
         return False
 
     def _keep(self, key: ProcessKey, claims: Claims | None) -> None:
-        """Store a process's claims; above the limit, evict the least recently seen process."""
         with self._changed:
             last = self._known.pop(key, None)
             self._known_bytes -= last.size if last else 0
@@ -256,7 +245,7 @@ class ProcessContexts:
                 self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """Waits for the processes to read next, and returns them; empty after ``close``."""
+        """Waits for the processes to read next, and returns them; empty after :meth:`close`."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()
@@ -324,12 +313,7 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Returns a process's ``/proc/PID/stat`` data, after checking its identity.
-
-        Raises:
-            ProcessLookupError: the pid belongs to another process, or the process runs another
-                program.
-        """
+        """Returns a process's stat; raises ``ProcessLookupError`` if it is not the same program."""
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
             raise ProcessLookupError(f"process {key.tgid} has exited")

@@ -3,8 +3,8 @@
 A Go program has a note with its build id, and a block with its Go version (debug/buildinfo) in
 writable data. Its thread-local storage contains ``g``, a pointer to the current goroutine: in
 static programs at offset -8 from the thread pointer, and otherwise in ``runtime.tlsg``, the
-program's only thread-local variable. The layouts are those of runtime/runtime2.go for 64-bit
-processors, taken from the DWARF information of each version's first and last release.
+program's only thread-local variable. The layouts of runtime/runtime2.go for 64-bit processors are
+taken from the DWARF of each version's first and last release.
 """
 
 from __future__ import annotations
@@ -46,16 +46,9 @@ def find_goroutines(
 ) -> ContextPlace | None:
     """Locates the labels of a thread's goroutine; None if the program is not a Go program.
 
-    Only x86-64 is supported.
-
-    Args:
-        read: returns bytes of the process's memory at a runtime address.
-        objects: the files loaded by the process.
-        headers_at: the address of the executable's program headers.
-
-    Raises:
-        UnsupportedGoError: the Go version or the thread-local storage is not supported.
-        OSError: the memory cannot be read.
+    Only x86-64 is supported. ``headers_at`` is the address of the executable's program headers.
+    Raises :class:`UnsupportedGoError` if the Go version or the thread-local storage is not
+    supported, and ``OSError`` if the memory cannot be read.
     """
     for loaded in objects:
         if not loaded.start < headers_at < loaded.end:
@@ -85,10 +78,7 @@ def _locate(read: Read, elf: LoadedElf) -> ContextPlace:
 
 
 def _is_release(version: str, minor: str) -> bool:
-    """Returns whether a version, such as ``go1.25.7 X:nodwarf5``, is a release of ``minor``.
-
-    Release candidates and forks may differ in layout.
-    """
+    """Returns whether a version is a release of ``minor``, not a candidate or a fork."""
     prefix = f"go{minor}"
     patch = version.removeprefix(prefix).partition(" ")[0]
     is_patch = not patch or (patch[0] == "." and patch[1:].isdigit())

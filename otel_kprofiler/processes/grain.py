@@ -45,16 +45,10 @@ class Grain(enum.Enum):
     CONTAINER = "container"
     """A container, or a systemd unit outside containers; services in it stay separate."""
     SERVICE = "service"
-    """A service: name, namespace, version and environment."""
     HOST = "host"
 
     def select(self, attributes: Attributes, common: Collection[str]) -> dict[str, AttributeValue]:
-        """Returns those of a process's attributes that its Resource keeps.
-
-        Args:
-            attributes: the process's OpenTelemetry resource attributes.
-            common: the names of the attributes that all Resources have.
-        """
+        """Returns the attributes that a process's Resource keeps, including those in ``common``."""
         prefixes, names = _KEPT[self]
         selected = {
             key: value
@@ -81,12 +75,8 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
     """Returns the window with its Resources merged to a grain. The samples are unchanged.
 
-    No two Resources of a profile then have equal attributes.
-
-    Args:
-        window: a window with a Resource for each process.
-        grain: the grain, which determines the attributes that distinguish Resources.
-        common: the names of the attributes that all Resources have.
+    ``window`` has a Resource for each process. In the result, no two Resources of a profile have
+    equal attributes. ``common`` has the names of the attributes that all Resources have.
     """
     if grain is Grain.PROCESS:
         return window

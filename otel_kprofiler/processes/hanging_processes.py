@@ -10,21 +10,14 @@ from otel_kprofiler.host import MAX_LEFT, PATIENCE_S, HostFiles, PatientCalls, r
 from otel_kprofiler.model import ProcessKey
 
 MAX_OF_USER: Final = MAX_LEFT // 2
-"""Maximum number of hanging processes of a user. At this number, the user's other processes are not
-read.
-"""
+"""Number of a user's hanging processes at which the user's other processes are not read."""
 
 
 class HangingProcesses:
     """Calls functions in threads, abandoning a thread for each hanging process, up to a limit.
 
-    Belongs to one thread. At the limit, processes are skipped, because one more hanging process
-    would block the caller.
-
-    Args:
-        files: reads files of the host.
-        name: the name of the threads.
-        patience_s: the limit on a wait for storage, in seconds; see :class:`PatientCalls`.
+    For use by a single thread. At the limit, processes are skipped, because one more hanging
+    process would block the caller. For ``patience_s``, see :class:`PatientCalls`.
     """
 
     def __init__(self, files: HostFiles, name: str, patience_s: float = PATIENCE_S) -> None:
@@ -33,11 +26,9 @@ class HangingProcesses:
         self._users: dict[ProcessKey, int | None] = {}  # owners of hanging processes
 
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
-        """Call a function that reads a process.
+        """Call a function that reads a process. Returns whether it was called.
 
-        Returns:
-            Whether the function was called. It is not called if the process hangs, or if too many
-            other processes do.
+        It is not called if the process hangs, or if too many other processes do.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)

@@ -20,13 +20,9 @@ _MOST: Final = 4096
 class Owners:
     """Finds user names by id in the host's ``/etc/passwd``; not thread-safe.
 
-    In a container, ``/etc/passwd`` belongs to the image. In that case, only the file of process 1
-    is used, which requires permission to trace process 1. Other sources of names, such as LDAP, may
-    block and are not queried.
-
-    Args:
-        files: reads files of the host.
-        monotonic: returns the time of a steady clock, in seconds.
+    In a container, ``/etc/passwd`` belongs to the image, so only the file of process 1 is used,
+    which requires permission to trace process 1. Other sources of names, such as LDAP, may block
+    and are not queried.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:

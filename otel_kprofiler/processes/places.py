@@ -31,12 +31,7 @@ _SHORTEST_WALK_S: Final = 1.0
 
 
 class Places:
-    """Finds the container, pod and unit attributes of processes; not thread-safe.
-
-    Args:
-        files: reads files of the host.
-        monotonic: returns the time of a steady clock, in seconds.
-    """
+    """Finds the container, pod and unit attributes of processes; not thread-safe."""
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._files = files
@@ -51,12 +46,8 @@ class Places:
     def read(self, pid: int, cgroup_id: int = 0) -> dict[str, AttributeValue]:
         """Returns the container, pod and unit of a running process, as attributes.
 
-        Args:
-            pid: the id of the process.
-            cgroup_id: the cgroup v2 id in the process's sample; 0 if unknown.
-
-        Raises:
-            OSError: the process has exited.
+        ``cgroup_id`` is the cgroup v2 id in the process's sample; 0 if unknown. Raises ``OSError``
+        if the process has exited.
         """
         text = self._files.read_bytes(f"/proc/{pid}/cgroup")
         names = parse_cgroup(text)
@@ -69,10 +60,7 @@ class Places:
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns the names of the container in ``attributes``, as far as they are known.
-
-        Container runtimes and the kubelet write the names while the container starts.
-        """
+        """Returns the names of the container in ``attributes``, as far as they are known."""
         container = attributes.get("container.id")
         return self._find_names(str(container)) if container else {}
 
@@ -96,10 +84,7 @@ class Places:
         return self._own
 
     def _find_path(self, cgroup_id: int) -> str:
-        """Returns the path of a v2 cgroup, given its id; empty if unknown.
-
-        Walks all cgroups, which uses at most 0.5 % of a core.
-        """
+        """Returns the path of a v2 cgroup; empty if unknown. Uses at most 0.5 % of a core."""
         path, now = self._paths.get(cgroup_id), self._monotonic()
         if path is not None or not cgroup_id or now < self._walk_at:
             return path or ""
@@ -145,10 +130,7 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Returns a container's name within its pod, from a mount made by the kubelet.
-
-        A process can fake such a mount, but only for the pod of its cgroup.
-        """
+        """Returns the container's name in a kubelet mount; empty if the mount is of another pod."""
         try:
             container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
         except OSError:

@@ -29,8 +29,7 @@ class _Options(NamedTuple):
         code: the options that replace the script with code, or with nothing.
         module: the options whose value is the program, such as ``-m``.
         letters: the single-letter options with a value, which may be combined.
-        code_letters: the single-letter options with the meaning of ``code``, such as ``c`` in
-            ``-c``, which may be combined.
+        code_letters: the single-letter options with the meaning of ``code``, which may be combined.
     """
 
     valued: frozenset[bytes] = frozenset()
@@ -72,14 +71,9 @@ _INTERPRETERS: Final = (
 def find_program(executable: str, arguments: Sequence[bytes]) -> str:
     """Returns the program that an interpreter runs; empty for other executables.
 
-    Args:
-        executable: the file name of the executable.
-        arguments: the command line, from argv[0] on.
-
-    Returns:
-        The name of the script (``manage.py``), ``-m`` and the module (``-m http.server``), the
-        class, or the archive (``app.jar``). For an executable from memfd_create(2), the name in
-        argv[0].
+    The program is the name of the script (``manage.py``), ``-m`` and the module (``-m
+    http.server``), the class, or the archive (``app.jar``). For an executable from memfd_create(2),
+    it is the name in argv[0]. ``arguments`` is the command line, from argv[0] on.
     """
     if executable.startswith(_MEMFD):
         return _base_name(arguments[0]) if arguments else ""
@@ -96,7 +90,6 @@ def find_program(executable: str, arguments: Sequence[bytes]) -> str:
 
 
 def _find_options(executable: str) -> _Options | None:
-    """Returns the options of an interpreter; None for unknown interpreters."""
     matching = (options for pattern, options in _INTERPRETERS if pattern.fullmatch(executable))
     return next(matching, None)
 
@@ -126,7 +119,6 @@ def _read_option(word: bytes, rest: list[bytes], options: _Options) -> str | Non
 
 
 def _read_letters(letters: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses combined single-letter options; returns the program, or None if it comes later."""
     for at, letter in enumerate(letters, 1):
         if letter in options.code_letters:
             return ""
@@ -159,11 +151,6 @@ def read_program(files: HostFiles, pid: int, executable: str) -> str:
     """Returns the program that an interpreter runs (:func:`find_program`); empty if unknown.
 
     If the executable is an interpreter, this reads the process's memory, which can block.
-
-    Args:
-        files: reads files of the host.
-        pid: the id of the process.
-        executable: the file name of the executable.
     """
     if not executable.startswith(_MEMFD) and _find_options(executable) is None:
         return ""

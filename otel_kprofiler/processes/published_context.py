@@ -31,14 +31,7 @@ _END_OF_USER_SPACE: Final = 1 << 63
 
 
 class Published(NamedTuple):
-    """A process context that has been read.
-
-    Attributes:
-        address: the address of the header in the publishing process.
-        published_at_ns: the timestamp of the context, which changes with every update.
-        size: the length of the payload in bytes.
-        context: the decoded payload.
-    """
+    """A process context: header address, timestamp (new with every update), size, content."""
 
     address: int
     published_at_ns: int
@@ -62,10 +55,6 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 
     Reads ``/proc/PID/maps`` and ``/proc/PID/mem``, which requires permission to trace the process
     (the same user, or CAP_SYS_PTRACE). Never raises, regardless of what the process does.
-
-    Args:
-        pid: the id of the process.
-        files: reads files of the host.
     """
     files = files or Access()
     try:
@@ -81,14 +70,8 @@ def find_context(
 ) -> Published | None:
     """Finds a process's context, at its last address or at a new one.
 
-    Args:
-        files: reads files of the host.
-        pid: the id of the process.
-        memory: a descriptor of the process's ``/proc/PID/mem``.
-        last: the context that was read last; None if there is none.
-
-    Raises:
-        OSError: the mappings cannot be read.
+    ``memory`` is a descriptor of ``/proc/PID/mem``. ``last`` is the context that was read last, if
+    any. Raises ``OSError`` if the mappings cannot be read.
     """
     if last:
         published = _read(memory, last.address, last)

@@ -29,11 +29,8 @@ class Reading(NamedTuple):
 class ProcessReader:
     """Reads the executable, owner, parent, container and unit of processes. Not thread-safe.
 
-    Args:
-        files: reads files of the host.
-        monotonic: returns the time of a steady clock, in seconds.
-        reads_arguments: whether to read from command lines which programs interpreters run. This
-            can block.
+    ``reads_arguments`` states whether to read from command lines which programs interpreters run.
+    This can block.
     """
 
     def __init__(
@@ -54,9 +51,7 @@ class ProcessReader:
     def read(self, key: ProcessKey, sample: RawSample | None) -> Reading | None:
         """Returns a process's attributes; None if it has exited or its pid was reused.
 
-        Args:
-            key: the identity of the process.
-            sample: a sample of the process; None to accept any program that the process runs.
+        ``sample`` is a sample of the process; None to accept any program that the process runs.
         """
         try:
             attributes = self._places.read(key.tgid, sample.cgroup_id if sample else 0)
@@ -98,12 +93,7 @@ class ProcessReader:
         return program if sample.tid != sample.tgid or sample.comm == comm else {}
 
     def describe_owner(self, uid: int | None, attributes: Attributes) -> dict[str, AttributeValue]:
-        """Returns the attributes of a process's user.
-
-        Args:
-            uid: the effective user id; None if unknown.
-            attributes: the process's attributes, including its container, if any.
-        """
+        """Returns the attributes of a process's user; none if ``uid`` is None."""
         if uid is None:
             return {}
         # A container's user names come from its image; the host's name could be another user's.
@@ -144,7 +134,6 @@ def _identify(sample: RawSample) -> tuple[int, int]:
 
 
 def _is_of(stat: ProcessStat, sample: RawSample) -> bool:
-    """Returns whether a process still runs the program that was sampled."""
     if sample.owner is None:
         return True  # the sampler cannot distinguish programs
     if stat.stack_start:

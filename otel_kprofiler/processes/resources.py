@@ -79,11 +79,9 @@ SERVICE_SOURCES: Final = ("container", "unit", "executable")
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
     """Returns a process's service name from the first source that has a name; empty if none has.
 
-    Args:
-        attributes: the process's resource attributes.
-        sources: values in ``SERVICE_SOURCES``. ``container`` is the container's name in the pod,
-            Docker or podman. ``unit`` is the systemd service, preferably the user's. ``executable``
-            is the file name, or a kernel thread's name in brackets.
+    ``container`` is the container's name in the pod, Docker or podman. ``unit`` is the systemd
+    service, preferably the user's. ``executable`` is the file name, or a kernel thread's name in
+    brackets.
     """
     for source in sources:
         for key in _SOURCES[source]:
@@ -100,8 +98,7 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 class _Process:
     """A process in a cgroup; ``own`` contains its attributes, except for published ones.
 
-    ``tried`` is the stack start of the last sample with an unknown program; None if the program is
-    known.
+    ``tried`` is the stack start of the last sample of an unknown program; None if known.
     """
 
     __slots__ = ("key", "own", "places", "resource", "tried")
@@ -118,12 +115,11 @@ class ProcessResources:
     Processes are identified by :class:`ProcessKey`, so a reused pid gets a new Resource, as does a
     process that executes another program, changes its user, or moves to another container. If a
     process exits or executes another program before it can be read, its Resource is derived from
-    its sample, and from other processes that ran the same program. The Resources are kept in an LRU
-    cache of ``capacity`` entries. Not thread-safe.
+    its sample, and from other processes that ran the same program. Resources are kept in an LRU
+    cache. Not thread-safe.
 
     Args:
-        files: reads files of the host.
-        clock: used for ``process.creation.time``; its current offset is kept, so that creation
+        clock: used for ``process.creation.time``. Its current offset is kept, so that creation
             times do not change when the clock is adjusted.
         base: the attributes of every Resource: those of the host, and the configured ones.
         attributes_of: the complete attributes of processes that need not be read.
@@ -212,7 +208,7 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the latest Resource of the sample's process, even of another program, or None."""
+        """Returns the latest Resource of the sample's process, for any program of it, or None."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
@@ -259,7 +255,6 @@ class ProcessResources:
         return self._ended
 
     def _find(self, key: ProcessKey, sample: RawSample) -> _Process:
-        """Makes or reuses the Resource of a process that is seen in a cgroup for the first time."""
         attributes = self._known.get(key)
         if attributes is not None:
             return self._latest.get(key) or self._add(key, attributes)
@@ -280,7 +275,6 @@ class ProcessResources:
         return process
 
     def _read_again(self, process: _Process, sample: RawSample) -> None:
-        """Read a process again, because the last attempt did not identify the sampled program."""
         reading = self._reader.read(process.key, sample)
         if reading is None or not reading.is_sure:
             process.tried = sample.stack_start
@@ -291,7 +285,6 @@ class ProcessResources:
             self._contexts.expect(process.key, sample.stack_start)
 
     def _fix_owner(self, fixed: dict[int | None, Resource], owner: int | None) -> Resource:
-        """Returns the Resource set by :meth:`fix`, with the user updated if it has changed."""
         resource = fixed[None]
         last = {name: resource.attributes[name] for name in _OWNER if name in resource.attributes}
         now = self._reader.describe_owner(owner, resource.attributes)
@@ -330,9 +323,8 @@ class ProcessResources:
     def renew(self, resources: Collection[Resource]) -> Mapping[Resource, Resource]:
         """Returns replacements for a window's Resources that have changed.
 
-        A Resource changes when its process publishes, updates or removes a context, and when the
-        names of its container become known. A shared Resource also changes when its cgroup becomes
-        known.
+        A Resource changes when its process publishes, updates or removes a context, and when its
+        container gets names. A shared Resource also changes when its cgroup becomes known.
         """
         running = {
             old: running_process for old in resources if (running_process := self._running.get(old))
@@ -392,8 +384,7 @@ class ProcessResources:
     ) -> tuple[SpanLink | None, LabelSet]:
         """Decodes the attributes of a sample's thread context, except those with unknown names.
 
-        Returns:
-            The link, with the local root's name, and the other attributes as labels.
+        Returns the link, with the local root's name, and the other attributes as labels.
         """
         if key.tgid in self._fixed and not (self._links_unsampled or context[1] & _SAMPLED):
             link = None

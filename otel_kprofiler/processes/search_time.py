@@ -14,10 +14,8 @@ class SearchTime:
 
     Args:
         cpu_s: the limit on CPU time, in seconds.
-        blocked_s: the limit on the time that the thread is blocked, in seconds, for example while
+        blocked_s: the limit, in seconds, on the time that the thread is blocked, for example while
             it reads memory that is on a slow file system.
-        now_s: returns the time of a steady clock, in seconds.
-        cpu_clock_s: returns the thread's CPU time, in seconds.
         read_delay_s: returns the time that the thread has waited for a CPU, in seconds.
     """
 
@@ -50,9 +48,9 @@ class SearchTime:
 
 
 def read_run_delay_s() -> float:
-    """Returns how long the calling thread has waited for a CPU, including throttled time.
+    """Returns how many seconds the calling thread has waited for a CPU, including throttled time.
 
-    The time, in seconds, is the second field of ``/proc/thread-self/schedstat``
+    This is the second field of ``/proc/thread-self/schedstat``
     (Documentation/scheduler/sched-stats.rst), or 0 if the kernel does not measure it.
     """
     try:

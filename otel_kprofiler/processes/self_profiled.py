@@ -32,13 +32,8 @@ _BPF_MAP: Final = "anon_inode:bpf-map"
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
     """Returns whether a process publishes that it samples itself, and has a BPF map open.
 
-    Args:
-        files: reads files of the host.
-        pid: the id of the process.
-        extra: the attributes of the process context that are not part of the Resource.
-
-    Raises:
-        OSError: the process's descriptors cannot be read.
+    ``extra`` are the attributes of its process context outside the Resource. Raises ``OSError`` if
+    its descriptors cannot be read.
     """
     if not extra.get(TARGET):
         return False
@@ -61,12 +56,9 @@ def leave_out_self_profiled(
 ) -> tuple[Window, SampleCounts]:
     """Removes on-CPU samples of processes that sample themselves, and counts the samples as lost.
 
-    Args:
-        window: a window with a Resource for each process.
-        others: further Resources, of processes that sampled themselves in part of the window.
-
-    Returns:
-        The window, and the number of excluded samples of each kind.
+    The window has a Resource for each process. ``others`` are further Resources, of processes that
+    sampled themselves in part of the window. Returns the window, and the number of excluded samples
+    of each kind.
     """
     left = SampleCounts()
     profiles = [

@@ -1,7 +1,7 @@
 """Reads service attributes from the environment of a process, as OpenTelemetry's SDKs do.
 
-See the specification, "Environment Variable Specification": ``OTEL_SERVICE_NAME`` takes precedence
-over ``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``. The latter has percent-encoded values, and is
+By the "Environment Variable Specification", ``OTEL_SERVICE_NAME`` takes precedence over
+``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``. The latter has percent-encoded values, and is
 ignored as a whole if any part of it is malformed.
 """
 
@@ -57,10 +57,9 @@ def _parse_attributes(text: bytes) -> dict[str, AttributeValue]:
 
 
 def read_environment(files: HostFiles, pid: int) -> dict[str, AttributeValue]:
-    """Reads service attributes from the initial environment of a process.
+    """Reads service attributes from the initial environment of a process; empty if unreadable.
 
-    Reads the process's memory, which requires permission to trace the process, and can block. The
-    result is empty if the memory is unreadable.
+    Reads the process's memory, which requires permission to trace the process, and can block.
     """
     try:
         return parse_environment(read_limited(files, f"/proc/{pid}/environ", _MAX_BYTES))

@@ -27,11 +27,8 @@ class SharedResources:
     """Keeps one Resource for all processes of a cgroup, user and program. Not thread-safe.
 
     The program is known if the process was forked by a process that has been read. Once there are
-    :data:`MOST_SHARED` Resources, all are forgotten.
-
-    Args:
-        reader: finds the attributes of a sample's process.
-        make: makes a Resource from the given attributes and the common ones.
+    :data:`MOST_SHARED` Resources, all are forgotten. ``make`` combines the given attributes with
+    the common ones.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:

@@ -54,10 +54,8 @@ GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
 """Supported schema versions; other versions differ in format."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Attribute: the offset of the record's pointer in the writer's object, whose address V8 stores.
-
-If the attribute is absent, V8 stores the address of the record itself.
-"""
+"""Attribute: the offset of the record's pointer in the writer's object, whose address V8 stores. If
+the attribute is absent, V8 stores the address of the record itself."""
 V8_LAYOUT: Final = {
     "threadlocal.tagged_size": (8,),
     "threadlocal.js_map_table_offset": (24,),
@@ -78,15 +76,11 @@ _OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the progr
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits on a search, in seconds. They apply whatever the process's memory contains, because other
-processes wait for the search. The CPU time suffices for a large program, and the blocked time
-allows for slow memory.
-"""
+"""Limits on a search, because other processes wait for it. They suffice for a large program, and
+for slow memory."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""A process is searched again after these multiples of the CPU time and the elapsed time of its
-last search.
-"""
+"""A process is searched again after these multiples of its last search's CPU and elapsed time."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,11 +108,7 @@ class _Variable(NamedTuple):
 
 
 def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
-    """Returns the variable for a process's thread contexts; None if the layout is unsupported.
-
-    Args:
-        extra: the attributes of the process context that are not part of the Resource.
-    """
+    """Returns the variable for a process's thread contexts; None if the layout is unsupported."""
     schema = extra.get(SCHEMA)
     if schema != NODEJS_SCHEMA:
         return _Variable(VARIABLE) if schema in SCHEMAS else None
@@ -135,11 +125,8 @@ def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
     """Returns the attribute names by number; None if the thread contexts are not supported.
 
-    Names that are reserved for samples, or too long for labels, become empty. The name of the
-    attribute for the span's local root is kept.
-
-    Args:
-        extra: the attributes of the process context that are not part of the Resource.
+    Names that are too long for labels become empty, and so do names reserved for samples, except
+    that of the local root.
     """
     if extra.get(SCHEMA) not in SCHEMAS:
         return None
@@ -159,16 +146,12 @@ def _check_name(name: object) -> str:
 
 
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
-    """Decodes the attributes of a sample with a thread context.
+    """Decodes the attributes of a sample with a thread context, as in :class:`RawSample`.
 
-    Of several entries with the same key, the last is used. The local root's name and the first 16
+    If a key occurs several times, its last entry is used. The local root's name and the first 16
     other attributes are kept, and values are truncated to 200 characters. Decoding stops at a
-    truncated entry.
-
-    Args:
-        context: the kind, trace flags and attributes, as in :class:`RawSample`.
-        names: the process's attribute names by number. Goroutine labels contain their names.
-        has_span: whether the trace flags belong to a span.
+    truncated entry. ``names`` are the process's attribute names by number; goroutine labels contain
+    their names. ``has_span`` states whether the trace flags belong to a span.
     """
     if context[0] == IS_GO:
         return _decode_named(context, has_span=has_span)
@@ -205,10 +188,7 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
     """Adds the local root's name to a link, using the attributes of a thread context.
 
     The name is taken from the attribute for the local root, or else consists of the request's
-    method and route.
-
-    Returns:
-        The link with the name, and the attributes other than the local root's name.
+    method and route. Returns the link with the name, and the other attributes.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]
@@ -227,14 +207,7 @@ def find_place(
 ) -> ContextPlace | None:
     """Locates a process's variable; None if it is absent, or not resolved yet.
 
-    Args:
-        files: reads files of the host.
-        pid: the id of the process.
-        memory: a descriptor of ``/proc/PID/mem``.
-        variable: the variable to locate; by default, ``otel_thread_ctx_v1``.
-
-    Raises:
-        OSError: the process has exited.
+    ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if the process has exited.
     """
     read, objects, headers_at = _open(files, pid, memory)
     machine = platform.machine()
@@ -265,12 +238,8 @@ def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObj
 class PublishedThreads:
     """Registers the processes that publish thread contexts.
 
-    Thread-safe, except for concurrent calls for the same process.
-
-    Args:
-        files: reads files of the host.
-        reader: reads the thread contexts of registered processes.
-        unread: counts the Go programs whose labels cannot be located.
+    Thread-safe, except for concurrent calls for the same process. ``unread`` counts the Go programs
+    whose labels cannot be located.
     """
 
     def __init__(
@@ -290,17 +259,10 @@ class PublishedThreads:
     ) -> None:
         """Register a process if it publishes thread contexts.
 
-        Registered processes are searched again from time to time, because libraries that define
-        the variable may be loaded or unloaded later.
-
-        Args:
-            key: the identity of the process.
-            stack_start: the start of the program's stack, from ``/proc/PID/stat``.
-            extra: the attributes of the process context.
-            memory: a descriptor of ``/proc/PID/mem``.
-
-        Raises:
-            OSError: the process has exited.
+        Registered processes are searched again from time to time, because libraries that define the
+        variable may be loaded or unloaded later. ``stack_start`` is from ``/proc/PID/stat``.
+        ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if the process has
+        exited.
         """
         if extra.get(SCHEMA) in {None, GO_SCHEMA} and key.start_time_ns is not None:
             self._update_goroutines(key, key.start_time_ns, stack_start, memory)
@@ -332,7 +294,6 @@ class PublishedThreads:
     def _update_goroutines(
         self, key: ProcessKey, start_time_ns: int, stack_start: int, memory: int
     ) -> None:
-        """Register a process without published thread contexts if it is a Go program."""
         if key not in self._goroutines:
             self._goroutines[key] = self._find_goroutines(key.tgid, memory)
             if len(self._goroutines) > _MAX_SEARCHED:

@@ -3,10 +3,11 @@
 The variable is ``otel_thread_ctx_v1``, or in Node.js ``otel_thread_ctx_nodejs_v1``. Its location is
 derived from the definition in the program, or from a library's references that the dynamic linker
 has resolved. The location is an offset from the thread pointer, or an offset in the TLS block of a
-module, which is found through the dynamic thread vector (DTV). Relocations are defined in the ABIs
-of x86-64 (section 4.4.1) and AArch64 (ELF, section 5.7), and TLSDESC in Oliva's RFC TLSDESC-x86.
-The values that the linker writes to memory are defined in glibc's
-sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, and in musl's ldso/dynlink.c and
+module, which is found through the dynamic thread vector (DTV).
+
+Sources: for relocations, the ABIs of x86-64 (section 4.4.1) and AArch64 (ELF, section 5.7), and
+Oliva's RFC TLSDESC-x86; for the values that the linker writes to memory, glibc's
+sysdeps/{x86_64,aarch64}/dl-machine.h and dl-tlsdesc.h, and musl's ldso/dynlink.c and
 pthread_arch.h.
 """
 
@@ -33,13 +34,9 @@ from otel_kprofiler.host import MemoryMapping
 VARIABLE: Final = b"otel_thread_ctx_v1"
 NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
-"""Maximum number of files searched in a process."""
 MAX_DEFINITIONS: Final = 16
-"""Maximum number of libraries that define the variable. References in further libraries are
-ignored.
-"""
+"""Maximum number of libraries that define the variable; others' references are ignored."""
 MAX_REFERENCES: Final = 64
-"""Maximum number of references to the variable in a library."""
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
 _AT_PHDR: Final = 3
@@ -65,7 +62,6 @@ class _Machine(NamedTuple):
     Attributes:
         dtpmod: the relocation type for a module id that is followed by an offset.
         tpoff: the relocation type for an offset from the thread pointer.
-        tlsdesc: the relocation type for a TLS descriptor.
         head: the distance, in bytes, from the thread pointer up to the program's TLS block; None if
             the block is below the thread pointer.
         glibc_vector: the offset from the thread pointer at which glibc stores the DTV's address.
@@ -96,8 +92,6 @@ class _Vector(NamedTuple):
 
 
 class _Threads(NamedTuple):
-    """The locations of thread-local variables on a processor and with a libc."""
-
     machine: _Machine
     vector: _Vector
 
@@ -137,14 +131,8 @@ def find_context_place(
     """Locates the variable in a process's threads; None if it is undefined or not yet resolved.
 
     The program's definition takes precedence over those of libraries, as in the dynamic linker.
-
-    Args:
-        read: returns bytes of the process's memory at a runtime address.
-        objects: the files loaded by the process.
-        headers_at: the address of the executable's program headers.
-        name: the variable's name.
-        machine: the machine, as named by uname(2). The result is None for machines other than
-            x86_64 and aarch64.
+    ``headers_at`` is the address of the executable's program headers. ``machine`` is named as by
+    uname(2); the result is None for machines other than x86_64 and aarch64.
     """
     kinds = _MACHINES.get(machine)
     if kinds is None:
@@ -178,7 +166,6 @@ def _is_musl(path: str) -> bool:
 
 
 def _in_program(storage: ThreadStorage, value: int, kinds: _Machine) -> int:
-    """Returns the offset of the program's variable from the thread pointer."""
     if kinds.head is None:
         return value - storage.distance
     return -(-kinds.head // storage.alignment) * storage.alignment + value
@@ -187,7 +174,6 @@ def _in_program(storage: ThreadStorage, value: int, kinds: _Machine) -> int:
 def _find_in_library(
     read: Read, elf: LoadedElf, end: int, variable: tuple[int, int], threads: _Threads
 ) -> ContextPlace | None:
-    """Locates the variable from a library's resolved references; the library ends at ``end``."""
     kinds, vector = threads
     symbol, value = variable
     wanted = (kinds.tpoff, kinds.tlsdesc, kinds.dtpmod)

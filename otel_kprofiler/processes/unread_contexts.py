@@ -17,11 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
-    """Counts processes whose contexts are unreadable. One thread counts; any may read the counts.
-
-    Args:
-        files: reads files of the host.
-    """
+    """Counts processes whose contexts are unreadable. One thread counts; any thread may read."""
 
     def __init__(self, files: HostFiles) -> None:
         self._files = files
@@ -29,12 +25,9 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process whose memory this process may not read, unless it is already counted.
+        """Count a process whose memory this process may not read, once; ignore kernel threads.
 
-        Kernel threads, which publish nothing, are not counted.
-
-        Raises:
-            OSError: the process has exited.
+        Raises ``OSError`` if the process has exited.
         """
         if key in self._seen:
             return
@@ -51,10 +44,8 @@ class UnreadContexts:
     def count(self, pid: int, subject: str, reason: str) -> None:
         """Count a process, and log the first process for each reason.
 
-        Args:
-            pid: the id of the process.
-            subject: the kind of data that is not read, such as spans.
-            reason: the cause. At most 64 different causes are kept.
+        ``subject`` is the kind of data that is not read, such as spans. At most 64 different
+        reasons are kept.
         """
         if (subject, reason) not in self._counts:
             if len(self._counts) >= _MAX_REASONS:

@@ -55,9 +55,8 @@ class RecordingFacts(NamedTuple):
 def parse_facts(header: dict[str, Any]) -> RecordingFacts:
     """Parses the header of a recording.
 
-    Raises:
-        KProfilerError: the recording has another format.
-        KeyError, TypeError, ValueError: the header is damaged.
+    Raises ``KProfilerError`` if the recording has another format, and ``KeyError``, ``TypeError``
+    or ``ValueError`` if the header is damaged.
     """
     version = (header["version"], header["record_version"])
     if version != (FORMAT_VERSION, RECORD_VERSION):

@@ -1,6 +1,6 @@
 """Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-Uses two streams of JSON payloads. ``code`` has the changes from a poll as ``[time_ns, action,
+There are two streams of JSON payloads. ``code`` has the changes from a poll as ``[time_ns, action,
 [symbol, …], until_ns]``, and ``code_details`` has the details of a symbol as ``[symbol, program,
 [[offset, file, line], …]]``. A symbol is ``[start, length, name, kind, since_ns, program_id]``, and
 a program consists of the fields of ``BpfProgram``.
@@ -28,9 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""A function that receives an event's stream, boottime and payload, such as
-``RecordingWriter.add_event``.
-"""
+"""Receives an event's stream, boottime and payload, as ``RecordingWriter.add_event`` does."""
 
 
 class _Source(Protocol):
@@ -41,12 +39,7 @@ class _Source(Protocol):
 
 
 class RecordedKsymbols:
-    """Forwards and records ksymbol changes; not thread-safe.
-
-    Args:
-        source: the source of the running kernel's changes.
-        sink: records the events.
-    """
+    """Forwards ksymbol changes from ``source``, and records them in ``sink``; not thread-safe."""
 
     def __init__(self, source: _Source, sink: EventSink) -> None:
         self._source = source
@@ -83,10 +76,7 @@ class RecordedKsymbols:
 
 
 class ReplayedKsymbols:
-    """Replays the ksymbol changes in a recording, up to a requested time.
-
-    Raises ``KProfilerError`` if the recording is damaged.
-    """
+    """Replays ksymbol changes. Raises ``KProfilerError`` if the recording is damaged."""
 
     def __init__(self, recording: Recording) -> None:
         self._changes = EventReader(recording, _CHANGES, _parse_changes)

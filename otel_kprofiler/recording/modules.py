@@ -1,7 +1,7 @@
 """Records and replays the loading and unloading of modules.
 
-Uses two streams. ``uevents`` has the kernel's module datagrams, each with the boottime of its
-receipt, and ``modules`` has the readings from a poll as a JSON list.
+There are two streams. ``uevents`` has the kernel's module datagrams, each with the boottime of its
+receipt. ``modules`` has the readings from a poll as a JSON list.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ _UEVENTS: Final = "uevents"
 
 
 class RecordedModules:
-    """Forwards and records module readings; not thread-safe.
-
-    Args:
-        watch: watches the modules of the running kernel.
-        sink: records the events.
-    """
+    """Forwards module readings from ``watch``, and records them in ``sink``; not thread-safe."""
 
     def __init__(self, watch: ModuleWatch, sink: EventSink) -> None:
         self._watch = watch
@@ -51,10 +46,7 @@ class RecordedModules:
 
 
 class ReplayedModules:
-    """Replays the module readings in a recording, up to a requested time.
-
-    Raises ``KProfilerError`` if the recording is damaged.
-    """
+    """Replays module readings. Raises ``KProfilerError`` if the recording is damaged."""
 
     def __init__(self, recording: Recording) -> None:
         unpack = ReadingUnpacker().unpack

@@ -9,9 +9,7 @@ from otel_kprofiler.checked import checked_number, checked_text
 from otel_kprofiler.model import PythonCode
 
 STREAM: Final = "python_codes"
-"""Name of the stream. A block is a JSON list of the fields of a :class:`PythonCode`. The line table
-is in hexadecimal.
-"""
+"""Name of the stream. A block is a JSON list of a :class:`PythonCode`'s fields."""
 
 
 def pack_python_code(code: PythonCode) -> bytes:
@@ -20,11 +18,7 @@ def pack_python_code(code: PythonCode) -> bytes:
 
 
 def parse_python_code(row: Any) -> PythonCode:
-    """Unpacks a row of decoded JSON that :func:`pack_python_code` wrote.
-
-    Raises:
-        TypeError, ValueError: the row is damaged.
-    """
+    """Unpacks a JSON row of a code object. Raises ``TypeError`` or ``ValueError`` if damaged."""
     number, process, address, image, file, function, first, traceable, table = row
     return PythonCode(
         checked_number(number),

@@ -87,12 +87,8 @@ _T = TypeVar("_T")
 class RecordingWriter:
     """Writes a recording; the file appears at ``path`` once :meth:`finish` returns.
 
-    Only the owner may read the file, because it contains kernel addresses. Not thread-safe.
-    Raises ``OSError`` if the file cannot be written.
-
-    Args:
-        path: the path at which the finished file appears.
-        replace: whether to replace an existing file.
+    Only the owner may read the file, because it contains kernel addresses. ``replace`` allows
+    replacing an existing file. Not thread-safe. Raises ``OSError`` if the file cannot be written.
     """
 
     def __init__(self, path: str, *, replace: bool = True) -> None:
@@ -212,7 +208,6 @@ class RecordingWriter:
             return []
 
     def _note(self, path: str, error: OSError) -> None:
-        """Record why a file could not be read; missing files are not recorded."""
         if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             self._errors[path] = error.errno or errno.EIO
 
@@ -221,19 +216,10 @@ class RecordingWriter:
 
 
 class Recording:
-    """A recording opened for reading.
+    """A recording opened for reading. Data that was not recorded is empty.
 
-    Attributes:
-        facts: the sampler's settings and counters.
-        files: the recorded host's files.
-        resources: the attributes of processes; empty if they were not recorded.
-        user_files: the files to which user-stack addresses map; empty if they were not recorded.
-        user_names: the names of user frames; empty if they were not recorded.
-        python_codes: the code objects of Python frames; empty if they were not recorded.
-
-    Raises:
-        OSError: the file cannot be read.
-        KProfilerError: the file is not a recording, is damaged, or has an unknown version.
+    Raises ``OSError`` if the file cannot be read, and ``KProfilerError`` if it is not a recording,
+    is damaged, or has an unknown version.
     """
 
     def __init__(self, path: str) -> None:
@@ -254,10 +240,7 @@ class Recording:
             raise
 
     def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
-        """Yields the times and contents of a stream's blocks.
-
-        Event streams are named ``events/NAME``.
-        """
+        """Yields the times and contents of a stream's blocks; event streams are ``events/NAME``."""
         prefix = stream + "/"
         for name in sorted(self._archive.names(prefix)):
             data, at = self._archive.read(name), 0
@@ -307,13 +290,7 @@ class Recording:
 
 
 class EventReader(Generic[_T]):
-    """Reads a stream of events up to a requested time.
-
-    Args:
-        recording: the recording.
-        stream: the name of the stream.
-        parse: converts an event's decoded JSON to items.
-    """
+    """Reads a stream of events; ``parse`` converts an event's decoded JSON to items."""
 
     def __init__(
         self, recording: Recording, stream: str, parse: Callable[[Any], Iterable[_T]]
@@ -325,8 +302,7 @@ class EventReader(Generic[_T]):
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
         """Returns the new items up to ``now_ns``, and the boottime until which they are complete.
 
-        Raises:
-            KProfilerError: the recording is damaged.
+        Raises ``KProfilerError`` if the recording is damaged.
         """
         items: list[_T] = []
         while self._complete_ns < now_ns:

@@ -23,10 +23,8 @@ class ReplaySampler:
     """Returns the samples in a recording, one recorded drain per call, without delay.
 
     Also serves as the clock of the recorded host, set to the time up to which samples were
-    returned, so that ``Clock(sampler)`` converts times as on the recorded host.
-
-    Args:
-        recording: the recording; the caller closes it.
+    returned, so that ``Clock(sampler)`` converts times as on the recorded host. The caller closes
+    the recording.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -96,10 +94,7 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recording's wait totals once, after the last sample, and otherwise nothing.
-
-        Processes count as exited unless the recording contains their attributes.
-        """
+        """Returns the recorded wait totals once, after the last sample, otherwise nothing."""
         if not self.exhausted or self._has_read_waits:
             return {}
         self._has_read_waits = True

@@ -18,11 +18,7 @@ def pack_user_files(files: KnownFiles) -> list[list[object]]:
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
-    """Unpacks the rows that :func:`pack_user_files` returned.
-
-    Raises:
-        TypeError, ValueError: a row is damaged.
-    """
+    """Unpacks rows of :func:`pack_user_files`. Raises ``TypeError`` or ``ValueError``."""
     files = KnownFiles()
     for inode, device, generation, path, build_id, file_id, texts, deleted in rows:
         key = FileKey(*map(checked_number, (inode, device, generation)))

@@ -26,14 +26,12 @@ from otel_kprofiler.symbols import NamedAddress
 NAME: Final = "user_names.json"
 """Name of the archive member. A row has the build id and hash of a file, an address (SVMA), the
 start of the function at the address (0 if there is none), the reason for a missing name (otherwise
-empty), and the lines.
-"""
+empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
 """Archive member with the names of code without files. A row has a process key, an address, and the
 address's names. Each has its first and last boottime in nanoseconds, then the fields of a row of
-:data:`NAME` from the function's start on.
-"""
+:data:`NAME` from the function's start on."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -115,10 +113,8 @@ class UserNameCollector:
 class RecordedNames:
     """Names user frames from a recording; implements ``UserNames``.
 
-    Args:
-        files: the recorded user files.
-        named: the names of addresses in files, by build id, hash and address.
-        code: the names of addresses in processes, in sample order.
+    ``named`` has the names of addresses in files, by build id, hash and address. ``code`` has those
+    of addresses in processes, in sample order.
     """
 
     version = 0
@@ -158,8 +154,7 @@ class RecordedNames:
 def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
     """Unpacks the rows that :meth:`UserNameCollector.rows` returned.
 
-    Raises:
-        KeyError, TypeError, ValueError: a row is damaged.
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` if a row is damaged.
     """
     named = {}
     for build_id, file_id, address, *rest in rows:
@@ -173,10 +168,7 @@ def parse_user_names(rows: Iterable[Any]) -> dict[Place, NamedAddress]:
 
 
 def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
-    """Unpacks the rows of :meth:`CodeNameCollector.rows`.
-
-    Raises the same exceptions as :func:`parse_user_names`.
-    """
+    """Unpacks the rows of :meth:`CodeNameCollector.rows`, like :func:`parse_user_names`."""
     code = {}
     for *key, address, runs in rows:
         code[parse_process_key(key), checked_number(address)] = [
@@ -187,10 +179,7 @@ def parse_code_names(rows: Iterable[Any]) -> dict[CodePlace, list[NamedRun]]:
 
 
 def parse_process_key(row: Iterable[Any]) -> ProcessKey:
-    """Parses a process key from its JSON array.
-
-    Raises the same exceptions as :func:`parse_user_names`.
-    """
+    """Parses a process key from its JSON array; see :func:`parse_user_names` for errors."""
     tgid, start_ns, exec_id, owner = row
     return ProcessKey(
         checked_number(tgid),
@@ -206,7 +195,6 @@ def _pack(named: NamedAddress) -> tuple[object, ...]:
 
 
 def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
-    """Unpacks the fields that :func:`_pack` returned."""
     names = tuple(
         Line(checked_text(name), checked_text(system), checked_text(file), *_parse_numbers(rest))
         for name, system, file, *rest in lines

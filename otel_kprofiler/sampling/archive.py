@@ -13,13 +13,9 @@ from typing import Any, Final
 from otel_kprofiler.errors import KProfilerError
 
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
-"""Maximum size of a decompressed entry, in bytes. Sample blocks take 1 MiB, and kallsyms takes 20
-MiB.
-"""
+"""Maximum size of a decompressed entry. Sample blocks take 1 MiB, and kallsyms takes 20 MiB."""
 MAX_JSON_BYTES: Final = 32 * 1024 * 1024
-"""Maximum size of serialized JSON, in bytes. The parsed value takes up to twenty times as much
-memory.
-"""
+"""Maximum size of serialized JSON. The parsed value takes up to 20 times as much memory."""
 MAX_NAME_CHARS: Final = 512
 MAX_NAME_PARTS: Final = 16
 
@@ -27,7 +23,7 @@ DAMAGED: Final = (
     ArithmeticError, AttributeError, EOFError, LookupError, NotImplementedError, RecursionError,
     RuntimeError, TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""Exceptions that are raised when the contents of a damaged archive are parsed."""
+"""Exceptions that parsing the contents of a damaged archive may raise."""
 
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -35,12 +31,7 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 class Archive:
     """Reads the entries of a zip archive.
 
-    Args:
-        path: the path of the archive.
-
-    Raises:
-        OSError: the file cannot be read.
-        KProfilerError: the file is not a zip archive, or is a zip bomb.
+    Raises ``OSError``, or ``KProfilerError`` if the file is not a zip archive, or is a zip bomb.
     """
 
     def __init__(self, path: str) -> None:
@@ -86,10 +77,7 @@ class Archive:
             raise self._damaged(f"{name!r}: {error}") from error
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON entry.
-
-        Raises the same exceptions as :meth:`read`, and ``ValueError`` for invalid JSON.
-        """
+        """Read a JSON entry. Raises the same exceptions as :meth:`read`."""
         content = self.read(name, MAX_JSON_BYTES)
         try:
             return json.loads(content)

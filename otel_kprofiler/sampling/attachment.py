@@ -112,21 +112,15 @@ class Attachment:
     """A loaded sampling program, with its maps and events. The constructor opens all of them.
 
     Attributes:
-        lines: the program's counters.
-        ring: the reader of the program's records.
-        waiter: waits for records.
-        events: the perf events that trigger the program.
-        target_slots: the maximum number of target processes.
         follows_spans: whether the current span is read from this process's interpreter.
-        stack_limit: the size, in bytes, from which a stack counts as truncated.
-        tables: the unwind tables of user files; None if unwinding does not use them.
-        python: the processes whose Python frames are read; None if none are read.
+        stack_limit: size, in bytes, from which a stack counts as truncated.
+        tables: unwind tables of user files; None if unwinding does not use them.
+        python: processes whose Python frames are read; None if none are read.
         python_problem: why Python frames are not read although they are configured.
-        contexts: the processes whose thread contexts are read.
-        reads_contexts: whether thread contexts can be read on this host.
-        waits: the programs that follow off-CPU threads; None unless off-CPU sampling is configured.
-        tracepoints: the programs at raw tracepoints; None unless tracepoints are configured.
-        locks: the programs for lock contention; None unless lock contention is configured.
+        contexts: processes whose thread contexts are read.
+        waits: programs that follow off-CPU threads; None unless configured.
+        tracepoints: programs at raw tracepoints; None unless configured.
+        locks: programs for lock contention; None unless configured.
     """
 
     def __init__(
@@ -226,10 +220,8 @@ class Attachment:
     def configure(self, config: SamplerConfig, regular_since_ns: int) -> None:
         """Configure the program's filters. The change takes effect the next time the program runs.
 
-        Args:
-            config: what to sample.
-            regular_since_ns: the boottime from which the program runs once per period on each CPU,
-                unless the kernel skips runs.
+        ``regular_since_ns`` is the boottime from which the program runs once per period on each
+        CPU, unless the kernel skips runs. Raises ``SamplerError``.
         """
         packed = self._pack_config(config, regular_since_ns=regular_since_ns)
         try:
@@ -284,11 +276,10 @@ class _Choice(NamedTuple):
 
 
 class _Plans(NamedTuple):
-    """Plans for unwinding, Python frames, waits, and task identity.
+    """Plans for unwinding, Python frames, waits, events and task identity.
 
     ``problem`` is the reason why there are no Python frames. ``thread_pointer`` is the offset of
-    the thread pointer in a task, for reading thread contexts; 0 if they are not read. ``events`` is
-    the plan for events other than cpu-clock, including ``tracepoints``.
+    the thread pointer in a task; 0 if thread contexts are not read.
     """
 
     unwinding: UnwindPlan | None
@@ -398,7 +389,6 @@ def _event_constants(plans: _Plans, cpus: int) -> dict[str, bytes]:
 
 
 def _add_tracepoint(spec: ObjectSpec, plan: TracepointPlan, choice: _Choice) -> ObjectSpec:
-    """Adds the program of a tracepoint, which collects stacks like the chosen program."""
     return spec._replace(
         programs=(*spec.programs, TRACEPOINT_PROGRAM),
         constants={**spec.constants, TRACEPOINT: plan.pack(choice.name)},

@@ -36,16 +36,12 @@ class CommandError(KProfilerError):
 class HeldCommand:
     """Starts a command that waits for :meth:`release`; use as a context manager.
 
-    Args:
-        arguments: the program and its arguments. The program is looked up in ``PATH``.
-        stdout: the descriptor for the command's standard output; None to inherit standard output.
+    The program is looked up in ``PATH``. ``stdout`` is a descriptor for the command's standard
+    output; None to inherit ours. Raises ``CommandError`` if the program cannot be executed.
 
     Attributes:
         pid: the command's process id, for :attr:`SamplerConfig.child_pid`.
         is_ended: whether :meth:`terminate` terminated the command.
-
-    Raises:
-        CommandError: the program does not exist, or cannot be executed.
     """
 
     def __init__(self, arguments: Sequence[str], *, stdout: int | None = None) -> None:
@@ -86,10 +82,7 @@ class HeldCommand:
         self._close_gate()
 
     def find_files(self) -> tuple[str, ...]:
-        """Returns the files that the command maps when it starts.
-
-        Files that cannot be determined in advance are missing.
-        """
+        """Returns the files that the command will map; see :func:`find_command_files`."""
         return find_command_files(self._program)
 
     def poll(self) -> int | None:
@@ -99,8 +92,7 @@ class HeldCommand:
     def terminate(self, number: signal.Signals | None) -> None:
         """Send a signal to the command and all its descendants, unless the command has exited.
 
-        Args:
-            number: the signal number; None if the terminal has already sent the signal.
+        ``number`` is None if the terminal has already sent the signal.
         """
         if self.poll() is not None:
             return

@@ -25,9 +25,8 @@ _log = logging.getLogger(__name__)
 def find_command_files(program: str) -> tuple[str, ...]:
     """Returns the paths of a program, of its script interpreters, and of its libraries.
 
-    The dynamic linker lists the libraries without running the program (``ld.so --list``), so that
-    RPATH, LD_LIBRARY_PATH and LD_PRELOAD apply. Files that cannot be determined in advance are left
-    out.
+    ``ld.so --list`` lists the libraries without running the program, and applies RPATH,
+    LD_LIBRARY_PATH and LD_PRELOAD. Files that cannot be determined in advance are left out.
     """
     paths: list[str] = []
     try:

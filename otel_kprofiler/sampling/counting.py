@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from otel_kprofiler.sampling.attachment import Attachment
 
 _CUT_TRIES: Final = 64
-"""Maximum number of attempts at a consistent snapshot. It suffices for 64 CPUs at 10 kHz, when a
-record is in flight 90 % of the time.
-"""
+"""Maximum number of attempts at a consistent snapshot, enough for 64 CPUs at 10 kHz."""
 
 
 def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
-    """Returns the counters of all configured kinds, as they are before any sample."""
+    """Returns the counters of all configured kinds before the first sample."""
     nothing = [ProgramCounts(0, 0, 0, 0, 0, 0, 0)] * (1 + len(config.events))
     none = SamplerCounts(0, {}, 0, {})
     counts = name_counts(config, nothing, (), {kind.name: none for kind in config.kinds})
@@ -39,9 +37,8 @@ def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
 def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts, int]:
     """Returns the programs' counters, and the ring position up to which they count records.
 
-    The first counters are those of cpu-clock, and the others are those of events. All are
-    consistent if the counters did not change while the position was read. If samples arrive too
-    fast, the counters may be a few records ahead of the position.
+    The counters of cpu-clock come first, then those of events. If samples arrive too fast, the
+    counters may be a few records ahead of the position.
     """
     waits = attached.waits
     for _ in range(_CUT_TRIES):
@@ -77,11 +74,8 @@ def name_counts(
 ) -> dict[str, SamplerCounts]:
     """Returns the counters of on-CPU samples and of events, by kind.
 
-    Args:
-        config: what is sampled.
-        counts: the counters of cpu-clock and of each event.
-        samples: the samples received since ``previous``.
-        previous: the counters before these samples.
+    ``counts`` are those of cpu-clock and of each event. ``samples`` were received since
+    ``previous``.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []
     kinds += zip((event.kind for event in config.events), counts[1:], strict=True)
@@ -104,10 +98,7 @@ def _name_counts(
 def name_wait_counts(
     counts: WaitCounts, added: int, samples: Sequence[RawSample], previous: SamplerCounts
 ) -> dict[str, SamplerCounts]:
-    """Returns the counters of waits.
-
-    ``added`` is the number of samples in addition to those that the program took.
-    """
+    """Returns the counters of waits; ``added`` samples come on top of those of the program."""
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)
     received = previous.received + len(samples)

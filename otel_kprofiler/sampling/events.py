@@ -85,12 +85,10 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     program has not run on the CPU, and the event's enabled time has not advanced.
 
     Args:
-        files: reads files of the host.
-        program_fd: the descriptor of the program to run.
-        attributes: the attributes of the event.
-        cpus: the CPUs to sample; empty means all.
+        program_fd: descriptor of the program to run.
+        cpus: CPUs to sample; empty means all.
         runs: returns how often the program has run for the event on a CPU, without system calls.
-        name: the name of the event, for messages.
+        name: name of the event, for messages.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     def _is_dead(self, cpu: int) -> bool:
         """Returns whether a CPU's event is dead.
 
-        Reads the event only if the program has not run, because reading it interrupts the CPU.
+        Reading the event interrupts the CPU, so it is read only if the program has not run.
         """
         if self._paused:
             return False
@@ -200,15 +198,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
 
 
 class CpuEvents(PerCpuEvents):
-    """A cpu-clock event on each online CPU; see :class:`PerCpuEvents`.
-
-    Args:
-        files: reads files of the host.
-        program_fd: the descriptor of the program to run.
-        period_ns: the interval between two samples, in nanoseconds.
-        cpus: the CPUs to sample; empty means all.
-        runs: returns how often the program has run on a CPU, without system calls.
-    """
+    """A cpu-clock event on each online CPU; see :class:`PerCpuEvents`."""
 
     def __init__(
         self,
@@ -233,10 +223,9 @@ class CpuEvents(PerCpuEvents):
         super().follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the interval between two samples.
+        """Change the interval between two samples; takes up to one old period.
 
-        The kernel starts a new period immediately, so each CPU's event is changed just after a
-        sample, which takes up to one old period.
+        The kernel starts a new period immediately, so each event is changed just after a sample.
         """
         for cpu in self._just_sampled(tuple(self._events)):
             set_period(self._events[cpu].fd, period_ns)
@@ -285,7 +274,7 @@ class CpuEvents(PerCpuEvents):
 
 
 class ChildEvents:
-    """An event on a process, inherited by its descendants, that counts from its next exec on.
+    """An event on a process and its descendants, which counts from the process's next exec on.
 
     A child starts with a full period, so processes that live for less than a period are
     underrepresented.

@@ -18,14 +18,6 @@ class ProcessFollower:
     The BPF program finds descendants by their ancestors. This class adds all descendants to the
     targets, because they may lose their ancestors later. A process that loses its parent within a
     second of its start may be missed.
-
-    Args:
-        files: reads files of the host.
-        pids: the processes to follow.
-        monotonic: returns the time of a steady clock, in seconds.
-
-    Attributes:
-        pids: the running processes among those to follow and their descendants.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Restricts sampling to containers, pods and units, following them as they start and stop.
 
 Where possible, the BPF program filters by cgroup v2, so that each process is sampled from its first
-instruction on. Otherwise, the program filters by process id, and processes are looked up once a
-second.
+instruction on. Otherwise, it filters by process ids, which are looked up once a second.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class Groups:
     """The groups to sample. A process is sampled if it is in any of these groups.
 
     Attributes:
-        containers: the names of containers, or prefixes of their ids with at least four digits.
-        pods: the pods, each given as UID, name or ``NAMESPACE/NAME``.
-        units: the units of the system service manager; ``.service`` may be omitted.
+        containers: names of containers, or prefixes of their ids with at least four digits.
+        pods: pods, each given as UID, name or ``NAMESPACE/NAME``.
+        units: units of the system service manager; ``.service`` may be omitted.
     """
 
     containers: tuple[str, ...] = ()
@@ -69,10 +68,8 @@ class GroupFollower:
     """Finds the cgroups or processes that belong to groups. Not thread-safe.
 
     Args:
-        files: reads files of the host.
         groups: the groups to sample; at least one.
-        loader: the library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
-        monotonic: returns the time of a steady clock, in seconds.
+        loader: library that loads the BPF program: ``auto``, ``libbpf`` or ``bcc``.
     """
 
     def __init__(

@@ -36,9 +36,7 @@ class EventSet(Events, Protocol):
 class HostEvents:
     """The cpu-clock event of each CPU, if on-CPU samples are taken, and all other events.
 
-    Args:
-        clock: the events that trigger on-CPU samples; None if there are no on-CPU samples.
-        others: the sets of all other events.
+    ``clock`` is None if no on-CPU samples are taken.
     """
 
     def __init__(self, clock: CpuEvents | None, others: Sequence[EventSet]) -> None:
@@ -107,13 +105,9 @@ class HostEvents:
 def plan_events(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], loader: str
 ) -> EventOffsets | None:
-    """Checks that the configured events can be sampled on this host.
+    """Returns the kernel offsets that the events' program needs; None if there are no events.
 
-    Returns the kernel struct offsets that the events' program requires, or None if no events are
-    configured.
-
-    Raises:
-        HostError: events cannot be sampled on this host.
+    Raises ``HostError`` if the events cannot be sampled on this host.
     """
     if not config.events:
         return None
@@ -144,13 +138,8 @@ def choose_events(
 ) -> Events:
     """Returns the configured events, which are not open yet.
 
-    Args:
-        config: what to sample.
-        files: reads files of the host.
-        program_fd: the descriptor of the program that perf events run.
-        runs: returns how often the program has run on a CPU for an event, given by its number; by
-            default for cpu-clock.
-        traced: the groups of programs at raw tracepoints; None for a group that is not configured.
+    ``runs`` returns how often the program has run on a CPU, for cpu-clock or for an event number.
+    ``traced`` contains the groups of programs at raw tracepoints, or None for an absent group.
     """
     if not config.on_cpu and not config.events:
         return NoEvents()
@@ -172,16 +161,10 @@ def make_events(
     cpus: Iterable[int],
     runs: Callable[[int, int], int],
 ) -> list[PerCpuEvents]:
-    """Returns the perf events other than cpu-clock, which are not open yet.
+    """Returns the perf events other than cpu-clock, which are not open yet; skips tracepoints.
 
-    The program identifies each event by its number, from 1, in the event's attributes.
-
-    Args:
-        specs: the events. Tracepoints among the events are left out.
-        files: reads files of the host.
-        program_fd: the descriptor of the program to run.
-        cpus: the CPUs to sample; empty means all.
-        runs: returns how often the program has run on a CPU for an event, given by its number.
+    The program identifies each event by its number, from 1, in the event's attributes. ``runs``
+    returns how often the program has run on a CPU for an event number.
     """
     return [
         PerCpuEvents(

@@ -37,25 +37,14 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class LockPlan(NamedTuple):
-    """A plan for sampling waits for locks.
-
-    Attributes:
-        spec: the configured lock-contention event.
-        number: the event's number, from 1.
-        offsets: the struct offsets of the running kernel.
-    """
+    """A plan for sampling waits for locks; ``number`` is the event's number, from 1."""
 
     spec: LockSpec
     number: int
     offsets: LockOffsets
 
     def constants(self, program: str) -> dict[str, bytes]:
-        """Returns the values of the programs' constants, by name.
-
-        Args:
-            program: the name of the program for on-CPU samples, which determines how stacks are
-                collected.
-        """
+        """Returns constants, by name, for programs that collect stacks like ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         by = (FRAME_POINTERS, *BY_TABLES).index(collects)  # enum user_frames
         packed = pack_lock_layout(self.offsets, self.number, by, python=collects != program)
@@ -65,9 +54,7 @@ class LockPlan(NamedTuple):
 def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> LockPlan | None:
     """Plans sampling of lock contention; returns None if it is not configured.
 
-    Raises:
-        KernelFeatureError: the kernel lacks the tracepoints.
-        OSError: the kernel has no BTF.
+    Raises ``KernelFeatureError`` if the kernel lacks the tracepoints, and ``OSError`` without BTF.
     """
     for number, spec in enumerate(config.events, 1):
         if isinstance(spec, LockSpec):
@@ -92,15 +79,9 @@ class Locks(TracedPrograms):
     """The programs that sample lock contention; not thread-safe.
 
     Args:
-        spec: the configured lock-contention event.
-        files: reads files of the host.
-        program: the loaded object.
-        traced: the CPUs whose waits are measured; a wait belongs to the CPU on which it begins.
-        possible: the exclusive upper bound of CPU numbers.
-        cpus: the CPUs to sample; empty means all.
-
-    Attributes:
-        spec: the configured lock-contention event.
+        traced: CPUs whose waits are measured; a wait belongs to the CPU on which it begins.
+        possible: number of possible CPUs.
+        cpus: CPUs to sample; empty means all.
     """
 
     def __init__(
@@ -131,9 +112,7 @@ class Locks(TracedPrograms):
     def adapt(self, now_ns: int, taken: int) -> None:
         """Adjust the sampling threshold once a second.
 
-        Args:
-            now_ns: the time of ``CLOCK_MONOTONIC``.
-            taken: the number of waits sampled since the start.
+        ``now_ns`` is a time of ``CLOCK_MONOTONIC``. ``taken`` waits were sampled since the start.
         """
         if self._control.update(now_ns, taken, self._rate):
             self._configure()
@@ -160,15 +139,7 @@ def open_locks(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Locks | None]:
-    """Prepare the loaded programs for the duration of a context; without a plan, yields None.
-
-    Args:
-        plan: how waits are sampled.
-        program: the loaded object.
-        files: reads files of the host.
-        possible: the exclusive upper bound of CPU numbers.
-        cpus: the CPUs to sample; empty means all.
-    """
+    """Prepare the loaded programs for the duration of a context; without a plan, yields None."""
     if plan is None:
         yield None
         return

@@ -19,13 +19,12 @@ class OffCpuConfig:
     """The settings for sampling waits. Exact totals are always counted.
 
     Attributes:
-        samples_per_second: the average rate of sampled waits on each CPU, 0 to 10000. It determines
-            the duration from which every wait is sampled. At 0, only totals are counted.
-        min_duration_ns: the duration, 0 to 4.29 s, below which waits are never sampled; totals
-            include these waits, too.
+        samples_per_second: average rate of sampled waits on each CPU, 0 to 10000, which determines
+            the threshold. At 0, only totals are counted.
+        min_duration_ns: duration, 0 to 4.29 s, below which waits are only counted in totals.
         wakers: whether to record which thread ended a wait.
         causes: whether to determine the causes of waits from stacks.
-        leaves_out: the threads whose waits are neither sampled nor counted. ``process`` means all
+        leaves_out: threads whose waits are neither sampled nor counted. ``process`` means all
             threads of this process (a profiler), ``threads`` only its profiling threads (in a
             service), and an empty string none.
     """

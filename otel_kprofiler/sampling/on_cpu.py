@@ -64,21 +64,14 @@ class EbpfSampler(ForkAware):
     forked child, the sampler is closed, while the parent continues to sample.
 
     Args:
-        config: what to sample.
-        access: reads files of this host.
-        loader: loads the program; by default from :func:`get_loader`.
-        time_source: reads the clocks of this host.
         raw_sink: receives the raw records of each drain, for recordings.
         user_files: receives the files of user stacks.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
-        config: what to sample.
-        busy_ns: the time that the program spent on samples other than waits, in nanoseconds, as of
-            the last :meth:`drain`.
-        stack_limit: the size, in bytes, from which a stack counts as truncated; 0 before the start.
-        user_files: the files of user stacks.
-        python_codes: the code objects of Python frames.
+        busy_ns: time that the program spent on samples other than waits, as of the last
+            :meth:`drain`.
+        stack_limit: size, in bytes, from which a stack counts as truncated; 0 before the start.
     """
 
     def __init__(
@@ -234,8 +227,8 @@ class EbpfSampler(ForkAware):
     def retarget(self, pids: tuple[int, ...]) -> None:
         """Replace the set of sampled processes.
 
-        Both the old and the new set must be non-empty, and must fit into the BPF map of targets
-        together.
+        Neither the old nor the new set may be empty. Together, they must fit into the map of
+        targets.
         """
         self.config = replace(self.config, target_pids=pids[: self._attachment().target_slots])
         self._attachment().retarget(self.config)
@@ -264,8 +257,7 @@ class EbpfSampler(ForkAware):
     def wait_new(self, least_s: float, most_s: float) -> None:
         """Block until a process that started after the last :meth:`drain` has been sampled.
 
-        See :meth:`Sampler.wait_new`. If waits are followed, or start times are unknown, blocks for
-        ``least_s`` seconds.
+        If waits are followed, or start times are unknown, blocks for ``least_s`` seconds.
         """
         attached = self._attachment()
         if attached.waits is None and attached.knows_start_times:

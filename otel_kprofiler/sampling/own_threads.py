@@ -13,8 +13,7 @@ _OWN_NAME: Final = "kprofiler-"
 class OwnThreads:
     """The threads of this process whose waits are excluded; not thread-safe.
 
-    Args:
-        leaves_out: see :class:`OffCpuConfig`.
+    ``leaves_out`` is that of :class:`OffCpuConfig`.
     """
 
     def __init__(self, leaves_out: str) -> None:

@@ -38,17 +38,11 @@ def pack_config(
 ) -> bytes:
     """Returns the settings, encoded for the BPF program.
 
-    Args:
-        config: what to sample.
-        offsets: the offsets of fields in ``task_struct``; None if unknown.
-        thread_pointer: the offset of the user thread pointer in ``task_struct``; 0 disables thread
-            contexts.
-        wakeup_bytes: the fill mark of the ring, in bytes, at which the reader is woken.
-        stack_limit: the maximum size of a stack side, in bytes.
-        regular_since_ns: see :meth:`Attachment.configure`.
+    ``thread_pointer`` is the offset of the user thread pointer in ``task_struct``; 0 disables
+    thread contexts. The reader is woken when the ring contains ``wakeup_bytes``. A stack side has
+    at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for ``regular_since_ns``.
 
-    Raises:
-        KernelFeatureError: descendants cannot be followed.
+    Raises ``KernelFeatureError`` if descendants cannot be followed.
     """
     flags = 0 if config.stacks == "user" else KERNEL_STACKS
     flags |= 0 if config.stacks == "kernel" else USER_STACKS

@@ -58,8 +58,7 @@ def open_python(
 ) -> PythonMaps:
     """Open the maps of the loaded program, which reads no frames before :meth:`PythonMaps.limit`.
 
-    Raises:
-        OSError: a map cannot be mapped into memory.
+    Raises ``OSError``.
     """
     return PythonMaps(program.map_fd, offsets, cpus, python_ring_bytes(config), codes)
 

@@ -17,11 +17,8 @@ _START_NS: Final = 50_000_000
 class RecordWaiter:
     """Blocks until records are ready. Only one thread may use it, except for :meth:`wake`.
 
-    Args:
-        ring: the BPF ring buffer to wait for.
-        ring_fd: the descriptor of the ring's map.
-        lines: the counters that show which records are in flight.
-        flag: the flag that selects at which records the program wakes the reader.
+    ``lines`` shows which records are in flight. ``flag`` selects the records at which the program
+    wakes the reader.
     """
 
     def __init__(
@@ -45,8 +42,7 @@ class RecordWaiter:
     def wait(self, timeout_s: float) -> bool:
         """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires.
 
-        Returns:
-            Whether :meth:`wake` was called.
+        Returns whether :meth:`wake` was called.
         """
         woken = False
         for fd, _ in self._epoll.poll(timeout_s):
@@ -59,8 +55,7 @@ class RecordWaiter:
     def wait_new(self, since_ns: int, least_s: float, most_s: float) -> None:
         """Block until the ring has a record of a process that started after ``since_ns``.
 
-        Blocks for at least ``least_s`` and at most ``most_s`` seconds, unless the fill mark is
-        passed or :meth:`wake` is called.
+        See :meth:`Sampler.wait_new`.
         """
         until = time.monotonic() + least_s
         if self.wait(least_s) or time.monotonic() < until:
@@ -77,8 +72,7 @@ class RecordWaiter:
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a record is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns:
-            Whether a record is ready, and :meth:`wake` was not called.
+        Returns whether a record is ready and :meth:`wake` was not called.
         """
         self._flag.wake_since(0)
         try:

@@ -37,62 +37,57 @@ class SamplerConfig:
     """The settings of a sampler.
 
     Attributes:
-        samples_per_second: the rate of on-CPU samples on each CPU, 1 to 10000.
-        stacks: the stack sides to collect. With a single side, samples without a frame on that side
-            are dropped.
-        max_frames: the maximum number of frames per side, 1 to 127.
+        samples_per_second: rate of on-CPU samples on each CPU, 1 to 10000.
+        stacks: stack sides to collect. If a single side is selected, samples without a frame on
+            that side are dropped.
+        max_frames: maximum number of frames per side, 1 to 127.
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
             supported and frame pointers elsewhere; ``frame_pointers`` only works for code built
             with frame pointers.
-        max_unwind_work: the limit on the work for unwinding a user stack in the interrupt. 1000
-            units take at most 25 µs, and a cached frame costs 15 units.
-        max_tables_bytes: the limit, in bytes, on the kernel memory for unwind tables.
-        max_table_bytes: the limit, in bytes, on the size of a file's unwind table. Larger tables
-            are not used.
-        max_preload_s: the time limit, in seconds, for loading the tables of running programs before
-            the first sample. The limit is extended by up to half if a process delays the listing of
-            these programs. At 0, tables are loaded only on demand, too late for the first sample
-            that requires them.
+        max_unwind_work: limit on the work for unwinding a user stack in the interrupt. 1000 units
+            take at most 25 µs, and a cached frame costs 15 units.
+        max_tables_bytes: limit on the kernel memory for unwind tables.
+        max_table_bytes: limit on the size of a file's unwind table. Larger tables are not used.
+        max_preload_s: time limit for loading the tables of running programs before the first
+            sample. The limit is extended by up to half if a process delays the listing of these
+            programs. At 0, tables are loaded on demand, too late for the first sample that requires
+            them.
         preload_paths: further files whose tables are loaded before the first sample, such as those
             of a command that starts later (:meth:`HeldCommand.find_files`).
-        python_frames: the limit on Python frames in stacks of registered processes
+        python_frames: limit on Python frames in stacks of registered processes
             (:class:`PythonMaps`), 0 to 127. At 0, no Python frames are read.
-        pin_cpu_ids: the CPUs to sample; empty for all.
+        pin_cpu_ids: CPUs to sample; empty for all.
         send_idle_frames: whether to sample the idle task itself, too.
-        target_pids: the processes to sample (thread group ids); empty for all.
-        target_comms: the names of threads or processes to sample; empty for all. A process has the
-            name of its main thread. Only the first 15 bytes count. Process names require BTF.
-        target_cgroups: the v2 cgroups to sample, with their descendants; empty for all. Each
-            consists of its depth below the root, 1 to 15, and its id (the inode number). Requires
-            libbpf.
-        min_process_age_ns: the age, in nanoseconds, below which processes are not sampled. Without
-            BTF, ages are unknown, and all processes are sampled.
-        max_ring_bytes: the maximum ring size, in bytes, regardless of other settings.
-        map_scale_factor: the exponent of the power of 2 by which the computed ring size is
-            multiplied.
-        drain_interval_s: the intended interval between calls of ``drain``, in seconds.
-        interrupt_ranges: the half-open address ranges of interrupt entry code
+        target_pids: processes to sample (thread group ids); empty for all.
+        target_comms: names of threads or processes to sample; empty for all. A process has the name
+            of its main thread. Only the first 15 bytes count. Process names require BTF.
+        target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each consists
+            of its depth below the root, 1 to 15, and its inode number. Requires libbpf.
+        min_process_age_ns: age below which processes are not sampled. Without BTF, ages are
+            unknown, and all processes are sampled.
+        max_ring_bytes: maximum ring size, regardless of other settings.
+        map_scale_factor: the computed ring size is multiplied by 2 to this power.
+        drain_interval_s: intended interval between calls of ``drain``.
+        interrupt_ranges: half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
             range belongs to an interrupt and is kept. If there are no ranges, all samples of the
             idle task are dropped.
-        span_layout: the layout of this process's span contexts; None for no links to spans.
-        span_path: the location of the current span in this process's threads, used if the loader
+        span_layout: layout of this process's span contexts; None for no links to spans.
+        span_path: location of the current span in this process's threads, used if the loader
             supports the program that reads it. Otherwise, spans are read from thread contexts.
-        target_namespace: the pid namespace of ``target_pids`` and of the ids in samples, as the
-            device and inode from ``stat`` on ``/proc/self/ns/pid``; None for the initial namespace.
-            Processes outside this namespace keep their ids in the initial namespace.
-        target_descendants: whether to sample the descendants of ``target_pids``, too. Orphaned
-            processes are no longer followed. Requires BTF.
-        child_pid: the process to follow, with all its descendants, from its next exec on; None to
+        target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
+            inode of ``/proc/self/ns/pid``; None for the initial namespace. Processes outside this
+            namespace keep their ids in the initial namespace.
+        target_descendants: whether to sample the descendants of ``target_pids``, too, except
+            orphans. Requires BTF.
+        child_pid: process to follow, with all its descendants, from its next exec on; None to
             sample CPUs (see :class:`HeldCommand`).
-        check_kernel: whether to reject kernels that are too old, instead of trying to load the
-            program.
-        verifier_log_level: the log level of the kernel's verifier, 0 to 2. The verifier's output is
-            logged at level INFO.
-        on_cpu: whether to take on-CPU samples.
+        check_kernel: whether to reject old kernels without trying to load the program.
+        verifier_log_level: log level of the kernel's verifier, 0 to 2. Its output is logged at
+            level INFO.
         off_cpu: how waits are sampled; None if waits are not followed.
-        events: the other perf events and tracepoints to sample, at most 16, with distinct names.
-            Each is a separate kind. Requires libbpf and BTF.
+        events: other perf events and tracepoints to sample, at most 16. Each is a separate kind.
+            Requires libbpf and BTF.
     """
 
     samples_per_second: int = 19
@@ -175,19 +170,18 @@ class SamplerCounts(NamedTuple):
     """Cumulative counts of a sample kind, from the start to the last ``drain``.
 
     Attributes:
-        taken: the samples that passed all filters, counted by the BPF program.
-        lost: the samples that could not be delivered, by cause, counted by the BPF program.
-        received: the samples returned by ``drain``; ``taken`` is ``received`` plus the sum of
-            ``lost``.
-        filtered: the dropped samples, by filter: ``idle`` (the idle task itself), ``target``,
-            ``age``, or ``empty`` (no frame on the only collected side).
-        missed: the samples that the kernel skipped. These are the periods of a busy CPU in which
-            the program did not run, because the CPU ran another BPF program or bpf(2), had
-            interrupts off, or was preempted by its hypervisor. They are not in ``taken``. 0 if a
-            command is followed.
-        truncated: the received samples with an incomplete user stack, by the name of the stack's
+        taken: samples that passed all filters, counted by the BPF program.
+        lost: samples that could not be delivered, by cause, counted by the BPF program.
+        received: samples returned by ``drain``; ``taken`` is ``received`` plus the sum of ``lost``.
+        filtered: dropped samples, by filter: ``idle`` (the idle task itself), ``target``, ``age``,
+            or ``empty`` (no frame on the only collected side).
+        missed: samples that the kernel skipped; not included in ``taken``. These are the periods of
+            a busy CPU in which the program did not run, because the CPU ran another BPF program or
+            bpf(2), had interrupts off, or was preempted by its hypervisor. 0 if a command is
+            followed.
+        truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
-        locks: the totals of all lock waits, if these are sampled.
+        locks: totals of all lock waits, if these are sampled.
     """
 
     taken: int
@@ -227,8 +221,7 @@ class Sampler(Protocol):
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s`` expires.
 
-        Returns:
-            Whether waiting for more samples is useful: False after :meth:`wake` or the timeout.
+        Returns whether to wait for more samples: False after :meth:`wake` or the timeout.
         """
 
     def wake(self) -> None:

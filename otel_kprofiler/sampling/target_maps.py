@@ -18,25 +18,16 @@ _PRESENT: Final = b"\1"
 
 
 class TargetMaps:
-    """Fills the maps of targets; not thread-safe.
-
-    Args:
-        map_fd: returns the descriptor of a map, given its name.
-    """
+    """Fills the maps of targets; not thread-safe."""
 
     def __init__(self, map_fd: Callable[[str], int]) -> None:
         self._map_fd = map_fd
         self._present: frozenset[tuple[str, bytes]] = frozenset()
 
     def change(self, config: SamplerConfig, between: Callable[[], None] = lambda: None) -> None:
-        """Fill the maps for a configuration.
+        """Fill the maps for a configuration. Raises ``OSError``.
 
-        Args:
-            config: what to sample.
-            between: called while both new and old targets are in the maps.
-
-        Raises:
-            OSError: the kernel refused an update.
+        ``between`` is called while both new and old targets are in the maps.
         """
         wanted = _find_keys(config)
         for name, key in wanted - self._present:
@@ -73,11 +64,7 @@ def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
 
 
 def check_cgroups(files: HostFiles, loader: str) -> None:
-    """Check that the program can filter by cgroup.
-
-    Raises:
-        HostError: the loader or the kernel does not support cgroup filters.
-    """
+    """Raise ``HostError`` if the loader or the kernel does not support filters by cgroup."""
     if loader != "libbpf":
         raise HostError(
             f"the loader {loader} cannot filter by cgroup",

@@ -1,7 +1,7 @@
 """Reads what the threads of processes are doing at one moment, with a BPF iterator over tasks.
 
-The program runs in the process that reads its output, so nothing is attached to the dumped threads,
-and nothing stops or wakes them. See dump.bpf.c.
+The program (dump.bpf.c) runs in the process that reads its output, so nothing is attached to the
+dumped threads, and nothing stops or wakes them.
 """
 
 from __future__ import annotations
@@ -94,12 +94,9 @@ _log = logging.getLogger(__name__)
 
 
 class ThreadReading(NamedTuple):
-    """The result of a pass over the target threads.
+    """One row for each target thread, and the stacks by thread id.
 
-    Attributes:
-        rows: one row for each thread.
-        samples: the stacks, by thread id. A thread that is running has no stack unless it could be
-            preempted.
+    A thread that is running has no stack unless it could be preempted.
     """
 
     rows: list[DumpRow]
@@ -109,24 +106,18 @@ class ThreadReading(NamedTuple):
 class ThreadReader:
     """Reads the threads of the processes in ``config.target_pids``. Belongs to one thread.
 
-    Requires CAP_BPF, CAP_PERFMON and a kernel with BTF.
-
-    Args:
-        config: the targets, and the sides and limits of stacks. Rates are ignored.
-        access: reads files of the host.
-        loader: loads the program; must be libbpf.
-        user_files: receives the files of user stacks.
-        python_codes: receives descriptions of the code objects of Python frames.
+    Requires CAP_BPF, CAP_PERFMON and a kernel with BTF. The loader must be libbpf. Rates in
+    ``config`` are ignored. ``user_files`` receives the files of user stacks, and ``python_codes``
+    the code objects of Python frames.
 
     Raises:
         HostError: the kernel refuses the BPF program or lacks a feature.
         SamplerError: the verifier rejects the program.
 
     Attributes:
-        config: the argument.
-        python: the processes whose Python frames are read; None if disabled or not supported.
-        contexts: the processes whose thread contexts are read.
-        tables: the unwind tables; None if user stacks cannot be read.
+        python: processes whose Python frames are read; None if disabled or not supported.
+        contexts: processes whose thread contexts are read.
+        tables: unwind tables; None if user stacks cannot be read.
         user_problem: why user stacks cannot be read; empty if they can be read.
     """
 
@@ -190,11 +181,7 @@ class ThreadReader:
             self._close = undo.pop_all().close
 
     def read(self) -> ThreadReading:
-        """Read each target thread once.
-
-        Raises:
-            OSError: the kernel refused to run the BPF iterator.
-        """
+        """Read each target thread once. Raises ``OSError`` if the kernel refuses the iterator."""
         os.sched_yield()  # updates the scheduler's clock
         reading = self._collect(self._iterate(self._name))
         running = [row for row in reading.rows if row.flags & ON_A_CPU]
@@ -203,10 +190,7 @@ class ThreadReader:
         return reading
 
     def _preempt(self, running: Sequence[DumpRow], reading: ThreadReading) -> None:
-        """Read running threads while this thread occupies their CPUs.
-
-        The threads are then preempted, as by any other thread, and their stacks do not change.
-        """
+        """Read running threads while this thread preempts them, so that their stacks are stable."""
         allowed = os.sched_getaffinity(0)
         until_s = time.monotonic() + _PREEMPT_S
         left = {row.tid: row for row in running if row.cpu in allowed}
@@ -369,8 +353,7 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
 def read_physical_mask(files: ReferableFiles) -> int:
     """Returns the bits of a page table entry that hold the physical address.
 
-    With memory encryption, the bit that marks an encrypted page lies above the physical address
-    bits, and is excluded.
+    With memory encryption, the bit that marks an encrypted page is above these bits.
     """
     cpus = files.read_bytes("/proc/cpuinfo")
     match = re.search(rb"^address sizes\s*:\s*(\d+) bits physical", cpus, re.MULTILINE)

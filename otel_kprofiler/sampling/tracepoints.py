@@ -42,25 +42,14 @@ _MOST_SUGGESTIONS: Final = 5
 
 
 class TracepointPlan(NamedTuple):
-    """A plan for sampling at a tracepoint.
-
-    Attributes:
-        spec: the configured tracepoint.
-        number: the number of the event, from 1.
-        value: the location of the event's value in the tracepoint's arguments.
-    """
+    """A plan for sampling at a tracepoint; ``number`` is the event's number, from 1."""
 
     spec: TracepointSpec
     number: int
     value: TracepointValue
 
     def pack(self, program: str) -> bytes:
-        """Packs the constants of the tracepoint's program.
-
-        Args:
-            program: the name of the program for on-CPU samples, which determines how stacks are
-                collected.
-        """
+        """Packs the constants of a program that collects stacks like ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         return TracepointConstants(
             self.number,
@@ -77,9 +66,8 @@ def plan_tracepoints(
 ) -> list[TracepointPlan]:
     """Plans the configured tracepoints.
 
-    Raises:
-        HostError: the kernel lacks a tracepoint, or the tracepoint lacks the value.
-        OSError: the kernel has no BTF.
+    Raises ``HostError`` if the kernel lacks a tracepoint, or a tracepoint lacks the value; raises
+    ``OSError`` without BTF.
     """
     return [
         TracepointPlan(event, number, _find_value(event, read_types(), files))
@@ -144,10 +132,9 @@ class TracedPrograms:
     """The programs at raw tracepoints; not thread-safe.
 
     Args:
-        files: reads files of the host.
-        traced: the CPUs on which the programs sample.
-        possible: the exclusive upper bound of CPU numbers.
-        cpus: the CPUs to sample; empty means all.
+        traced: CPUs on which the programs sample.
+        possible: number of possible CPUs.
+        cpus: CPUs to sample; empty means all.
     """
 
     def __init__(
@@ -224,15 +211,7 @@ class TracedPrograms:
 
 
 class Tracepoints(TracedPrograms):
-    """The programs at all configured tracepoints; not thread-safe.
-
-    Args:
-        files: reads files of the host.
-        programs: the loaded program of each tracepoint.
-        traced: the CPUs on which the programs sample.
-        possible: the exclusive upper bound of CPU numbers.
-        cpus: the CPUs to sample; empty means all.
-    """
+    """The programs at all configured tracepoints, each loaded separately; not thread-safe."""
 
     def __init__(
         self,
@@ -277,13 +256,8 @@ def open_tracepoints(
 ) -> Iterator[Tracepoints | None]:
     """Loads all programs but the first while a context lasts; yields None if there are no plans.
 
-    Args:
-        plans: the plans for the tracepoints.
-        first: the loaded object that contains the program of the first tracepoint.
-        load: loads the program of a further tracepoint, which shares the maps of ``first``.
-        files: reads files of the host.
-        possible: the exclusive upper bound of CPU numbers.
-        cpus: the CPUs to sample; empty means all.
+    ``first`` contains the program of the first tracepoint. ``load`` loads the program of a further
+    tracepoint, which shares the maps of ``first``.
     """
     if not plans:
         yield None

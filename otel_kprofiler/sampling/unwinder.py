@@ -52,9 +52,7 @@ _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
 """Share of ``max_preload_s`` reserved for loading tables, however long listing the files took."""
 _PATIENCE: Final = 0.5
-"""Interval between checks of the file listing, as a share of ``max_preload_s``. A listing that is
-blocked at two consecutive checks is abandoned.
-"""
+"""Share of ``max_preload_s`` between two checks of whether the listing is blocked."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,
@@ -145,11 +143,7 @@ def open_tables(
     files: ReferableFiles,
     known_files: KnownFiles,
 ) -> TableStore:
-    """Configure the loaded unwinder, and start serving its requests.
-
-    Raises:
-        OSError: a map cannot be written, or cannot be mapped into memory.
-    """
+    """Configure the loaded unwinder, and start serving its requests. Raises ``OSError``."""
     # This import is needed only for user stacks.
     from otel_kprofiler.unwinding import Limits, MapSizes, TableMaps, TableStore  # noqa: PLC0415
 

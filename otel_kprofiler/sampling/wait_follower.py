@@ -42,9 +42,7 @@ _SWITCH: Final = "kprofiler_switch"
 _WAKING: Final = "kprofiler_waking"
 _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
-"""Maximum number of wait starts that are reported per sample, on average. Most waits turn out to be
-too short to be sampled.
-"""
+"""Maximum number of reported wait starts per sample. Most waits are too short to be sampled."""
 _LASTING_SHARE: Final = 0.5
 """Number of samples of ongoing waits, as a fraction of the samples of ended waits."""
 _LOADAVG: Final = "/proc/loadavg"
@@ -60,8 +58,7 @@ def plan_waits(
 ) -> WaitOffsets | None:
     """Returns the kernel offsets that the programs require; None if waits are not configured.
 
-    Raises:
-        HostError: waits cannot be followed on this host.
+    Raises ``HostError`` if waits cannot be followed on this host.
     """
     if config.off_cpu is None:
         return None
@@ -87,7 +84,7 @@ def wait_map_entries(
 ) -> dict[str, int]:
     """Returns the number of entries of each map: at least four per existing thread.
 
-    The spare room is necessary because some buckets are full when half of the entries are in use.
+    Some buckets are already full when half of the entries are in use.
     """
     if offsets is None:
         return {"buckets": 1, "threads": 1, "wait_lines": 1}
@@ -106,13 +103,7 @@ def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> d
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
-    """Returns the names of the programs to load; empty if waits are not configured.
-
-    Args:
-        config: what to sample.
-        on_cpu: the name of the program for on-CPU samples, which determines how stacks are
-            collected.
-    """
+    """Returns the programs to load, which collect stacks like ``on_cpu``; empty without waits."""
     if config.off_cpu is None:
         return ()
     sampled = config.off_cpu.samples_per_second
@@ -123,15 +114,7 @@ def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
 class WaitFollower:
     """The attached programs that follow waits; not thread-safe.
 
-    Args:
-        program: the loaded object.
-        names: the names of the object's programs for waits.
-        offsets: the struct offsets of the running kernel, in bytes.
-        config: the settings for waits.
-        entries: the maximum number of entries in each map.
-
-    Raises:
-        OSError: the kernel refused to attach a program or to map memory. Nothing stays attached.
+    Raises ``OSError``, and attaches nothing, if the kernel refuses a program or a mapping.
     """
 
     def __init__(
@@ -176,9 +159,9 @@ class WaitFollower:
 
     @property
     def threshold_ns(self) -> int:
-        """Returns the duration from which all waits were sampled in the last two intervals.
+        """Returns the duration from which all waits were sampled; 0 if no waits are sampled.
 
-        The intervals are those between calls of :meth:`read`. Returns 0 if no waits are sampled.
+        The duration applies to the last two intervals between calls of :meth:`read`.
         """
         if not self._wanted.samples_per_second:
             return 0
@@ -200,9 +183,7 @@ class WaitFollower:
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
         """Returns the samples that these records complete, and the samples taken by :meth:`read`.
 
-        Args:
-            records: the wait records that have been read since the last call.
-            now_ns: the time of ``CLOCK_MONOTONIC``.
+        ``now_ns`` is a time of ``CLOCK_MONOTONIC``.
         """
         self._own.update()
         samples = self._joiner.join(records.waits)
@@ -223,9 +204,7 @@ class WaitFollower:
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
         """Samples ongoing waits; returns the increase in the totals since the last call.
 
-        Args:
-            now_ns: the time of ``CLOCK_MONOTONIC``.
-            boot_ns: the time of ``CLOCK_BOOTTIME``.
+        ``now_ns`` is a time of ``CLOCK_MONOTONIC``, ``boot_ns`` of ``CLOCK_BOOTTIME``.
         """
         self._look_at_waiting(now_ns)
         passed_s, self._read_ns = (now_ns - self._read_ns) / _NS_PER_S, now_ns
@@ -241,7 +220,7 @@ class WaitFollower:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
-        """Change the settings for waits, except for whether waits are sampled at all."""
+        """Change the settings for waits. Whether waits are sampled at all cannot be changed."""
         self._wanted = config
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
@@ -273,7 +252,6 @@ class WaitFollower:
 
     @property
     def _rate(self) -> int:
-        """Returns the intended number of samples per second on all CPUs."""
         return self._wanted.samples_per_second * self._cpus
 
     def _link(self, name: str) -> None:
@@ -342,9 +320,7 @@ def open_waits(
 ) -> Iterator[WaitFollower | None]:
     """Attach the loaded programs for the duration of a context; yields None if waits are off.
 
-    Raises:
-        HostError: this process may not attach the programs.
-        OSError: the kernel refused to attach a program or to map memory.
+    Raises ``OSError``, or ``HostError`` if this process may not attach the programs.
     """
     if offsets is None or config.off_cpu is None:
         yield None

@@ -39,8 +39,7 @@ class _Pending:
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
         """Count all time so far as sampled; returns the sleep and runnable time that this added.
 
-        The time is limited to the ``CLOCK_BOOTTIME`` that has passed since the wait began, because
-        the threads' clock may be unstable.
+        The threads' clock may be unstable, so the time cannot exceed that of ``CLOCK_BOOTTIME``.
         """
         limit = max(boot_ns - self.begin.time_ns, 0)
         asleep, runnable = thread.passed(now_ns)
@@ -63,13 +62,12 @@ class WaitJoiner:
     a CPU becomes two samples, which share the value.
 
     Args:
-        rng: the source of random numbers.
         is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: the number of samples minus the number of records of sampled waits. It is negative if
+        added: number of samples minus the number of records of sampled waits. It is negative if
             many records are excluded.
-        lasting_threshold_ns: the threshold that the last call of :meth:`sample_lasting` used.
+        lasting_threshold_ns: threshold that the last call of :meth:`sample_lasting` used.
     """
 
     def __init__(
@@ -130,15 +128,13 @@ class WaitJoiner:
         """Sample the time that ongoing waits have taken since the last call.
 
         Includes only waits beyond the threshold whose start was received. If there are too many of
-        these, each wait's new part is sampled with a probability proportional to its duration.
-        :attr:`lasting_threshold_ns` is the duration from which a part is always sampled.
+        these, each wait's new part is sampled with a probability proportional to its duration, so
+        that ``most`` parts are sampled on average. Parts of at least :attr:`lasting_threshold_ns`
+        are always sampled.
 
-        Args:
-            threads: the current states of threads.
-            now_ns: a time taken before the states were read, on the same clock as their timestamps.
-            boot_ns: the time of ``CLOCK_BOOTTIME``, used for the samples.
-            epoch: the current epoch. Waits from a different epoch may have ended.
-            most: the maximum number of sampled parts, on average; above 0.
+        ``now_ns`` was read before ``threads``, on the same clock as their timestamps. The samples
+        have the time ``boot_ns``. Waits from other epochs than ``epoch`` are skipped, since they
+        may have ended.
         """
         parts = [
             (thread, pending, passed)
@@ -234,9 +230,8 @@ class ThresholdControl:
     (``fits_budget`` in ``wait.bpf.h``). The samples contain the raised threshold.
 
     Args:
-        least_ns: the minimum threshold.
-        now_ns: the current time.
-        per_second: the rate on each CPU, which determines the first threshold.
+        least_ns: minimum threshold.
+        per_second: rate on each CPU, which determines the first threshold.
 
     Attributes:
         threshold_ns: the threshold, a multiple of :data:`WAIT_UNIT_NS`.
@@ -259,10 +254,8 @@ class ThresholdControl:
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
         """Adjust the threshold once a second; returns whether it changed.
 
-        Args:
-            now_ns: the current time.
-            taken: the number of waits sampled since the start.
-            per_second: the rate on all CPUs, at least 1.
+        ``taken`` waits have been sampled since the start. ``per_second`` is the rate on all CPUs,
+        at least 1.
         """
         passed = now_ns - self._since_ns
         if passed < _INTERVAL_NS:

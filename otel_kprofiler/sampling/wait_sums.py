@@ -29,12 +29,9 @@ class WaitSums:
     ) -> Mapping[ProcessKey, WaitTotals]:
         """Returns each process's off-CPU totals since the last call.
 
-        Args:
-            threads: the live threads. A thread that has just exited may be missing, or may also be
-                passed to :meth:`add_ended` later.
-            now_ns: a time taken before the threads were read, on the same clock as their
-                timestamps.
-            epoch: the current epoch. Waits from a different epoch may have ended.
+        A thread that has just exited may be missing from ``threads``, or may also be passed to
+        :meth:`add_ended` later. ``now_ns`` was read before ``threads``, on the same clock as their
+        timestamps. Waits from other epochs than ``epoch`` may have ended, and are not counted.
         """
         self._round += 1
         living = set[ProcessKey]()

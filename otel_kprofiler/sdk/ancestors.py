@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def describe_sampling_ancestor() -> str:
-    """Returns and logs which ancestor samples this process, as text; empty if none does."""
+    """Returns and logs a description of the ancestor that samples this process; may be empty."""
     pid = find_sampling_ancestor()
     if pid is None:
         return ""

@@ -20,8 +20,8 @@ _SIGNAL_PATHS: Final = ("/v1/traces", "/v1/metrics", "/v1/logs")
 def find_applied_configuration() -> Any:
     """Returns the configuration that the SDK is currently applying; None if there is none.
 
-    The SDK passes an instrumentor only the instrumentor's own options. The other settings are in a
-    local variable of the calling SDK function.
+    The SDK passes to an instrumentor only the instrumentor's own options. The other settings are in
+    a local variable of the calling SDK function.
     """
     models = sys.modules.get(_MODELS)
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no public equivalent
@@ -34,11 +34,7 @@ def find_applied_configuration() -> Any:
 
 
 def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None:
-    """Returns the OTLP settings in the ``OTEL_CONFIG_FILE`` file; None if unset or not supported.
-
-    Raises:
-        ConfigError: the file is not a valid configuration.
-    """
+    """Returns the OTLP settings in the ``OTEL_CONFIG_FILE``, or None; raises ``ConfigError``."""
     path = environ.get(_VARIABLE)
     if not path:
         return None

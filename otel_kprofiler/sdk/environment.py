@@ -25,11 +25,7 @@ Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
 def read_environment(environ: Mapping[str, str]) -> Wanted:
     """Reads the profiling plan and the exporters from the environment.
 
-    Unknown variables are logged as a warning.
-
-    Raises:
-        ConfigError: values are invalid. The message lists all problems, including unknown
-            variables.
+    Unknown variables are logged as a warning. Raises ``ConfigError`` with all problems.
     """
 
     def find() -> list[ExporterFactory]:
@@ -54,13 +50,8 @@ def read_options(
 ) -> Wanted:
     """Reads the profiling plan from options, and the exporters from the environment.
 
-    Args:
-        options: the options in declarative configuration, by key.
-        otlp: the settings of the ``otlp`` exporter; by default, those in the environment.
-        environ: the environment variables, by name.
-
-    Raises:
-        ConfigError: options are unknown, or values are invalid. The message lists all problems.
+    ``otlp`` are the settings of the ``otlp`` exporter; by default, those in the environment. Raises
+    ``ConfigError`` with all problems.
     """
     from otel_kprofiler.sdk.schema import make_plan, make_settings  # noqa: PLC0415 - pydantic
 
@@ -72,7 +63,6 @@ def read_options(
 
 
 def _read_both(plan: Callable[[], Plan], find: Callable[[], list[ExporterFactory]]) -> Wanted:
-    """Read the plan and the exporters, and merge their problems into one error."""
     mistakes = []
     try:
         wanted = plan()

@@ -1,9 +1,9 @@
-"""Names and describes the environment variables that ``environment.py`` reads. Each is also an
-option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
+"""The environment variables that ``environment.py`` reads.
 
+Each is also an option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and
 ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the same meaning as for other signals.
-"""  # noqa: D205 - one sentence
+"""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Creates the embedded profiler's exporters, as selected by ``OTEL_PROFILES_EXPORTER``."""
+"""Creates the exporters that ``OTEL_PROFILES_EXPORTER`` selects for the embedded profiler."""
 
 from __future__ import annotations
 
@@ -134,18 +134,11 @@ def find_exporters(
 ) -> list[ExporterFactory]:
     """Returns the exporters listed in ``OTEL_PROFILES_EXPORTER``, in order; empty for ``none``.
 
-    As for other signals, ``otlp`` means ``otlp_proto_grpc`` unless
-    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. Every other name is an
-    entry point in the group ``opentelemetry_profiles_exporter``: a callable without arguments that
-    returns a :class:`ProfileExporter`.
-
-    Args:
-        environ: the environment variables, by name.
-        otlp: the settings of the ``otlp`` exporter, instead of ``OTEL_EXPORTER_OTLP_*``.
-
-    Raises:
-        ConfigError: exporters are unknown, or variables are invalid. The message lists all
-            problems.
+    As for other signals, the exporter ``otlp`` means ``otlp_proto_grpc`` unless
+    ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. The argument ``otlp``
+    replaces the settings from the environment. Every other name is an entry point in the group
+    ``opentelemetry_profiles_exporter``: a callable without arguments that returns a
+    :class:`ProfileExporter`. Raises ``ConfigError`` with all problems.
     """
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
     if names == ["none"]:

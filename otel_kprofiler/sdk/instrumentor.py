@@ -1,8 +1,8 @@
 """Implements the ``opentelemetry_instrumentor`` entry point ``kprofiler``.
 
-The entry point starts the profiler under ``opentelemetry-instrument`` and under declarative
-configuration (``instrumentation/development: {python: {kprofiler: {…}}}``). The latter accepts the
-keys of the agent's ``receivers: kprofiler:`` and of :class:`otel_kprofiler.sdk.schema.Settings`.
+It starts the profiler under ``opentelemetry-instrument``, and under declarative configuration
+(``instrumentation/development: {python: {kprofiler: {…}}}``) with the keys of
+:class:`otel_kprofiler.sdk.schema.Settings`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
 class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the base is untyped
     """Starts and stops the profiler of this process.
 
-    The profiler's schema checks the options in declarative configuration, and reports all mistakes
-    at once. Therefore, there is no ``configuration`` dataclass for the SDK.
+    There is no ``configuration`` dataclass for the SDK, because the profiler's schema checks the
+    options in declarative configuration, and reports all mistakes at once.
     """
 
     _profiler: KernelProfiler | None = None
@@ -40,6 +40,5 @@ class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the 
         self._profiler.start("warn")
 
     def _uninstrument(self, **_: Any) -> None:
-        """Stop the profiler and export pending samples."""
         if self._profiler is not None:
             self._profiler.stop()

@@ -15,10 +15,9 @@ from otel_kprofiler.sdk.pacing import Pacer
 
 
 def name_entries(window: Window) -> Window:
-    """Returns the window with the kernel entry (system call, …) added to kernel samples.
+    """Returns the window with the kernel entry added to kernel samples.
 
-    The entry is derived from function names, as by ``report --by syscall``, so that receivers need
-    not derive it. User-mode samples, and kernel samples without function names, get no attribute.
+    User-mode samples, and kernel samples without function names, get no attribute.
     """
     labels_of_stacks: dict[int, LabelSet] = {}  # by stack id; the window keeps the stacks alive
 

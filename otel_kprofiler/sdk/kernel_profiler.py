@@ -1,4 +1,4 @@
-"""Implements the embedded profiler: start, pause, stop, and restart in forked children."""
+"""The embedded profiler: start, pause, stop, and restart in forked children."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ class KernelProfiler(ForkAware):
         target: what to profile: this process, this process and its descendants, or the host.
         max_frames: the maximum number of frames per side of a stack, 1 to 127.
         python_frames: the maximum number of Python frames per stack, 0 to 127; 0 disables them.
-        off_cpu: whether to also sample off-CPU waits of the target's threads: where they wait, and
-            for what.
+        off_cpu: whether to also sample where the target's threads wait off-CPU, and for what.
         reporter_interval_s: the length of a window, in seconds.
         attributes: the profiles' resource attributes, which override the service's attributes.
         span_links: whether to link samples to the span that was active in their thread.
@@ -154,9 +153,9 @@ class KernelProfiler(ForkAware):
         """Create a profiler from ``OTEL_KPROFILER_*`` and OpenTelemetry's environment variables.
 
         ``OTEL_PROFILES_EXPORTER`` selects the exporters; see
-        :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, ``otlp`` uses
-        that file's settings for other signals. Unknown variables are logged as a warning;
-        :meth:`start` reports all invalid values at once.
+        :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, the ``otlp``
+        exporter uses that file's settings for other signals. Unknown variables are logged as a
+        warning. :meth:`start` reports all invalid values at once.
         """
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             disabled = cls()
@@ -198,9 +197,8 @@ class KernelProfiler(ForkAware):
     def start(self, on_error: OnError = "warn") -> Self:
         """Start profiling; does nothing if this profiler is already running or disabled.
 
-        Args:
-            on_error: what to do if profiling is not possible: ``warn`` logs the reason and the fix,
-                and ``raise`` raises an exception.
+        If profiling is not possible, ``warn`` logs the reason and the fix, and ``raise`` raises an
+        exception.
 
         Raises:
             ConfigError: the environment has invalid values. The message lists all problems.
@@ -297,18 +295,25 @@ class KernelProfiler(ForkAware):
     def stats(self) -> dict[str, Any]:
         """Returns the state and counters of this profiler as plain values.
 
-        ``state`` is ``running``, ``paused``, ``stopped`` or ``disabled``; ``problem`` is the reason
-        why the profiler is not running. ``samples`` counts the samples in closed windows, and
-        ``linked`` those with a link. ``account`` covers all samples until the stop.
-        ``thread_contexts`` has ``published``, ``problem`` and ``failures``. The other keys exist
-        only while the profiler runs. ``python_frames`` has ``problem`` and ``stacks`` (counts by
-        outcome). ``labels`` has ``possible``, ``samples`` (the number with labels) and ``left_out``
-        (the number without labels, by reason). ``span_links`` has ``source`` (``interpreter`` or
-        ``thread_contexts``), ``possible``, ``problem`` and ``unlinked_share`` (the share of samples
-        without a link, 0 to 1). ``span_links.local_roots`` counts samples with a name, samples
-        without a name by reason, and tracked, forgotten and failed spans. If there are spans of
-        classes other than the SDK's, ``span_links.other_classes`` has ``possible`` and ``problem``.
-        Each ``problem`` is the reason why something is missing; empty if there is none.
+        Each ``problem`` is the reason why something is missing; empty if nothing is missing.
+
+        - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
+        - ``problem``: the reason why the profiler is not running.
+        - ``samples``: the number of samples in closed windows.
+        - ``linked``: the number of these samples that are linked to a span.
+        - ``account``: the account of all samples, until the profiler is stopped.
+        - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
+
+        The other keys exist only while the profiler runs:
+
+        - ``python_frames``: ``problem`` and ``stacks`` (counts by outcome).
+        - ``labels``: ``possible``, and the number of ``samples`` with labels. ``left_out`` is the
+          number of samples whose labels were left out, by reason.
+        - ``span_links``: ``source`` (``interpreter`` or ``thread_contexts``), ``possible``,
+          ``problem`` and ``unlinked_share`` (the share of samples without a link, 0 to 1).
+          ``local_roots`` counts samples with a name, samples without a name by reason, and tracked,
+          forgotten and failed spans. ``other_classes`` has ``possible`` and ``problem`` for spans
+          of classes other than the SDK's, if there are any.
         """
         forks.catch_up()
         session = self._session

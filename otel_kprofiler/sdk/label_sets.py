@@ -1,8 +1,7 @@
 """Lets a service set labels on its samples in a context: ``with labels(tenant="acme"): …``.
 
-OpenTelemetry's context holds the number of the current label set next to the current span. The
-sampler reads the number in the same way as the span. The label set is looked up when the sample
-enters a window.
+OpenTelemetry's context holds the number of the current label set, which the sampler reads like the
+current span. The label set is looked up when the sample enters a window.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
-"""Maximum number of distinct label sets in a window. The label sets with the fewest samples are
-left out.
-"""
+"""Maximum number of label sets in a window; those with the fewest samples are left out."""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
 """Key of the label set's number in OpenTelemetry's context. Keys are compared by identity."""
@@ -39,12 +36,7 @@ KEY: Final = otel_context.create_key("otel-kprofiler-labels")
 class LabelSets:
     """Keeps label sets by number. Thread-safe, without locks.
 
-    Args:
-        limit: the maximum number of label sets. Beyond it, the least recently entered set is
-            forgotten.
-
-    Attributes:
-        forgotten: the number of sets that have been forgotten.
+    At most ``limit`` sets are kept. Beyond that, the least recently entered set is forgotten.
     """
 
     def __init__(self, limit: int = MAX_SETS) -> None:
@@ -57,13 +49,7 @@ class LabelSets:
         self._encoded: dict[int, bytes] = {}
 
     def follow(self, encode: Callable[[LabelSet], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, keep the encoded form of each set, by the set's number.
-
-        Args:
-            encode: returns the encoded form of a label set.
-            encoded: receives each encoded form, by the set's number. An encoded form is removed
-                together with its set.
-        """
+        """From now on, store each kept set's encoded form in ``encoded``, by the set's number."""
         self._encode, self._encoded = encode, encoded
         for number, labels in tuple(self._sets.items()):
             encoded[number] = encode(labels)
@@ -100,7 +86,6 @@ class LabelSets:
 
 
 process_labels: Final = LabelSets()
-"""The label sets of this process."""
 
 
 @contextlib.contextmanager
@@ -163,12 +148,7 @@ def check_name(name: Any) -> None:
 
 
 class LabelCounts:
-    """Finds the labels of samples during one run of the profiler. Belongs to the profiler's thread.
-
-    Args:
-        sets: finds label sets by number.
-        max_sets: the maximum number of distinct sets in a window.
-    """
+    """Finds the labels of samples during a profiler run. Belongs to the profiler's thread."""
 
     def __init__(
         self, sets: LabelSets = process_labels, max_sets: int = MAX_SETS_IN_WINDOW
@@ -185,7 +165,7 @@ class LabelCounts:
         return label_set
 
     def limit(self, window: Window) -> Window:
-        """Returns the window with a limited number of distinct sets."""
+        """Returns the window with at most ``max_sets`` distinct label sets."""
         weights: dict[LabelSet, int] = {}
         for _, sample in paced(window.samples):
             if sample.labels:

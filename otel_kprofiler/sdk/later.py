@@ -22,10 +22,6 @@ _log = logging.getLogger(__name__)
 class LaterStart:
     """A deferred start of a profiler. Thread-safe.
 
-    Args:
-        start: starts the profiler.
-        lock: the lock that guards the profiler's start and stop.
-
     Attributes:
         due: whether the start is still pending; to be reset with the lock held.
     """

@@ -2,8 +2,8 @@
 
 A span processor records each span's local root when the span starts, and the root's name when the
 root ends. Nothing runs when the current span changes. The profiler looks up the spans of samples
-when it drains the samples, and the roots' names when it closes a window, so that a route that is
-set late is included.
+when it drains the samples. It looks up the roots' names when it closes a window, so that a route
+that is set late is included.
 """
 
 from __future__ import annotations
@@ -51,11 +51,9 @@ class LocalRoot(weakref.ref[Any]):
     service drops the span. When a span ends, its name is kept.
 
     Attributes:
-        context: the span's context.
         name: the span's name when it ended; None until then.
         labels: the labels from the baggage at the time when the span started.
-        encoded: the name that was last published, as a string and as bytes; see
-            :meth:`LocalRoots.follow`.
+        encoded: the name last published by :meth:`LocalRoots.follow`, as a string and as bytes.
     """
 
     __slots__ = ("context", "encoded", "labels", "name")
@@ -90,13 +88,10 @@ class LocalRoots(ForkAware):
     that another thread may change between two operations are checked again. However, encoding a
     name may take the encoder's lock.
 
-    Args:
-        limit: the maximum number of active spans, and also of ended spans. Beyond it, the oldest
-            spans are forgotten.
+    At most ``limit`` active and ``limit`` ended spans are kept. Beyond that, the oldest are
+    forgotten.
 
     Attributes:
-        keep_ended: whether to keep ended spans for lookups.
-        baggage_keys: the baggage entries to record for local roots.
         forgotten: the number of spans that were forgotten because there were too many.
         failures: the number of spans that raised exceptions.
     """
@@ -115,14 +110,10 @@ class LocalRoots(ForkAware):
         forks.register(ForkStep.RENEW, self)
 
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
-        """From now on, keep the encoded name of each active span's root, by the span's id.
+        """From now on, store the encoded name of each active span's root, by span id.
 
-        The encoded name is the root's name at the time when a span below the root last started.
-
-        Args:
-            encode: encodes a name; exceptions are counted as failures.
-            encoded: receives each encoded name, by the span's id. A name is removed when its span
-                ends.
+        ``encoded`` receives the root's name at the time when a span below the root last started. It
+        is removed when the span ends. Exceptions of ``encode`` are counted as failures.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -294,10 +285,9 @@ def watch_provider() -> None:
 
 
 class RootNames:
-    """Names samples after local roots during one run. Belongs to the profiler's thread.
+    """Names samples after local roots during one profiler run. Belongs to the profiler's thread.
 
     Args:
-        roots: resolves spans to their local roots.
         max_names: the maximum number of distinct names in a window; 0 disables names.
         baggage_keys: the baggage entries of local roots that samples carry as labels.
 
@@ -390,7 +380,6 @@ class RootNames:
         }
 
     def _find_labels(self, links: Iterable[SpanLink]) -> dict[SpanLink, LabelSet]:
-        """Returns the labels of the links' spans; spans without labels are absent."""
         roots = {link: self._find_root(link) for link in paced(links)}
         return {link: root.labels for link, root in roots.items() if root and root.labels}
 
@@ -418,10 +407,7 @@ class RootNames:
 def _describe(
     sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
 ) -> WindowSample:
-    """Returns a sample with its local root's name and labels.
-
-    The sample's own labels take precedence.
-    """
+    """Returns a sample with its local root's name and labels; its own labels take precedence."""
     link = sample.link
     if link is None:
         return sample

@@ -1,8 +1,4 @@
-"""Finds offsets of the object fields that the sampler and the record writer read.
-
-Offsets differ between versions of CPython, so they are found by searching objects with known
-content.
-"""
+"""Finds offsets in CPython's objects by searching objects with known content."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ def get_thread_state() -> int:
 def find_context_offset() -> int | None:
     """Returns the offset of the current context in ``PyThreadState``; None if not found.
 
-    The offset differs between versions, so it is found by a search: only at this offset does the
-    word hold the current context's address in two different contexts.
+    Only at this offset does the word hold the current context's address in two different contexts.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
@@ -55,11 +50,7 @@ def find_entered_offset() -> int | None:
 
 
 def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
-    """Returns the layout of this interpreter's span contexts; None if it is not supported.
-
-    Args:
-        unsampled: whether to include spans that are not sampled.
-    """
+    """Returns the layout of this interpreter's span contexts; None if it is not supported."""
     number = sum(digit << _DIGIT_BITS * place for place, digit in enumerate(_DIGITS))
     flags = TraceFlags(TraceFlags.SAMPLED)
     span_context = SpanContext(number, number >> 64, is_remote=False, trace_flags=flags)
@@ -82,10 +73,7 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Returns the offset, in bytes, of consecutive references in an object.
-
-    Returns None unless the object contains these references exactly once.
-    """
+    """Returns the byte offset of consecutive references in an object; None unless it is unique."""
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
     matches = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]

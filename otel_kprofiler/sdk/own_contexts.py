@@ -25,14 +25,11 @@ class OwnContexts:
     """Makes the sampler read this process's thread contexts if spans require it. Not thread-safe.
 
     Args:
-        files: reads files of the host.
-        reader: the sampler's reader of thread contexts; None if the sampler cannot read them on
-            this host.
+        reader: the sampler's reader of thread contexts; None if the sampler cannot read them.
         follows_spans: whether the sampler reads the SDK's spans from the interpreter.
 
     Attributes:
         is_needed: whether there are spans that appear only in thread contexts.
-        is_registered: whether this process has been searched for thread contexts.
         problem: why thread contexts are not read; empty if there is no problem.
     """
 

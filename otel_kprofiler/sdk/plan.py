@@ -1,4 +1,4 @@
-"""Defines the settings of an embedded profiler, and adapts them to its process."""
+"""The settings of an embedded profiler, and their adaptation to its process."""
 
 from __future__ import annotations
 
@@ -45,25 +45,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All settings of the embedded profiler.
+    """All settings of the embedded profiler; see :class:`KernelProfiler` for those not listed here.
 
     Attributes:
-        target: what to profile.
         sampler: the sampler's settings, such as rate and stack sides. The target and the drain
             interval are set when sampling starts.
-        schedule: the window length.
         user_symbols: the detail of user frames beyond their addresses.
         loader: the library that loads the BPF program.
-        attributes: resource attributes that override the service's.
         service_sources: where to find the names of other services that do not publish one.
-        span_links: whether to link samples to spans.
-        link_unsampled_spans: whether to also link samples to spans that are not sampled.
-        local_root_names: whether to name linked samples after the local root of their span.
-        baggage_keys: the entries in a local root's baggage that its samples carry as labels.
-        publish_context: whether to publish the Resource for profilers outside the process.
-        publish_thread_contexts: whether to also publish each thread's current span.
-        restart_in_children: whether to start a profiler in each forked child.
-        export_on_sigterm: whether to export pending samples before SIGTERM terminates the process.
     """
 
     target: Target = "self"
@@ -95,11 +84,8 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     """Returns the sampler's settings with target, drain interval and span layout.
 
     The BPF program filters by pid in this process's pid namespace, and samples have the ids in that
-    namespace.
-
-    Raises:
-        HostError: the target is the host, but this process is in a pid namespace; or the process
-            would sample its own lock waits.
+    namespace. Raises ``HostError`` if the target is the host but this process is in a pid
+    namespace, or if the process would sample its own lock waits.
     """
     config = plan.sampler
     if plan.target == "self" and any(isinstance(event, LockSpec) for event in config.events):
@@ -147,11 +133,7 @@ def _find_span_path() -> SpanPath | None:
 
 
 def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources:
-    """Returns the Resources of profiled processes, which :func:`set_service` later completes.
-
-    Descendants' Resources include the process contexts that the descendants publish, and their
-    samples are linked to the spans that they publish.
-    """
+    """Returns the Resources of profiled processes, which :func:`set_service` later completes."""
     contexts = None if plan.target == "self" else ProcessContexts(access)
     return ProcessResources(
         access,

@@ -1,8 +1,8 @@
 """Publishes the Resource of this process for profilers outside it (OTEP 4719).
 
-Readers find a page of memory by the name of its mapping. The page points to the payload. Publishing
-requires no privileges, and a published context costs nothing until it changes. See
-:mod:`otel_kprofiler.processes.published_context` for the layout.
+Readers find a page of memory by the name of its mapping. The page points to the payload; see
+:mod:`otel_kprofiler.processes.published_context`. Publishing requires no privileges, and a
+published context costs nothing until it changes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Mapping:
-    """The mapping that contains the header; one per process.
-
-    The page is not mapped in forked children, which must not use this object.
-    """
+    """The mapping that contains the header; one per process, and absent in forked children."""
 
     def __init__(self) -> None:
         self._memory, named = _map()
@@ -118,8 +115,6 @@ def _name_mapping(address: int) -> bool:
 
 
 class _Publisher(ForkAware):
-    """Publishes the context of this process; one per process."""
-
     def __init__(self) -> None:
         self.lock = ProcessLock()
         self.mapping: _Mapping | None = None
@@ -198,9 +193,7 @@ def publish_process_context(
 def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
     """Publish the profiles' Resource and the sampling target; log a failure.
 
-    Args:
-        resource: returns the Resource; also called in forked children.
-        target: the target being sampled; empty if sampling is off.
+    ``resource`` is also called in forked children. ``target`` is empty if sampling is off.
     """
     try:
         publish_process_context(
@@ -213,13 +206,8 @@ def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
 def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = None) -> None:
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
-    Args:
-        keys: the attributes that announce thread contexts; None withdraws the announcement.
-        resource: the attributes of the process context that is published if there is none yet; None
-            to publish no process context.
-
-    Raises:
-        HostError: see :func:`publish_process_context`.
+    If ``keys`` is None, the announcement is withdrawn. If there is no process context yet, one with
+    the attributes ``resource`` is published, unless ``resource`` is None. Raises ``HostError``.
     """
     forks.catch_up()
     with _publisher.lock:

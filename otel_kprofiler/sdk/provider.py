@@ -1,4 +1,4 @@
-"""Defines the profiler provider and its processors, which are used like those of other signals."""
+"""The profiler provider and its processors, which are used like those of other signals."""
 
 from __future__ import annotations
 
@@ -108,9 +108,6 @@ class SimpleProfileProcessor(ProfileProcessor):
     """Exports each window immediately, in the profiler's thread. Meant for tests and consoles.
 
     Nothing drains the ring during an export, so an exporter that blocks for long loses samples.
-
-    Args:
-        exporter: the exporter to which each window is passed.
     """
 
     def __init__(self, exporter: ProfileExporter) -> None:
@@ -167,7 +164,7 @@ def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
 
 
 class Source(Protocol):
-    """The interface that a profiler offers to its provider."""
+    """The part of a profiler that its provider uses."""
 
     def flush_window(self, timeout_millis: float) -> bool:
         """Close the current window; returns False on timeout."""

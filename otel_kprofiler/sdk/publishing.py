@@ -16,10 +16,7 @@ from otel_kprofiler.sdk.thread_contexts import publish_threads
 def publish_service(plan: Plan, find_resource: Callable[[], Resource], *, sampling: bool) -> None:
     """Publish the Resource and the threads' spans, if the plan enables this; log failures.
 
-    Args:
-        plan: the settings for publishing and sampling.
-        find_resource: returns the service's Resource; also called in forked children.
-        sampling: whether this process is sampling the plan's target.
+    ``find_resource`` is also called in forked children.
     """
     publish_context(plan, find_resource, sampling=sampling)
     if plan.publish_context and plan.publish_thread_contexts:

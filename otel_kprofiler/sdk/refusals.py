@@ -10,11 +10,7 @@ from otel_kprofiler.errors import HostError
 
 
 def refuse_subinterpreters() -> None:
-    """Raise an error in a subinterpreter, and in interpreters other than CPython.
-
-    Raises:
-        HostError: this is a subinterpreter, or an interpreter without CPython's C API.
-    """
+    """Raise ``HostError`` in a subinterpreter, or in an interpreter without CPython's C API."""
     api = getattr(ctypes, "pythonapi", None)  # PyPy has no pythonapi
     if api is None:
         raise HostError(
@@ -32,11 +28,7 @@ def refuse_subinterpreters() -> None:
 
 
 def refuse_green_threads() -> None:
-    """Raise an error if the process uses green threads, all of which the profiler would block.
-
-    Raises:
-        HostError: gevent or eventlet has replaced ``threading`` or ``select``.
-    """
+    """Raise ``HostError`` under gevent and eventlet: the profiler would block all green threads."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent and any(map(gevent.is_module_patched, ("threading", "select"))):
         who = "gevent"

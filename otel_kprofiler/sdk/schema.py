@@ -1,4 +1,4 @@
-"""Defines the embedded profiler's settings: the receiver's keys, and keys only for services."""
+"""The schema of the embedded profiler's settings."""
 
 from __future__ import annotations
 
@@ -73,15 +73,7 @@ class Settings(Receiver):
 
 
 def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
-    """Check options and convert them to settings.
-
-    Args:
-        options: the values, by key.
-        source: the origin of the options, for messages.
-
-    Raises:
-        ConfigError: options are invalid. The message lists all problems.
-    """
+    """Check and convert options from ``source``; raises ``ConfigError`` with all problems."""
     try:
         return Settings.model_validate(dict(options))
     except ValidationError as error:
@@ -93,11 +85,7 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Returns the settings from ``OTEL_KPROFILER_*``; an empty value counts as unset.
-
-    Raises:
-        ConfigError: values are invalid. The message lists all problems.
-    """
+    """Returns the settings from ``OTEL_KPROFILER_*``; raises ``ConfigError`` with all problems."""
     options = {
         key: _typed(key, text)
         for key, text in read_variables(environ).items()
@@ -148,9 +136,8 @@ def _typed(key: str, text: str) -> Any:
 def make_plan(settings: Settings) -> Plan:
     """Convert settings to a plan.
 
-    Raises:
-        ConfigError: a key is only for the agent, ``target_pids`` does not fit the target, or a
-            baggage key is not a valid label name.
+    Raises ``ConfigError`` if a key is only for the agent, ``target_pids`` does not fit the target,
+    or a baggage key is not a valid label name.
     """
     for key in _OF_AGENTS:
         if getattr(settings, key) != Receiver.model_fields[key].default:

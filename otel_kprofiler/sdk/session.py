@@ -35,9 +35,7 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Size of each CPU's ring for BPF program records, with room for about 600. The size is small
-because each process of a service has such rings.
-"""
+"""Size of each CPU's ring for about 600 BPF program records; small, as each process has rings."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,24 +43,18 @@ _log = logging.getLogger(__name__)
 class Session:
     """Takes samples from its construction until :meth:`stop`.
 
-    The pipeline belongs to a daemon thread; methods may be called from any other thread.
+    The pipeline belongs to a daemon thread; methods may be called from any other thread. The
+    constructor raises ``HostError`` or ``SamplerError`` if this host cannot be profiled.
 
     Args:
-        plan: what to profile.
-        service: the service's Resource.
         sink: receives each window, in the daemon thread.
         exporters: returns the account of each exporter that receives windows from the sink.
         earlier: the number of samples that the sink received from earlier sessions, by kind.
         inherited: in a forked child, the parent's symbols.
 
     Attributes:
-        symbolizer: resolves kernel addresses.
         root_names: names samples after local roots; None if links or names are disabled.
         failure: why the daemon thread exited unexpectedly; empty if there was no failure.
-
-    Raises:
-        HostError: this host cannot be profiled, or this user may not profile it.
-        SamplerError: the BPF program cannot be loaded.
     """
 
     def __init__(
@@ -158,7 +150,7 @@ class Session:
         return self._call(self._sampler.resume, timeout_s)
 
     def account(self) -> Account:
-        """Returns the account of all samples, as of one instant."""
+        """Returns a consistent account of all samples."""
         account = self._pipeline.account()
         return Account.of_kinds(account.kinds, account.exporters, self._earlier)
 
@@ -250,7 +242,6 @@ class Session:
 
 
 def _describe_start(plan: Plan, config: SamplerConfig) -> str:
-    """Describes what is profiled: the target, and the data that settings leave out."""
     target = {"self": "this process", "children": "this process and its descendants"}
     left_out = describe_left_out(config, plan.user_symbols.detail)
     return f"profiling {target.get(plan.target, 'the host')}: {describe_sampling(config)}{left_out}"

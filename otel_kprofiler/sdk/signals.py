@@ -76,15 +76,9 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
 def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object]) -> None:
     """Install a handler that exports pending samples before SIGTERM's current action is taken.
 
-    Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit
-    the handler.
-
-    Args:
-        flush: called if the service has a SIGTERM handler.
-        end: called if SIGTERM terminates the process.
-
-    Raises:
-        ValueError: not called from the main thread of the main interpreter.
+    ``flush`` is called if the service has a SIGTERM handler, ``end`` if SIGTERM terminates the
+    process. Does nothing if the handler is already installed or SIGTERM is ignored. Forked children
+    inherit the handler. Raises ``ValueError`` outside the main thread of the main interpreter.
     """
     global _installed  # noqa: PLW0603 - one per process
     earlier = signal.getsignal(signal.SIGTERM)
@@ -99,8 +93,5 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Delay SIGTERM until the export at exit; a second SIGTERM takes effect at once.
-
-    Does nothing unless :func:`come_before_sigterm` has installed the handler.
-    """
+    """Delay SIGTERM until the export at exit; a second SIGTERM takes effect at once."""
     return contextlib.nullcontext() if _installed is None else _installed.put_off()

@@ -70,11 +70,7 @@ class UnprovenError(Exception):
 
 
 def find_span_path(read: Read = read_own_memory) -> SpanPath:
-    """Returns the verified path in this process.
-
-    Raises:
-        UnprovenError: the objects of the interpreter or of OpenTelemetry are not as expected.
-    """
+    """Returns the verified path; raises ``UnprovenError`` if objects are not as expected."""
     style = _STYLES.get(sys.version_info[:2])
     if sys.implementation.name != "cpython" or style is None:
         raise UnprovenError("the layout of this interpreter's objects is unknown")
@@ -124,10 +120,7 @@ def find_span_path(read: Read = read_own_memory) -> SpanPath:
 
 
 def find_other_classes() -> frozenset[str]:
-    """Returns the names of span classes that the path does not cover, such as wrappers of spans.
-
-    A call takes microseconds. Classes that are imported later appear in later calls.
-    """
+    """Returns the names of span classes that the path does not cover, such as wrappers of spans."""
     names, waiting = set(), [Span]
     while waiting:
         for kind in waiting.pop().__subclasses__():
@@ -195,9 +188,6 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
 
     Threads that start or exit between two reads change the list of thread states, so each
     comparison is repeated. The path is wrong only if the comparison fails every time.
-
-    Raises:
-        UnprovenError: memory and the interpreter's view differ.
     """
     tid = threading.get_native_id()
     if all(reader.find_thread_state(tid) != get_thread_state() for _ in range(_TRIES)):

@@ -50,11 +50,7 @@ class _Span(ctypes.Structure):
 
 
 def read_own_memory(address: int, size: int) -> bytes:
-    """Read this process's memory; unlike a dereference, reading an invalid address is harmless.
-
-    Raises:
-        OSError: the address is not mapped, or a seccomp filter forbids process_vm_readv(2).
-    """
+    """Read this process's memory; raises ``OSError`` if it is not mapped, or seccomp forbids it."""
     buffer = ctypes.create_string_buffer(size)
     to, source = _Span(ctypes.addressof(buffer), size), _Span(address & (1 << 64) - 1, size)
     read = _libc.process_vm_readv
@@ -75,12 +71,7 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class SpanReader:
-    """Reads the fields that the sampler reads; methods return 0 where the sampler finds nothing.
-
-    Args:
-        path: the offsets and types on the path from the thread state to the span.
-        read: returns bytes of this process's memory at a runtime address.
-    """
+    """Reads the fields that the sampler reads; methods return 0 where the sampler finds nothing."""
 
     def __init__(self, path: SpanPath, read: Read = read_own_memory) -> None:
         self._path = path
@@ -227,10 +218,9 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Returns an instance's values (0 if in a dictionary), their header's size, and its dict.
+    """Finds an instance's values: their address, their header's size, and the dictionary's address.
 
-    Raises:
-        OSError: the memory cannot be read.
+    The values' address is 0 if the values are in the dictionary. Raises ``OSError``.
     """
     dict_ = read_word(read, instance + _DICT_POINTER_AT)
     if style == VALUES_BY_POINTER:

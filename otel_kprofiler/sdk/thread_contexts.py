@@ -2,12 +2,13 @@
 
 A library in C writes the records. It is called where OpenTelemetry's context variable changes
 (``ContextVar.set``, ``ContextVar.reset``), where a thread enters or leaves a
-``contextvars.Context``, and after greenlet switches (by greenlet's trace function). From CPython
-3.14 on, the interpreter's context watcher reports that a context is entered or left. In earlier
-versions, the library replaces ``Context.run``, which event loops and executors call, and notices
-that C code enters a context directly only if a shared library imports the function for this
-(``imports.c``). If the function is linked into the interpreter, a span attached in such a context
-is not published.
+``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
+
+From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
+In earlier versions, the library replaces ``Context.run``, which event loops and executors call. If
+C code enters a context directly, the library notices only if a shared library imports the function
+for this (``imports.c``). If the function is linked into the interpreter, a span attached in such a
+context is not published.
 """
 
 from __future__ import annotations
@@ -50,11 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Attributes:
-    """Encodes label sets, and numbers the label names. The caller holds a lock.
-
-    Args:
-        announce: publishes the label names, in the order of their numbers.
-    """
+    """Encodes label sets, and numbers the label names. The caller holds a lock."""
 
     def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
         self._announce = announce
@@ -83,12 +80,7 @@ class _Attributes:
 
 
 class _Writer:
-    """Writes this process's records. Thread-safe.
-
-    Attributes:
-        problem: why spans are not published; empty if they are published, or if publishing was not
-            requested.
-    """
+    """Writes this process's records; ``problem`` is why spans are not published. Thread-safe."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -246,11 +238,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
 
 
 def publish_threads(*, endpoints: bool) -> None:
-    """Publish the current span of each thread; log failures. Thread-safe.
-
-    Args:
-        endpoints: whether to add the name of each span's local root.
-    """
+    """Publish threads' spans, with root names if ``endpoints``; log failures. Thread-safe."""
     try:
         _writer.start(None, endpoints=endpoints)
     except HostError as error:

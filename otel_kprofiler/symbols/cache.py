@@ -10,13 +10,12 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A cache that computes missing values, and keeps at most ``limit`` values.
+    """A cache that computes missing values, and keeps at most ``limit`` values. Thread-safe.
 
-    If ``weigh`` is given, ``max_weight`` limits the total weight of the keys as well.
-
-    There are two generations: when the young generation reaches half of the limit, it replaces the
-    old one. A hit in the old generation moves the value to the young one. Thread-safe: at worst,
-    two threads compute the same value, and the cache keeps only one of the results.
+    If ``weigh`` is given, ``max_weight`` limits the total weight of the keys as well. Values are in
+    two generations. When the young generation reaches half of the limit, it replaces the old one. A
+    hit in the old generation moves the value to the young one. At worst, two threads compute the
+    same value, and the cache keeps only one of the results.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")
@@ -51,11 +50,7 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """A cache shared by many owners, bounded by total weight. Thread-safe.
-
-    Args:
-        max_weight: the limit on the total weight of the values.
-    """
+    """A cache shared by many owners, bounded by total weight. Thread-safe."""
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = self._left = max_weight
@@ -66,7 +61,7 @@ class KeptValues(Generic[K, V]):
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Store a value; evicts all other values if the limit is exceeded."""
+        """Store a value; if the limit is exceeded, all other values are evicted."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

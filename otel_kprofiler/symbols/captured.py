@@ -25,8 +25,8 @@ class CapturedFiles:
 
     Args:
         sources: the local paths, by host path. Each local path is a file, a directory, or a tar
-            archive (``.tar``, ``.tar.xz`` and so on) with a single top-level directory, whose name
-            is stripped. Files compressed with xz, gzip or zstd are decompressed.
+            archive with a single top-level directory, whose name is stripped. Files compressed with
+            xz, gzip or zstd are decompressed.
 
     Raises:
         OSError: a local file does not exist, or an archive cannot be read.
@@ -67,9 +67,8 @@ class CapturedFiles:
     def read_bytes(self, path: str) -> bytes:
         """Returns the whole content of a file.
 
-        Raises:
-            OSError: the file cannot be read.
-            KProfilerError: the file is damaged, or decompresses to more than 1 GiB.
+        Raises ``OSError``, or ``KProfilerError`` if the file is damaged or decompresses to more
+        than 1 GiB.
         """
         local = self._local(path)
         if local is None:

@@ -53,7 +53,7 @@ def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
 
 
 def check_size(path: str, size: int) -> None:
-    """Reject a file that decompresses to more than the limit."""
+    """Raises ``KProfilerError`` if a file decompresses to more than the limit."""
     if size > MAX_UNPACKED_BYTES:
         raise KProfilerError(f"{path} decompresses to more than {MAX_UNPACKED_BYTES >> 30} GiB")
 

@@ -26,14 +26,13 @@ class Resolution:
     """The result of resolving an address. Nothing is guessed, and a missing name has a reason.
 
     Attributes:
-        address: the requested address: a runtime address in the process or kernel, or, without
-            either, an address in a file.
-        frame: module (name, build id), address in the module's file, functions with file and line,
-            and distance from the function's start; or else the reason why there is no function.
+        address: the requested address: a runtime address in the process or kernel, or else an
+            address in a file.
+        frame: module, address in the module's file, functions and source lines; or the reason why
+            there is no function.
         process: pid and start time; None for the kernel, and for a file without a process.
         path: path of the file as seen by the process; empty if there is none, or if unknown.
-        file_offset: offset in the file in bytes, as for uprobes; None if the address has no bytes
-            in the file.
+        file_offset: file offset, as for uprobes; None if the address has no bytes in the file.
     """
 
     address: int
@@ -54,10 +53,9 @@ class Resolution:
 
     @property
     def module_address(self) -> int | None:
-        """Returns the address in the file: SVMA (user) or RVA (kernel).
+        """Returns the address in the file: SVMA (user) or RVA (kernel); None if there is no module.
 
-        Returns None if there is no module. ELF symbols and debug information use this address,
-        which is not an offset in the file.
+        ELF symbols and debug information use this address, which is not a file offset.
         """
         return self.frame.address if self.frame.module else None
 
@@ -90,23 +88,18 @@ class Resolution:
 
 
 class Resolver(Protocol):
-    """Resolves addresses to functions, and names to addresses.
+    """Resolves addresses to functions, and names to addresses. Thread-safe.
 
-    Thread-safe. Unknown addresses and processes are not errors: the result states why there is no
-    name, and a later resolver in a chain may have a name.
+    Unknown addresses and processes are not errors: the result states why there is no name.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses.
+        """Returns a result for each address, in the same order.
 
         Args:
             addresses: addresses of instructions, not return addresses; see
                 :func:`lookup_addresses`.
-            pid: id of the process to which the addresses belong; None for the kernel, or for a file
-                without a process.
-
-        Returns:
-            A result for each address, in the same order.
+            pid: the process of the addresses; None for the kernel, or for a file without a process.
         """
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:

@@ -26,9 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Limit on the size of cached raw stacks, in bytes. The resolved stacks need about three times as
-much memory on top.
-"""
+"""Size limit of cached raw stacks. The resolved stacks take about three times as much on top."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
@@ -47,7 +45,7 @@ class VariableSide(Protocol):
 class SideResolver(Protocol[StateT]):
     """Resolves one kind of stack side, such as the kernel side.
 
-    A lookup has two steps, so that results can be cached. :meth:`state` finds the process's state
+    A lookup has two steps, so that results can be cached: :meth:`state` finds the process's state
     at the time of the sample, and :meth:`resolve` resolves the raw side in that state. Lookups
     happen seconds after the sample, when the process may have changed its mappings, or its pid may
     have been reused.
@@ -61,24 +59,18 @@ class SideResolver(Protocol[StateT]):
         """Returns the state of the sample's process at the time of the sample.
 
         Caches keep states, so they should be small, such as a process and a number that grows with
-        each change of its mappings. States may be equal only if equal raw sides resolve to equal
+        each change of its mappings. If two states are equal, equal raw sides must resolve to equal
         results.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
-        """Resolve an entire side. The result is immutable, and is cached.
-
-        Args:
-            raw: the recorded side.
-            state: the value that :meth:`state` returned for the sample.
-        """
+        """Resolves an entire side in a state from :meth:`state`. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Apply new information since the last call.
 
-        Returns:
-            The boottime up to which information is complete. A sample waits until this boottime is
-            later than the sample's, but at most half a second.
+        Returns the boottime up to which information is complete. A sample waits until this boottime
+        is later than the sample's, but at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:
@@ -99,11 +91,7 @@ class Stateless:
 
 
 class RawAddresses(Stateless):
-    """Leaves a side's addresses unresolved; used for sides without a resolver.
-
-    Args:
-        kind: the side to which the addresses belong.
-    """
+    """Leaves a side's addresses unresolved; used for sides without a resolver."""
 
     def __init__(self, kind: SideKind) -> None:
         self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
@@ -121,19 +109,17 @@ class RawAddresses(Stateless):
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
-        """Does nothing, because there are no pending reads."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Does nothing, because there are no resources."""
+        """Does nothing."""
 
 
 class StackResolver:
     """Resolves samples' stacks, with a resolver for each side. Only one thread may use it.
 
-    Args:
-        resolvers: resolvers by side, closed with this object. The addresses of other sides stay
-            unresolved.
-        arrange: arranges a stack's sides in calling order.
+    The addresses of sides without a resolver stay unresolved. The resolvers are closed with this
+    object. ``arrange`` puts the sides of a stack into calling order.
     """
 
     def __init__(
@@ -161,7 +147,7 @@ class StackResolver:
         )
 
     def resolve(self, sample: RawSample) -> Stack:
-        """Resolve a sample's stack as of the time of the sample.
+        """Resolves a sample's stack as of the time of the sample.
 
         Equal raw stacks resolve to the same object until the state of a resolver changes.
         """
@@ -209,7 +195,6 @@ class StackResolver:
 def _cache_sides(
     kind: SideKind, resolver: SideResolver[Any]
 ) -> BoundedCache[_SideKey, Side | VariableSide]:
-    """Makes a cache for the resolved sides of a kind, which many different stacks share."""
     resolve, new = resolver.resolve, tuple.__new__
     return BoundedCache(
         MAX_STACKS_CACHED,
@@ -221,11 +206,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that maps a sample to its states.
-
-    With a single resolver, the function returns that resolver's state, otherwise a tuple of all
-    resolvers' states.
-    """
+    """Returns a function that maps a sample to all states; with a single resolver, to its state."""
     return (
         states[0]
         if len(states) == 1
@@ -244,7 +225,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack, which is the same object until a side changes."""
+        """Returns a sample's stack; the same object until a side changes."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

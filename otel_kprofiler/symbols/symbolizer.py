@@ -30,10 +30,6 @@ class Symbolizer:
         ...     (found,) = symbolizer.resolve([malloc.address], pid=os.getpid())
         >>> found.function
         'malloc'
-
-    Args:
-        kernel: resolves kernel addresses.
-        user: resolves all other addresses.
     """
 
     def __init__(self, *, kernel: Resolver | None = None, user: Resolver | None = None) -> None:
@@ -44,21 +40,16 @@ class Symbolizer:
     def default(cls, symbols: SymbolSources | None = None) -> Symbolizer:
         """Returns a symbolizer for the kernel and all processes of this host.
 
-        Reads symbols on demand. Kernel symbols are those at the time of the first kernel query.
-
-        Args:
-            symbols: sources of user function names; by default the files themselves and installed
-                debug files.
+        Kernel symbols are those at the time of the first kernel query. User function names are read
+        from ``symbols``, by default the files themselves and installed debug files.
         """
         return cls(kernel=KernelResolver(), user=ProcessesResolver(symbols=symbols))
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
         """Resolves kernel and user addresses, which may be mixed as in a stack.
 
-        Args:
-            addresses: addresses of instructions, not return addresses; see
-                :func:`lookup_addresses`.
-            pid: the process of the user addresses.
+        Addresses must be those of instructions, not return addresses; see :func:`lookup_addresses`.
+        User addresses belong to the process ``pid``.
         """
         answers: dict[int, Resolution] = {}
         for resolver, in_kernel in ((self._kernel, True), (self._user, False)):

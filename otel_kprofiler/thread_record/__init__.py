@@ -13,9 +13,5 @@ __all__ = ["load"]
 
 
 def load() -> ModuleType:
-    """Load the library.
-
-    Raises:
-        ImportError: the library does not support this processor or interpreter.
-    """
+    """Load the library; raises ``ImportError`` on an unsupported processor or interpreter."""
     return importlib.import_module(f"{__name__}._record_{platform.machine()}")

@@ -1,7 +1,7 @@
 """Reads ``/proc/kallsyms`` with addresses, in processes from which the kernel hides addresses.
 
-The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with
-its address to a BPF program. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
+The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with its
+address to a BPF program. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
 ``kernel.kptr_restrict``.
 """
 
@@ -33,16 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """Reads this host's files, but :data:`PROC_KALLSYMS` through the iterator if it is hidden.
+    """Reads this host's files, but hidden addresses in :data:`PROC_KALLSYMS` through the iterator.
 
-    Implements ``HostFiles``. The first read of kallsyms decides whether to use the iterator.
-
-    Args:
-        files: reads files of the host.
-
-    Attributes:
-        is_used: whether the iterator is used.
-        refused: why the iterator cannot be used; empty if it can be used, or is not needed.
+    The first read of kallsyms decides whether to use the iterator. ``refused`` is the reason why it
+    cannot be used; empty if it can be used, or is not needed.
     """
 
     def __init__(self, files: HostFiles) -> None:
@@ -89,9 +83,7 @@ class IteratedKallsyms:
 def read_kallsyms() -> bytes:
     """Read all symbols with addresses through the iterator, in the format of kallsyms.
 
-    Raises:
-        OSError: the kernel refused, or has no such iterator.
-        KProfilerError: libbpf is missing, or the program was rejected.
+    Raises ``OSError``, or ``KProfilerError`` if libbpf is missing or the program is rejected.
     """
     return clean_symbols(read_iterator(LibbpfLoader(), _PROGRAM))
 

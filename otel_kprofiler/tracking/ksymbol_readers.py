@@ -44,13 +44,7 @@ class Reading(NamedTuple):
 class BaselineReader:
     """Reads loaded symbols with the best method available to this process; not thread-safe.
 
-    Args:
-        files: reads files of the host.
-
-    Attributes:
-        method: the method by which programs are read.
-        refused: why better methods are not used; one sentence for each method.
-        kallsyms_reads: number of times that kallsyms was read.
+    ``refused`` explains, in a sentence for each method, why better methods are not used.
     """
 
     def __init__(self, files: HostFiles) -> None:
@@ -61,10 +55,7 @@ class BaselineReader:
         self.kallsyms_reads = 0
 
     def read_programs(self) -> Reading | None:
-        """Reads all BPF functions; None if only kallsyms is left.
-
-        Never retries a refused method.
-        """
+        """Reads all BPF functions; None if only kallsyms is left. Skips refused methods."""
         ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
             (ReadMethod.WALK, self._programs.read),
             (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),
@@ -85,9 +76,7 @@ class BaselineReader:
     def read_all(self, keep_on: Callable[[], bool]) -> Reading | None:
         """Reads all symbols outside modules; None if addresses are hidden or reading was stopped.
 
-        Args:
-            keep_on: polled while reading, which may take seconds; reading stops when it returns
-                False.
+        Reading may take seconds, and stops when ``keep_on`` returns False.
         """
         programs = self.read_programs()
         try:

@@ -73,15 +73,11 @@ class PerfRecords(NamedTuple):
 def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
     """Parse records of the types in ``PerfRecord``, skipping others; never raises.
 
-    The time follows a record's fields, but need not be at the record's end: for each further event
-    on the same CPU, the kernel makes the record eight bytes longer than the data that it writes
-    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c increase
-    the size in a shared header).
-
-    Args:
-        data: content of the ring.
-        timed: whether a time follows the fields (``sample_id_all`` with only
-            ``PERF_SAMPLE_TIME``); if not, times are 0.
+    If ``timed``, a time follows a record's fields (``sample_id_all`` with only
+    ``PERF_SAMPLE_TIME``); otherwise, times are 0. The time need not be at the record's end: for
+    each further event on the same CPU, the kernel makes the record eight bytes longer than the data
+    that it writes (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in
+    kernel/events/core.c).
     """
     records: list[PerfRecord] = []
     at, end = 0, len(data)
@@ -157,8 +153,7 @@ class PerfMemory:
     """The mapped pages of an event's ring; tests replace it."""
 
     def __init__(self, fd: int, size: int) -> None:
-        # With a writable mapping, the kernel drops new records instead of overwriting unread
-        # records.
+        # If the mapping is writable, the kernel drops new records instead of unread ones.
         self._mapped = mmap.mmap(fd, mmap.PAGESIZE + size)
         self.control = memoryview(self._mapped)[: mmap.PAGESIZE].cast("Q")
         self.data = memoryview(self._mapped)[mmap.PAGESIZE :]
@@ -173,10 +168,7 @@ class PerfMemory:
 class PerfRing:
     """Reads the ring of a perf event; not thread-safe.
 
-    Args:
-        memory: the ring, mapped into this process.
-        size: size of the data in bytes, a power of two.
-        largest: maximum size of a record in bytes.
+    The ring has ``size`` bytes, a power of two. A record has at most ``largest`` bytes.
     """
 
     def __init__(self, memory: PerfMemory, size: int, largest: int = 1024) -> None:

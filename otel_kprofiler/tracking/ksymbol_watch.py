@@ -1,8 +1,8 @@
 """Tracks kernel code outside vmlinux and modules: BPF programs, trampolines, kprobe pages.
 
 A perf event on each CPU receives a record of each symbol that this CPU loads. ``poll`` empties the
-rings. From the first poll on, a thread also empties the rings when any is half full, handles CPU
-hotplug, and reads all symbols again after records were lost.
+rings. From the first poll on, a thread empties half-full rings, handles CPU hotplug, and reads all
+symbols again after records were lost.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, Record
 QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``; beyond it, data is dropped and everything is reread."""
 SETTLE_NS: Final = 5_000_000
-"""Maximum delay of a record. The kernel reads the clock before it writes the record, and a virtual
-CPU may pause in between."""
+"""Maximum delay of a record. A virtual CPU may pause between reading the clock and writing."""
 FOLLOW_INTERVAL_S: Final = 5.0
 """Interval between checks for new CPUs; all symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2
@@ -50,8 +49,6 @@ class KsymbolCounts(NamedTuple):
     """Counters of a watch since it was opened.
 
     Attributes:
-        added: number of symbols loaded.
-        removed: number of symbols unloaded.
         lost: number of lost records by cause and CPU; a loss of unknown size counts as one.
         readings: number of times that all programs were read after losses.
         kallsyms_reads: number of times that ``/proc/kallsyms`` was read, for other symbols.
@@ -69,20 +66,16 @@ class KsymbolCounts(NamedTuple):
 class KsymbolWatch(ForkAware):
     """Reports ksymbol changes on this host until closed.
 
-    To miss no change, open the watch before kallsyms is read; the first ``poll`` starts its thread.
-    ``poll`` and ``close`` belong to one thread; ``describe`` and ``counts`` are thread-safe. In a
-    forked child, the watch is closed.
+    To miss no change, open the watch before kallsyms is read. ``poll`` and ``close`` belong to one
+    thread; ``describe`` and ``counts`` are thread-safe. In a forked child, the watch is closed.
+    Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
 
     Args:
-        files: reads files of the host.
-        missed_since_ns: boottime since which changes were missed, as in a forked child; all
-            symbols are then read again.
-        ring_bytes: ring size per CPU in bytes; the number of pages is a power of two. None: 512
-            KiB, or less on hosts with more than 16 CPUs; any user may lock this much memory.
-        queue_bytes: limit on data queued for ``poll``, in bytes.
-
-    Raises:
-        HostError: the kernel refuses the events, which need CAP_PERFMON.
+        missed_since_ns: boottime since which changes were missed, as in a forked child; all symbols
+            are then read again.
+        ring_bytes: size of each CPU's ring; the number of pages is a power of two. None: see
+            :func:`plan_ring_bytes`; any user may lock this much memory.
+        queue_bytes: limit on data queued for ``poll``.
     """
 
     def __init__(
@@ -129,8 +122,7 @@ class KsymbolWatch(ForkAware):
     def poll(self, now_ns: int) -> KsymbolBatch:
         """Empty the rings and return the changes since the last call, in time order.
 
-        Args:
-            now_ns: the current boottime.
+        ``now_ns`` is the current boottime.
         """
         if self._thread.ident is None and not self._closed:
             self._thread.start()
@@ -215,7 +207,6 @@ class KsymbolWatch(ForkAware):
         os.eventfd_write(self._wake_fd, 1)
 
     def _parse(self, cpu: int, data: bytes) -> list[KsymbolChange]:
-        """Parse data from one CPU's ring into changes."""
         records, damaged = parse_perf_records(data)
         if damaged:
             self._lose(RecordLoss.DAMAGED, cpu, 0)
@@ -230,7 +221,6 @@ class KsymbolWatch(ForkAware):
         return changes
 
     def _run(self) -> None:
-        """Run the thread, which wakes for half-full rings, losses and CPU hotplug."""
         follow_at, read_at, all_at = time.monotonic() + FOLLOW_INTERVAL_S, 0.0, 0.0
         while not self._closed:
             due = [follow_at, *[read_at] * self._read_wanted, *[all_at] * self._all_wanted]

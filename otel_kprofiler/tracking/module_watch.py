@@ -75,7 +75,6 @@ class ModuleWatch(ForkAware):
     One thread must call ``begin``, ``poll`` and ``close``, in that order.
 
     Args:
-        files: reads files of the host.
         open_events: opens the source of announcements. If it raises an ``OSError``, the error
             becomes :attr:`problem`, and modules are detected only by polling the list.
         until_bpf: whether to stop reading kallsyms at the first BPF program.
@@ -83,7 +82,6 @@ class ModuleWatch(ForkAware):
         missed_since_ns: boottime since which changes were missed, as in a forked child; all modules
             are then compared with the snapshot passed to ``begin``.
         names_share: long-term share of one CPU for reading names.
-        now_ns: returns the current boottime.
     """
 
     def __init__(

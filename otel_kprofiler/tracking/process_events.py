@@ -55,8 +55,7 @@ from otel_kprofiler.tracking.process_table import (
 from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum delay of a record. The kernel reads the clock before it writes the record, and a virtual
-CPU may pause in between."""
+"""Maximum delay of a record. A virtual CPU may pause between reading the clock and writing."""
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
@@ -75,22 +74,18 @@ class ProcessEvents(ForkAware):
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
     later changes are reported once, in order. Events are delayed by a few milliseconds, so that
     events of all CPUs can be sorted. If the kernel's buffers fill up between calls of :meth:`poll`,
-    or a CPU comes online, ``Lost`` is reported, and all processes are read again.
-
-    In a forked child, the stream is closed.
+    or a CPU comes online, ``Lost`` is reported, and all processes are read again. In a forked
+    child, the stream is closed.
 
     Args:
         pids: ids of the processes to report; empty for all.
         children: whether to report all descendants of ``pids``, too.
-        files: reads files of the host.
-        ring_bytes: size of the kernel's buffer per CPU in bytes; the number of pages is a power of
-            two. None: 512 KiB, or less on hosts with more than 16 CPUs; any user may lock this much
-            memory.
+        ring_bytes: size of each CPU's kernel buffer; the number of pages is a power of two. None:
+            512 KiB, or less on hosts with more than 16 CPUs; any user may lock this much memory.
 
     Raises:
-        HostError: the kernel refuses the events, which need CAP_PERFMON. Reading other users'
-            mappings needs CAP_SYS_PTRACE; without it, events for their existing mappings are
-            missing.
+        HostError: the kernel refuses the events, which need CAP_PERFMON. Without CAP_SYS_PTRACE,
+            events for existing mappings of other users' processes are missing.
     """
 
     def __init__(
@@ -115,8 +110,7 @@ class ProcessEvents(ForkAware):
     def poll(self) -> list[ProcessEvent]:
         """Returns the events since the last call, in time order; never waits.
 
-        Raises:
-            OSError: processes had to be read again, and ``/proc`` cannot be read.
+        Raises ``OSError`` if processes had to be read again, and ``/proc`` cannot be read.
         """
         if self._closed:
             return []
@@ -135,9 +129,7 @@ class ProcessEvents(ForkAware):
     def follow(self, interval_s: float = INTERVAL_S) -> Iterator[ProcessEvent]:
         """Yields events until the stream is closed.
 
-        Args:
-            interval_s: interval in seconds at which the kernel's buffers are emptied; a half-full
-                buffer is emptied earlier.
+        The kernel's buffers are emptied at intervals of ``interval_s``, or earlier if half full.
         """
         while not self._closed:
             yield from self.poll()
@@ -192,7 +184,6 @@ class ProcessEvents(ForkAware):
         self.close()
 
     def _drain(self, now_ns: int) -> None:
-        """Move records from the rings to the pending records."""
         for cpu, data in self._events.take():
             records, damaged = parse_process_records(data)
             if damaged:
@@ -226,7 +217,6 @@ class ProcessEvents(ForkAware):
         return events
 
     def _take_census(self) -> None:
-        """Read all processes."""
         time_ns = _now_ns()
         pids = frozenset(int(name) for name in self._files.list_dir("/proc") if name.isdecimal())
         self._pending.append(Census(time_ns, pids))
@@ -244,10 +234,7 @@ class ProcessEvents(ForkAware):
         self._read_until_quiet(sorted(pids))
 
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
-        """Read processes; reread any that changed during the reading.
-
-        A reading is consistent only if no record shows that the process changed during the reading.
-        """
+        """Read processes; reread any for which a record shows a change during the reading."""
         for _ in range(MAX_READ_AGAIN):
             readings = [reading for pid in pids if (reading := self._read(pid))]
             if not readings:
@@ -270,10 +257,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Returns a process's reading, and the time at which the reading finished.
-
-        Returns None if the process has exited or cannot be read.
-        """
+        """Returns a process's reading and the time at which the reading ended, or None."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

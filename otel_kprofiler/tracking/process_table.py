@@ -33,10 +33,7 @@ class Started(NamedTuple):
 class Exec(NamedTuple):
     """A process executed a program, and all its earlier mappings are gone.
 
-    Attributes:
-        time_ns: boottime of the event.
-        process: the affected process.
-        name: new name in the kernel: the first 15 bytes of the program's name.
+    ``name`` is the new name in the kernel: the first 15 bytes of the program's name.
     """
 
     time_ns: int
@@ -51,8 +48,6 @@ class Mapped(NamedTuple):
     parts.
 
     Attributes:
-        time_ns: boottime of the event.
-        process: the affected process.
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
         build_id: build id of the file, from kernel 5.12 on; None if the file has no build id, or if
             the code was mapped before the stream started.
@@ -65,14 +60,13 @@ class Mapped(NamedTuple):
 
 
 class Unmapped(NamedTuple):
-    """Reports that code is no longer mapped.
+    """Code is no longer mapped.
 
     The kernel does not report unmapping. It is detected when other code is mapped at the address,
     or by rereading the maps (``refresh``); until then, the mapping counts as present.
 
     Attributes:
         time_ns: boottime of detection; the mapping may have disappeared long before.
-        process: the process that had the mapping.
         mapping: the former mapping; remaining parts are reported as ``Mapped``.
     """
 
@@ -91,8 +85,8 @@ class Exited(NamedTuple):
 class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
-    All processes are then reread, and changes are reported as events with the time of that reading;
-    if a process executed a program in between, only its changed mappings are reported.
+    All processes are then reread, and changes are reported as events with the time of that reading.
+    If a process executed a program in between, only its changed mappings are reported.
     """
 
     since_ns: int
@@ -103,14 +97,7 @@ ProcessEvent = Started | Exec | Mapped | Unmapped | Exited | Lost
 
 
 class Reading(NamedTuple):
-    """A process as read from ``/proc``.
-
-    Attributes:
-        time_ns: boottime just before the reading began.
-        process: pid and start time.
-        threads: ids of the process's threads.
-        mappings: executable mappings of files.
-    """
+    """A process as read from ``/proc``; ``time_ns`` is the boottime before the reading began."""
 
     time_ns: int
     process: ProcessKey
@@ -128,7 +115,7 @@ class Census(NamedTuple):
 class Absent(NamedTuple):
     """A process that was no longer readable at a boottime.
 
-    If the process exited before the stream started, no record reports its exit, and its pid may be
+    No record reports the exit of a process that exited before the stream started. Its pid may be
     reused.
     """
 
@@ -148,13 +135,9 @@ class _Process:
 
 
 class ProcessTable:
-    """Tracks a stream's processes. Not thread-safe.
+    """Tracks the processes in ``pids`` (empty: all), and their ``children``. Not thread-safe.
 
-    Args:
-        pids: the selected processes; empty for all.
-        children: whether to include the selected processes' children.
-        same_start_ns: maximum time, in nanoseconds, by which a process's start in the records is
-            later than in ``/proc``.
+    A process's start may be up to ``same_start_ns`` later in the records than in ``/proc``.
     """
 
     def __init__(

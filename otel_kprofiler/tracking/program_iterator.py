@@ -1,7 +1,6 @@
 """Runs the iterators of iterators.bpf.c, and lists the functions of all BPF programs.
 
-See Documentation/bpf/bpf_iterators.rst. Running the iterators needs CAP_BPF, CAP_PERFMON and BTF;
-``kernel.kptr_restrict`` has no effect.
+Running the iterators needs CAP_BPF, CAP_PERFMON and BTF; ``kernel.kptr_restrict`` has no effect.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ _READ_BYTES: Final = 256 * 1024
 def read_iterator(loader: Loader, name: str) -> bytes:
     """Run a program from iterators.bpf.c and return the program's output.
 
-    Raises:
-        OSError: the kernel refused, or has no such iterator.
-        DependencyError: the loader's library is missing.
-        SamplerError: the program was rejected.
+    Raises ``OSError`` if there is no such iterator, and the exceptions of :meth:`Loader.load`.
     """
     loaded = loader.load(ObjectSpec(_SOURCE, _OBJECT, (name,), {}))
     try:

@@ -237,7 +237,7 @@ def _find_facts(number: int, arrays: _Arrays) -> ProgramFacts | None:
 def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
     """Yields the ids of all programs (or other objects), ascending.
 
-    Raises ``OSError``: ``EPERM`` without CAP_SYS_ADMIN.
+    Raises ``OSError``, with ``EPERM`` without CAP_SYS_ADMIN.
     """
     attributes = _IdAttributes()
     while True:
@@ -295,11 +295,7 @@ def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, 
     """Returns a function's source lines: (offset in bytes, file, line), ascending.
 
     The result is empty if the program was unloaded, or was compiled without line information.
-
-    Args:
-        number: id of the program.
-        start: address of the function.
-        length: size of the function's machine code in bytes.
+    ``number`` is the program's id, and ``length`` the size of the function's machine code in bytes.
     """
     with open_program(number) as fd:
         if fd is None:

@@ -60,7 +60,6 @@ class WantedRecords(NamedTuple):
     Attributes:
         name: name of the tracked code or events in error messages ("… cannot be tracked").
         flags: bits of ``struct perf_event_attr``.
-        largest_bytes: maximum size of a record in bytes.
         extra_flags: bits to omit on older kernels that reject them.
     """
 
@@ -109,15 +108,8 @@ class _LockLimitError(OSError):
 class RecordEvents(EventPerCpu[_CpuEvent]):
     """A perf event per CPU; the constructor opens all of them, or raises and leaves none open.
 
-    Args:
-        files: reads files of the host.
-        wanted: the kinds of records, and their name in error messages.
-        ring_bytes: size of each ring in bytes; None for the default. The size is halved while the
-            kernel refuses to lock the memory.
-        lose: called when records are lost.
-
-    Attributes:
-        epoll: epoll(7) object, which wakes when a ring is half full.
+    The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. It is halved
+    while the kernel refuses to lock the memory. ``epoll`` wakes when a ring is half full.
     """
 
     def __init__(

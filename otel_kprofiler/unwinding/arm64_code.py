@@ -1,8 +1,8 @@
 """Finds arm64 instructions that change the frame pointer, the link register or the stack pointer.
 
-Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1 ("A64 instruction set
-encoding"). Encodings that are not distinguished here count as changing the register. Imported by a
-child process that imports only a few modules of this package.
+Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1. An instruction that
+this module does not distinguish counts as changing its target. Runs in a child process, so it
+imports only a few modules of this package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_changes(code: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find_targets(word: int) -> tuple[int, ...]:
-    """Returns the general-purpose registers that an instruction may change; SP only if it does."""
+    """Returns the general-purpose registers that an instruction may change; 31 always means SP."""
     group, target = word >> 25 & 15, word & 31
     if group & 5 == 4:
         return _find_loaded(word)
@@ -46,13 +46,13 @@ def _find_targets(word: int) -> tuple[int, ...]:
 
 
 def _is_general(word: int) -> bool:
-    """Returns whether the target of a vector or floating-point instruction may be no vector."""
+    """Returns whether a vector or floating-point instruction may write a general register."""
     converts = word & 0x5F200000 == 0x1E000000 or word & 0x5F20FC00 == 0x1E200000
     return converts or word & 0xBFE0EC00 == 0x0E002C00  # SMOV, UMOV
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether the target 31 of an instruction other than a load or store may be SP."""
+    """Returns whether target 31 is SP, for instructions other than loads and stores."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000
@@ -61,7 +61,6 @@ def _sets_sp(word: int) -> bool:
 
 
 def _find_loaded(word: int) -> tuple[int, ...]:
-    """Returns the registers that a load or store may change."""
     kind, base, status = word >> 28 & 3, word >> 5 & 31, word >> 16 & 31
     is_load, moves_base = bool(word & 1 << 22), False
     pair = (word & 31, word >> 10 & 31)

@@ -1,11 +1,11 @@
 """Follows x86-64 machine code to find where the return address is on the stack at each instruction.
 
 A function begins and ends with its return address on top of the stack. In between, the distance
-from the stack pointer to the return address is computed along the control flow, forwards from
-starts of functions and backwards from returns. Where two paths disagree, or an instruction cannot
-be decoded, the distance is unknown.
+from the stack pointer to the return address is computed along the control flow: forwards from
+starts of functions, and backwards from returns. The distance is unknown where paths disagree, and
+where an instruction cannot be decoded.
 
-Imports only :mod:`x86_code`, because child processes run this code without the rest of the package.
+Runs in a child process, so it imports only :mod:`code_state` and :mod:`x86_code`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
 _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
 """First bytes of nop instructions (of any length), and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
-_ALIGNMENT: Final = 16
-"""Alignment in bytes of the functions that compilers emit."""
+_ALIGNMENT: Final = 16  # of the functions that compilers emit
 
 
 class Function(NamedTuple):
     """The code reached from the start of a function.
 
     Attributes:
-        states: state before each instruction; empty if the code is inconsistent.
-        exits: other functions to which the function jumps.
-        returns: whether the function has a return instruction, or jumps to an unknown address.
-        calls: functions that the function calls.
+        states: state before each instruction, by address; empty if the code is inconsistent.
+        exits: starts of functions to which it jumps.
+        returns: whether it has a return instruction, or jumps to an unknown address.
     """
 
     states: dict[int, State]
@@ -54,17 +52,6 @@ class Function(NamedTuple):
 
 
 class _Walk:
-    """Collects the states of a function while it is followed.
-
-    Attributes:
-        start: address of the first instruction.
-        states: state before each instruction.
-        waiting: instructions that have yet to be visited.
-        exits, calls: see :class:`Function`.
-        ends: instructions that return, or jump to an unknown address.
-        leaves: instructions that lead to another function.
-    """
-
     def __init__(self, start: int, state: State) -> None:
         self.start = start
         self.states = {start: state}
@@ -98,13 +85,13 @@ def _check_leave(state: State, effect: int) -> None:
 
 
 class Flow:
-    """Follows the control flow of a file's code.
+    """Follows the control flow of a file's code. All addresses are SVMAs.
 
     Args:
-        texts: start (SVMA) and bytes of each executable segment.
+        texts: start and bytes of each executable segment.
         gaps: ranges of code whose states are needed.
-        entry: the program's first instruction; its caller is the kernel.
-        endless_slots: addresses of the GOT slots of imported functions that never return.
+        entry: the program's first instruction, whose caller is the kernel.
+        endless_slots: GOT slots of imported functions that never return.
     """
 
     def __init__(
@@ -132,7 +119,7 @@ class Flow:
         return any(start <= address < end for start, end, _ in self._texts)
 
     def instruction(self, at: int) -> Instruction:
-        """Returns the instruction at an address; ``INVALID`` if there is none."""
+        """Returns the instruction at an address; :data:`INVALID` if there is none."""
         instruction = self._instructions.get(at)
         if instruction is None:
             instruction = INVALID
@@ -146,30 +133,27 @@ class Flow:
         return instruction
 
     def references(self) -> Iterator[int]:
-        """Yields the addresses that are taken by reached code."""
+        """Yields the addresses that ``lea`` instructions in the followed code load."""
         for at in self.states:
             length, effect, value = self.instruction(at)
             if effect == Effect.REFERENCE:
                 yield at + length + value
 
     def absolutes(self) -> Iterator[int]:
-        """Yields numbers in reached code that may be addresses."""
+        """Yields the numbers in the followed code that may be addresses."""
         for at in self.states:
             _, effect, value = self.instruction(at)
             if effect == Effect.ABSOLUTE:
                 yield value
 
     def add_functions(self, starts: Iterable[int]) -> None:
-        """Follow functions from their first instructions, and the functions that they call."""
+        """Follow functions, and the functions that they call."""
         self._add_all(starts)
         self._settle()
         self.states = self._join()
 
     def add_candidates(self, starts: Iterable[int]) -> None:
-        """Follow code from addresses that may be functions.
-
-        Functions that contradict other code are dropped.
-        """
+        """Follow code from possible starts of functions; drop those that contradict other code."""
         for start in starts:
             if self.contains(start) and start not in self.states and start not in self._functions:
                 function = self._follow(start)
@@ -186,14 +170,12 @@ class Flow:
                 waiting += filter(self.contains, self._add(start, self._follow(start)))
 
     def _add(self, start: int, function: Function) -> set[int]:
-        """Add a function; returns the functions that it calls."""
         self._functions[start] = function
         for callee in function.calls | function.exits:
             self._callers[callee].add(start)
         return function.calls
 
     def _fits(self, function: Function) -> bool:
-        """Returns whether a function returns to its caller, and agrees with all other code."""
         states = function.states
         returns = any(
             self.instruction(at)[1] == Effect.RETURN and state == ENTRY
@@ -222,7 +204,6 @@ class Flow:
                 self._add(start, self._follow(start))
 
     def _join(self) -> dict[int, State]:
-        """Returns the states on which all functions agree."""
         states: dict[int, State] = {}
         disputed = set()
         for function in self._functions.values():
@@ -272,11 +253,7 @@ class Flow:
     ) -> dict[int, State]:
         """Drop code that only follows a call and never returns, because that call may not return.
 
-        Args:
-            states: states of all instructions.
-            ends: instructions, such as returns, that prove the states of the code that leads to
-                them.
-            starts: instructions that prove the states of the code that follows them.
+        The states are proven before ``ends``, such as returns, and after ``starts``.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}
@@ -319,10 +296,7 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Follow code that no known function reaches, backwards from return instructions.
-
-        Examples are the cases of a switch, and functions that are only called by address.
-        """
+        """Follow the code not reached so far, such as cases of a switch, backwards from returns."""
         rest = self._sweep()
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)
@@ -343,7 +317,6 @@ class Flow:
                 self._solve(_connected(at, linked, seen), rest, forward)
 
     def _is_padding(self, at: int) -> bool:
-        """Returns whether an address is in padding, which compilers put between functions."""
         for start, end, code in self._texts:
             if start <= at < end:
                 instruction = code[at - start : at - start + MAX_BYTES]
@@ -351,7 +324,7 @@ class Flow:
         return False
 
     def _sweep(self) -> dict[int, Instruction]:
-        """Decodes the code between the instructions that were reached."""
+        """Decodes the code in gaps that was not reached."""
         rest = {}
         for start, end in self._gaps:
             at = start

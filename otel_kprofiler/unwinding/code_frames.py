@@ -2,13 +2,14 @@
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
-    ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
+ADDRESS ORIGIN STARTS GAPS PARTS < file > number of pairs, pairs, frames
 
-ADDRESS is the address of the new ``.eh_frame``, and ORIGIN the base of the search table's pairs.
-STARTS has the program's entry point, then ``main`` if it is known, separated by commas. GAPS lists
-the code without unwind rules, as start:end,…; PARTS lists parts of the file, as
-name=offset:size:address,…: the existing ``pairs``, the ``text`` and ``data`` segments, and
-sections.
+- ADDRESS: address of the new ``.eh_frame``.
+- ORIGIN: base of the search table's pairs.
+- STARTS: the program's entry point, then ``main`` if known, separated by commas.
+- GAPS: the code without unwind rules, as start:end,…
+- PARTS: parts of the file, as name=offset:size:address,…: the existing ``pairs``, the ``text`` and
+  ``data`` segments, and sections.
 """
 
 from __future__ import annotations
@@ -63,12 +64,7 @@ Parts = Mapping[str, Sequence[Segment]]
 
 
 class Symbols:
-    """Finds the starts of a file's functions, and the imported functions that do not return.
-
-    Args:
-        file: content of the file.
-        parts: segments and sections of the file.
-    """
+    """Finds the starts of a file's functions, and the imported functions that do not return."""
 
     def __init__(self, file: bytes | mmap.mmap, parts: Parts) -> None:
         self._file, self._parts = file, parts
@@ -81,7 +77,7 @@ class Symbols:
                     yield address
 
     def endless_slots(self) -> Iterator[int]:
-        """Yields the addresses of the GOT slots of imported functions that never return."""
+        """Yields the GOT slots of imported functions that never return."""
         symbols, names = self._read(".dynsym", _SYMBOL.size), self._read(".dynstr", 1)
         for address, info, _ in self._relocations():
             at = (info >> 32) * _SYMBOL.size
@@ -114,12 +110,8 @@ def follow(
 ) -> Flow:
     """Follows the code in gaps, and the code that is called from gaps.
 
-    Args:
-        file: content of the file.
-        parts: segments and sections of the file, as parsed by :func:`main`.
-        starts: address of the program's entry point, or 0 if there is none; then that of ``main``,
-            if known.
-        gaps: ranges of code without unwind rules.
+    ``starts`` has the address of the program's entry point, or 0 if there is none; then that of
+    ``main``, if known.
     """
     symbols = Symbols(file, parts)
     texts = [(text.address, file[text.offset : text.offset + text.size]) for text in parts["text"]]
@@ -160,12 +152,7 @@ def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator
 
 
 class FrameMaker:
-    """Makes entries of ``.eh_frame``.
-
-    Args:
-        flow: the states of the code.
-        address: address of the first byte of the entries.
-    """
+    """Makes ``.eh_frame`` entries; ``address`` is the address of the first entry's first byte."""
 
     def __init__(self, flow: Flow, address: int) -> None:
         self._flow, self._address = flow, address
@@ -202,7 +189,6 @@ class FrameMaker:
 
 
 def _rule(state: State) -> bytes:
-    """Returns the CFA instructions that set the rules of a state."""
     if state == OUTERMOST:
         return NO_CALLER
     if state.sp is not None and state.sp >= _WORD:
@@ -237,10 +223,7 @@ def make_frames(
     gaps: Sequence[Gap],
     address: int,
 ) -> FrameMaker:
-    """Makes entries for all gaps, to be loaded at ``address``.
-
-    For the arguments, see :func:`follow`.
-    """
+    """Makes entries for all gaps, to be loaded at ``address``. See :func:`follow`."""
     maker = FrameMaker(follow(file, parts, starts, gaps), address)
     for start, end in gaps:
         for text in parts["text"]:

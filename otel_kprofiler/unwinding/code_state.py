@@ -1,6 +1,6 @@
 """Describes where a function's return address is on the stack, and how instructions move it.
 
-Imports only :mod:`x86_code`, because child processes run this code without the rest of the package.
+Runs in a child process, so it imports only :mod:`x86_code`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from otel_kprofiler.unwinding.x86_code import Effect
 
 
 class State(NamedTuple):
-    """Locations of the caller's registers before an instruction; the CFA is rsp before the call.
+    """Locations of the caller's registers before an instruction. The CFA is rsp before the call.
 
     Attributes:
         sp: CFA minus rsp; None if unknown.
-        saved: CFA minus the address of the caller's rbp; 0 if it is still in rbp; -1 if unknown.
+        saved: CFA minus the address of the saved rbp; 0 if rbp is unchanged; -1 if unknown.
         fp: CFA minus rbp; None if unknown.
     """
 
@@ -29,9 +29,7 @@ ENTRY_SP: Final = 8
 ENTRY: Final = State(ENTRY_SP, 0, None)
 UNKNOWN: Final = State(None, -1, None)
 OUTERMOST: Final = State(None, -2, None)
-"""State without a caller. rbp was cleared without being saved, as the ABI requires in a thread's
-first function.
-"""
+"""State without a caller: rbp was cleared unsaved, as the ABI requires in a first function."""
 _MAX_SP: Final = 1 << 27
 
 
@@ -169,10 +167,7 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns the part that both states have in common.
-
-    Raises :class:`Inconsistent` on contradictions.
-    """
+    """Returns what two states agree on; raises :class:`Inconsistent` on contradictions."""
     if left == right:
         return left
     if OUTERMOST in (left, right):
@@ -187,5 +182,5 @@ def merge(left: State, right: State) -> State:
 
 
 def is_known(state: State) -> bool:
-    """Returns whether the caller can be found from a state."""
+    """Returns whether a state suffices to find the caller."""
     return state.saved >= -1 and (state.fp is not None or (state.sp is not None and state.sp >= 8))

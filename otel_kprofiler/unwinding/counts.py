@@ -12,15 +12,11 @@ class TableCounts(NamedTuple):
     """Counts of requests for unwind tables, all taken at the same instant.
 
     Attributes:
-        requested: number of requests since the start; the sum of loaded, refused and pending
-            requests.
-        loaded: number of requests for which a table was loaded.
-        refused: number of requests refused, by reason.
-        pending: number of requests not yet completed.
+        requested: requests since the start: the sum of loaded, refused and pending requests.
         evicted: number of tables removed to free space.
         tables: number of tables currently loaded in the kernel.
-        bytes: memory that the loaded tables occupy in the kernel, in bytes.
-        cpu_ns: CPU time that this process's threads spent on requests, in nanoseconds.
+        bytes: kernel memory used by the loaded tables.
+        cpu_ns: CPU time that this process's threads spent on requests.
     """
 
     requested: int

@@ -13,11 +13,10 @@ class Limits(NamedTuple):
     """Limits on kernel memory for tables.
 
     Attributes:
-        total_bytes: limit for all tables together, in bytes.
-        file_bytes: limit for a single file's table, in bytes.
-        idle_ns: time without a sample, in nanoseconds, after which a table may be evicted. If the
-            tables in use do not all fit, some stay loaded and the others are unavailable, so that
-            they do not evict each other in turn.
+        total_bytes: limit for all tables together.
+        file_bytes: limit for a single file's table.
+        idle_ns: time without a sample after which a table may be evicted. If the tables in use do
+            not all fit, some stay loaded, rather than evicting each other in turn.
     """
 
     total_bytes: int = 64 << 20
@@ -26,14 +25,7 @@ class Limits(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A loaded table.
-
-    Attributes:
-        key: key of the file to which the table belongs.
-        slot: slot of the table in the program's map.
-        size: size of the table's map in bytes.
-        loaded_ns: boottime of loading; 0 if no sample has requested the table.
-    """
+    """A loaded table; ``loaded_ns`` is a boottime, or 0 if no sample has requested the table."""
 
     key: FileKey
     slot: int
@@ -42,13 +34,7 @@ class Table(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Space reserved for a table.
-
-    Attributes:
-        slot: slot for the table; may be a victim's slot.
-        size: number of bytes reserved.
-        victims: tables to remove before the new table is loaded.
-    """
+    """Space reserved for a table: a slot, possibly a victim's, and the victims to remove first."""
 
     slot: int
     size: int
@@ -58,8 +44,8 @@ class Claim(NamedTuple):
 class TableSpace:
     """Manages the slots and the memory of tables; not thread-safe.
 
-    A claim reserves its bytes and slot immediately. Removing victims takes milliseconds. During
-    this time, the tables in the kernel may exceed the limit by the victims' size.
+    A claim reserves its bytes and slot immediately. Removing victims takes milliseconds. Until
+    then, the tables in the kernel may exceed the limit by the victims' size.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
@@ -75,14 +61,8 @@ class TableSpace:
     ) -> Claim:
         """Claim space for a table. :meth:`removed` and :meth:`add`, or :meth:`cancel`, must follow.
 
-        Args:
-            size: size of the new table in bytes.
-            last_uses_ns: boottime of the last sample that used each slot's table.
-            now_ns: current boottime.
-            evicts: whether other tables may be evicted.
-
-        Raises:
-            TableRefused: there is no space; nothing is claimed.
+        ``last_uses_ns`` has the boottime of each slot's last use. If there is no space, nothing is
+        claimed, and :class:`TableRefused` is raised. ``evicts`` allows evicting other tables.
         """
         limits = self._limits
         if size > min(limits.file_bytes, limits.total_bytes):
@@ -119,7 +99,7 @@ class TableSpace:
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
         """Add the loaded table for which a claim was made.
 
-        A table with the loading time 0 is evicted before all others, until a sample uses it.
+        A table with ``loaded_ns`` 0 is evicted before all others, until a sample uses it.
         """
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 

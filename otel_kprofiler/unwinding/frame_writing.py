@@ -1,6 +1,6 @@
-"""Writes ``.eh_frame`` with a search table, in child processes that make tables.
+"""Writes ``.eh_frame`` with a search table.
 
-Imports nothing from this package, since these processes run without its other modules.
+Runs in child processes, so it imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 MEMORY_BYTES: Final = 1 << 30
 """Limit on the address space of a process that makes tables, in bytes."""
 COUNT: Final = struct.Struct("<I")
+"""Format of the number of pairs, which precedes the pairs in the output."""
 PAIR: Final = struct.Struct("<ii")
 """A row of the search table: a function's start and its entry, relative to the table's origin."""
-"""Format of the number of pairs, which precedes the pairs in the output."""
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
 # undefined rbx, r12 to r15.
 CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
@@ -71,7 +71,7 @@ def pack_cie(augmentation: bytes, rest: bytes) -> bytes:
 def make_program(rows: Rows, unit: int = 1) -> bytes:
     """Makes a CFA program from rows, padded with DW_CFA_nop to the size that an entry needs.
 
-    ``unit`` is the CIE's alignment of code.
+    ``unit`` is the CIE's code alignment factor.
     """
     out, now = [], 0
     for at, code in rows:
@@ -89,14 +89,10 @@ def make_program(rows: Rows, unit: int = 1) -> bytes:
 
 
 def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -> bytes:
-    """Packs an entry (FDE) of ``.eh_frame``.
+    """Packs an entry (FDE) of ``.eh_frame`` for the ``size`` bytes of code at ``start``.
 
-    Args:
-        back: distance in bytes from the CIE to the entry's second word.
-        start: address of the code.
-        address: address of the entry.
-        size: size of the code in bytes.
-        program: CFA instructions, from :func:`make_program`.
+    ``back`` is the distance in bytes from the CIE to the entry's second word. ``address`` is the
+    address of the entry.
     """
     length = _ENTRY.size - 4 + len(program)
     return _ENTRY.pack(length, back, start - (address + 8), size, 0) + program
@@ -117,12 +113,8 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
 def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
     """Map the file on standard input, and write its tables to standard output, in limited memory.
 
-    Args:
-        make: makes the packed tables of the mapped file.
-
-    Raises:
-        SystemExit: the tables cannot be made. The exception's value is the reason, which Python
-            prints to standard error.
+    ``make`` returns the packed tables of the mapped file. If they cannot be made, raises
+    ``SystemExit`` with the reason, which Python prints to standard error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

@@ -12,21 +12,15 @@ from otel_kprofiler.unwinding.frame_writing import PAIR
 from otel_kprofiler.unwinding.table import Tables, read_chunks
 
 Gap = tuple[int, int]
-"""The start and end of a range of code."""
 
 _FAR_BYTES: Final = 4096
-"""Minimum distance in bytes between the starts of two functions at which a gap between them is
-searched for. Reading the size of every function would take too long.
-"""
+"""Least distance between two functions' starts, in bytes, at which a gap is searched for."""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps for which a child process is started, in bytes. Linkers leave gaps of
-about 200 bytes in a file.
-"""
+"""Least total size of gaps worth a child process, in bytes; linkers leave about 200 bytes."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Up to this number of table entries, all functions' sizes are read if ``main`` has no unwind rule.
-"""
+"""Most table entries for which all functions' sizes are read if ``main`` has no unwind rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
@@ -38,15 +32,9 @@ _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds code without unwind rules, by ascending address; empty if not worth filling.
+    """Finds code without unwind rules, ascending; none if not worth filling.
 
-    Args:
-        source: content of the file.
-        elf: the file's parsed headers.
-        tables: the file's existing tables.
-
-    Raises:
-        ElfError: the file cannot be read.
+    Raises ``ElfError`` if the file cannot be read.
     """
     if tables is None:
         gaps = [(text.address, text.address + text.size) for text in elf.texts]
@@ -70,15 +58,7 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
 
 
 def find_starts(source: Source, elf: ElfFile) -> list[int]:
-    """Finds the entry point of a program, and the ``main`` that it passes to libc, if any.
-
-    Args:
-        source: content of the file.
-        elf: the file's parsed headers; its entry point is 0 in most libraries.
-
-    Raises:
-        ElfError: the file cannot be read.
-    """
+    """Finds a program's entry point and the ``main`` it passes to libc. Raises ``ElfError``."""
     try:
         at = find_offset(elf.texts, elf.entry, _ENTRY_BYTES)
     except ElfError:
@@ -113,7 +93,6 @@ def _find(
 def _covered(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> Iterator[Gap]:
-    """Yields the ranges covered by functions that are close to each other."""
     origin = tables.origin
     near = [at - origin for at in starts]
     first: int | None = None
@@ -139,7 +118,6 @@ def _pairs(source: Source, tables: Tables) -> Iterator[tuple[int, int]]:
 
 
 def _size(source: Source, elf: ElfFile, entry: int) -> int:
-    """Reads the size of the function that an entry describes."""
     at = find_offset(elf.loads, entry, _SIZE_AT + _SIZE.size)
     size: int = _SIZE.unpack(source.read(at + _SIZE_AT, _SIZE.size))[0]
     return size

@@ -1,9 +1,9 @@
 """Unwind rows of Go's functions on arm64, from frame sizes and machine code.
 
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
-frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). Compiled functions do so in one
-way. In those written in assembly, every instruction that may change x29, x30 or the stack pointer
-is checked; code that it makes uncertain has no rule. Functions that switch stacks are recognized by
+frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). Compiled functions all do so in
+the same way. In assembly functions, every instruction that may change x29, x30 or the stack pointer
+is checked; code after an unclear change has no rule. Functions that switch stacks are recognized by
 their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
 """
 
@@ -36,9 +36,7 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""A frame of this size or larger may be dropped by two instructions, at the last of which the table
-has the former size.
-"""
+"""Least frame size that may take two instructions to drop; the table changes only after both."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -75,9 +73,7 @@ _BY_GOROUTINE: Final = bytes.fromhex("0f0c 8f00 06 2308 06 8f08 06 1c 2310")
 """def_cfa_expression: breg31 0; deref; plus_uconst 8; deref; breg31 8; deref; minus; plus_uconst
 16."""
 _PUSHED_BYTES: Final = 16
-"""Size of the frame that a signal handler makes for x30, below that of the interrupted function, to
-make it call another (``runtime/signal_arm64.go``).
-"""
+"""Size of the frame in which a signal handler saves x30 to inject a call (signal_arm64.go)."""
 
 _WITHOUT: Final[Rows] = [(0, NO_RULE)]
 
@@ -122,7 +118,7 @@ def make_rows(
 
 
 class Arm64:
-    """Makes the rows of functions of a table."""
+    """Makes the unwind rows of a table's functions."""
 
     QUANTUM: Final = 4
     # undefined x19 to x28
@@ -148,7 +144,7 @@ class Arm64:
         }
 
     def make_shape(self, sizes: Sizes) -> Shape:
-        """Makes the properties of functions that save x30 and x29, if they have a frame."""
+        """Returns the shape of functions that save x30 and x29, if they have a frame."""
         size, first = sizes[-1][0], sizes[0][0]
         frame = next((depth for _, depth in sizes if depth), 0)
         if min(depth for _, depth in sizes) < 0 or frame % _SLOT or sizes[0][1]:
@@ -164,13 +160,7 @@ class Arm64:
         return Shape(size, max(at, 0), saving, program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows:
-        """Makes the rows of any function.
-
-        Args:
-            function: the function's row of the table.
-            sizes: its frame sizes.
-            code: its code.
-        """
+        """Makes the rows of any function."""
         name, frame = function.name, self._find_frame(sizes, code)
         if function.flags & TOP_FRAME and name != self._handler:
             return [(0, _NO_CALLER)]
@@ -196,10 +186,10 @@ class Arm64:
 
 
 class _Proof(NamedTuple):
-    """Facts that the code of a function proves.
+    """Facts that a function's code proves.
 
     Attributes:
-        keeps_link: it never changes x30, and so may use the word where x30 is saved.
+        keeps_link: it never changes x30, and so may overwrite the word where x30 is saved.
         fp_lost: it may change x29 without having saved it.
     """
 
@@ -231,7 +221,6 @@ def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proo
 
 
 def _find(code: bytes, word: bytes, start: int) -> int:
-    """Returns the end of the next such instruction from ``start`` on; 0 if there is none."""
     for at in range(start, len(code) - 3, WORD.size):
         if code[at : at + WORD.size] == word:
             return at + WORD.size
@@ -239,9 +228,9 @@ def _find(code: bytes, word: bytes, start: int) -> int:
 
 
 def _find_detour(code: bytes) -> tuple[int, int]:
-    """Finds where a function begins and ends to keep its stack pointer in x20; zeros if nowhere.
+    """Finds the range in which a function keeps its stack pointer in x20; zeros if there is none.
 
-    Such a function calls the vDSO on another stack. C keeps x20 and x29.
+    Such a function calls the vDSO on another stack. C preserves x20 and x29.
     """
     left = _find(code, _KEEP_SP, 0)
     back = _find(code, _SET_SP, left) if left else 0
@@ -276,7 +265,6 @@ def _insert_by_fp(sizes: Sizes, frame: int, left: int, back: int) -> Rows:
 
 
 def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Makes the rows of systemstack, which calls a function on the stack of ``m.g0``."""
     left = _find_switch(code, 0)
     back = _find_switch(code, left) if left else 0
     ends = {end for end, _ in sizes}
@@ -292,12 +280,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
 
 
 def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
-
-    It saves the goroutine and the distance of its frame from the end of the goroutine's stack,
-    because C may call Go functions, for which the runtime may move that stack. If it was called on
-    such a stack, it only aligns the stack pointer.
-    """
+    """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``, as in go_x86.py."""
     switched = _find_switch(code, 0)
     is_taken = all(_find(code[:switched], word, 0) for word in _TAKEN)
     kept = code.find(_KEEP_GOROUTINE, switched) + len(_KEEP_GOROUTINE)
@@ -326,8 +309,9 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
     """Makes the rows of a function without a frame that jumps to another stack or aborts.
 
-    It has rules up to the first instruction that changes x30 or sp. If that is a call, the row of
-    the function while the call lasts is also the row of this instruction.
+    It has rules up to the first instruction that changes x30 or sp. If that is a call, the rules
+    end before the call instruction, because the row for the call also applies while the callee
+    runs.
     """
     for at, register in find_changes(code):
         if register != FP:
@@ -336,17 +320,13 @@ def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
 
 
 def _make_mcall(sizes: Sizes, frame: int, code: bytes) -> Rows:
-    """Makes the rows of mcall, which calls a function that never returns on another stack."""
     left = _find_switch(code, 0)
     rows = _make_jump(sizes, frame, code)
     return [*rows, (left, _NO_CALLER)] if left else rows
 
 
 def _make_preemption(sizes: Sizes, _frame: int, code: bytes) -> Rows:
-    """Makes the rows of asyncPreempt, which a signal handler makes the interrupted code call.
-
-    It has a frame of its own making, and at its end drops the one that the handler has made, too.
-    """
+    """Makes the rows of asyncPreempt, which at its end also drops the signal handler's frame."""
     (first, start), (end, frame) = [*sizes, (0, 0)][:2]
     changes = [at for at, register in find_changes(code[:end]) if register == SP]
     drop = WORD.pack(_DROP_SP | frame << 10) + _STORE_FP

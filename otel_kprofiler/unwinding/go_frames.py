@@ -1,17 +1,16 @@
 """Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64 and arm64.
 
-Go's compiler writes no ``.eh_frame``, and frame pointers skip the caller of a function that has no
-frame, or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which has the
-frame size at every instruction. A module for each processor makes the rows.
+Go's compiler writes no ``.eh_frame``. Frame pointers skip the caller of a function that has no
+frame, or that was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which
+has the frame size at every instruction.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
-    MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
+MACHINE ADDRESS ORIGIN PAIRS TABLE TEXT SEGMENT… < file > number of pairs, pairs, frames
 
 MACHINE is the file's ``e_machine``, ADDRESS the address of the new ``.eh_frame``, and ORIGIN the
 base of the search table's pairs. The other arguments are parts of the file, as offset:size:address:
-PAIRS has the existing pairs, TABLE ``.gopclntab``, TEXT ``.text``, and each SEGMENT is a loaded
-segment.
+the existing pairs, ``.gopclntab``, ``.text``, and the loaded segments.
 """
 
 from __future__ import annotations
@@ -36,28 +35,20 @@ from otel_kprofiler.unwinding.go_table import Code, File, Function, Shape, Table
 from otel_kprofiler.unwinding.go_x86 import X86
 
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
-"""Functions whose caller is at an instruction that is not a call: the instruction that a signal
-interrupted, or, for Go functions called by C, the instruction at which the goroutine called C.
-"""
+"""Functions whose caller's address is exact: that of an interrupted instruction, or of a call into
+C."""
 _SPARE_BYTES: Final = 4096
 """Bytes by which the entries may exceed the table; they usually take a fifth of its size."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions to check for the instructions that save registers, and the fraction that must
-have them.
-"""
+"""Number of functions checked for instructions that save registers; fraction that must match."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """By ``e_machine``: EM_X86_64, EM_AARCH64 (elf.h)."""
 
 
 class FrameMaker:
-    """Makes entries of ``.eh_frame`` for functions.
+    """Makes ``.eh_frame`` entries for functions, the first at the SVMA ``address``.
 
-    Args:
-        table: the file's ``.gopclntab``.
-        code: reads the file's machine code by SVMA.
-        text: SVMA to which function offsets are relative, from :func:`find_text`.
-        address: SVMA of the first byte of the new ``.eh_frame``.
-        machine: makes rows for the file's processor.
+    ``text`` is the SVMA that function offsets are relative to, from :func:`find_text`.
     """
 
     def __init__(
@@ -107,17 +98,8 @@ def find_text(table: Table, address: int, code: Code, start: int, machine: X86 |
 
     Go stores this address in ``moduledata`` and, before 1.26, in the table. A file that is
     relocated on load may have neither, and C code may precede the Go code, so candidates are
-    checked against the code.
-
-    Args:
-        table: the file's ``.gopclntab``.
-        address: SVMA of ``.gopclntab``.
-        code: reads the file's machine code by SVMA.
-        start: SVMA of ``.text``.
-        machine: has the instructions that most functions start with.
-
-    Raises:
-        ValueError: no candidate has code that fits the table.
+    checked against the code. Raises ``ValueError`` if none fits. ``address`` is the SVMA of
+    ``.gopclntab``, and ``start`` that of ``.text``.
     """
     step = max(1, table.count // (2 * _CHECKED))
     savings = _find_savings(table, step, machine) or _find_savings(table, 1, machine)
@@ -129,7 +111,6 @@ def find_text(table: Table, address: int, code: Code, start: int, machine: X86 |
 
 
 def _find_savings(table: Table, step: int, machine: X86 | Arm64) -> list[tuple[int, bytes]]:
-    """Finds where every ``step``-th function saves registers, and the instructions there."""
     savings = []
     for function in table.functions(step):
         shape = machine.make_shape(table.sizes(function.sizes)) if function.sizes else None
@@ -149,16 +130,9 @@ def make_tables(
 ) -> FrameMaker:
     """Makes entries for all functions.
 
-    Args:
-        file: content of the file.
-        table_at: location of ``.gopclntab`` in file and memory.
-        start: SVMA of ``.text``.
-        segments: the segments that the file loads.
-        address: SVMA of the first byte of the new ``.eh_frame``.
-        machine: the file's machine (``e_machine``).
-
-    Raises:
-        ValueError: the table is damaged or of an unknown version, or the machine is another.
+    ``start`` is the SVMA of ``.text``, ``address`` the SVMA of the new ``.eh_frame``, and
+    ``machine`` the file's ``e_machine``. Raises ``ValueError`` if the table is damaged or of an
+    unknown version, or the machine is not supported.
     """
     if machine not in _MACHINES:
         raise ValueError(f"Go's tables of machine {machine} are not supported")

@@ -1,7 +1,7 @@
 """Parses Go's ``.gopclntab``, from which its runtime unwinds, and reads the code around it.
 
-Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to 1.26. Imported
-by a child process that imports only a few modules of this package.
+Format: ``runtime/symtab.go`` and ``_func`` in ``runtime/runtime2.go`` of Go 1.21 to 1.26. Runs in a
+child process, so it imports only a few modules of this package.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.unwinding.frame_writing import Segment
 
 TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
-"""Flags of a function: it has no caller; it sets the stack pointer to values that the table lacks;
-it is written in assembly.
-"""
+"""Flags: no caller; sets the stack pointer to values that the table lacks; in assembly."""
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
@@ -32,13 +30,13 @@ Sizes = Sequence[tuple[int, int]]
 
 
 class Shape(NamedTuple):
-    """Properties of all functions with equal frame sizes that make their frames in the usual way.
+    """Properties of functions with equal frame sizes that make their frames in the usual way.
 
     Attributes:
-        size: size of the code.
+        size: size of the code in bytes.
         saving_at: offset of ``saving`` in the code.
         saving: instructions that save the caller's registers, which the code must have; empty if
-            it saves none.
+            none.
         program: CFA program; empty if the rules depend on the code.
     """
 
@@ -49,7 +47,7 @@ class Shape(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A row of the table: start of a function, number of its name, location of its frame sizes."""
+    """A row of the table: a function's start, number of its name, location of its frame sizes."""
 
     start: int
     name: int
@@ -60,9 +58,7 @@ class Function(NamedTuple):
 class Table:
     """Parses ``.gopclntab``. Raises ``ValueError`` if the table is damaged or unsupported.
 
-    Args:
-        data: the table.
-        quantum: size of the smallest instruction, in bytes.
+    ``quantum`` is the size of the smallest instruction, in bytes.
     """
 
     def __init__(self, data: bytes, quantum: int) -> None:
@@ -92,7 +88,7 @@ class Table:
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` for damage."""
+        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` if damaged."""
         data, quantum = self._data, self._quantum
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
@@ -108,7 +104,7 @@ class Table:
 
 
 def parse_number(data: bytes, at: int) -> tuple[int, int]:
-    """Parses a varint of up to 32 bits, and returns the number and its end."""
+    """Parses a varint of up to 32 bits. Returns the number and the position after it."""
     value = 0
     for shift in range(0, 29, 7):
         byte = data[at]

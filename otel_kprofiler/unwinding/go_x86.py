@@ -71,10 +71,8 @@ _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
     """Makes the unwind rows of a function.
 
-    Args:
-        sizes: frame sizes.
-        saves: whether the caller's rbp is saved at the top of each frame; otherwise its location is
-            unknown.
+    ``saves`` states whether the caller's rbp is saved at the top of each frame. Otherwise, its
+    location is unknown.
     """
     rows, at, now = [(0, b"" if saves else RBP_LOST)], 0, 0
     for end, size in sizes:
@@ -91,10 +89,8 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
     """Makes the rows of a function that switches to the stack of ``m.g0``.
 
-    Args:
-        code: the function's code.
-        rows: unwind rows from the frame sizes alone, ascending by code offset.
-        behind: unwind rule after the switch.
+    ``rows`` come from the frame sizes alone, ascending by code offset. ``behind`` is the unwind
+    rule after the switch.
     """
     at = _find_load(code, 0)
     if at < 0:
@@ -117,11 +113,8 @@ def _find_load(code: bytes, start: int) -> int:
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
     """Makes the rows of a function that calls the vDSO on another stack, and keeps its rsp in r12.
 
-    Args:
-        sizes: the function's frame sizes.
-        rows: unwind rows from the frame sizes alone, ascending by code offset.
-        left: end of the instruction that saves rsp.
-        back: end of the instruction that restores rsp.
+    ``rows`` come from the frame sizes alone, ascending by code offset. ``left`` is the end of the
+    instruction that saves rsp, and ``back`` the end of the one that restores it.
     """
     size = next((size for end, size in sizes if left < end), 0) + 8
     if size > _MAX_BYTE:
@@ -139,12 +132,8 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 def make_call_of_c(code: bytes, rows: Rows) -> Rows:
     """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
 
-    It saves the goroutine and the distance of its frame from the end of the goroutine's stack,
-    because C may call Go functions, for which the runtime may move that stack.
-
-    Args:
-        code: the function's code.
-        rows: unwind rows from the frame sizes alone, ascending by code offset.
+    C may call Go functions, for which the runtime may move the goroutine's stack. Therefore,
+    asmcgocall saves the goroutine and the distance of its frame from the end of that stack.
     """
     parts = _CALL_OF_C.match(code)
     if not parts:
@@ -167,7 +156,7 @@ def make_call_of_c(code: bytes, rows: Rows) -> Rows:
 
 
 class X86:
-    """Makes the rows of functions of a table."""
+    """Makes the unwind rows of a table's functions."""
 
     QUANTUM: Final = 1
     CIE_REST: Final = CIE_REST
@@ -185,7 +174,7 @@ class X86:
         self._called_by_c = table.number(b"runtime.cgocallback")  # same frames on both stacks
 
     def make_shape(self, sizes: Sizes) -> Shape:
-        """Makes the properties of functions that save rbp, if they have a frame."""
+        """Returns the shape of functions that save rbp, if they have a frame."""
         size, depths = sizes[-1][0], [depth for _, depth in sizes]
         if min(depths) < 0:
             return Shape(size, 0, b"", b"")
@@ -194,13 +183,7 @@ class X86:
         return Shape(size, sizes[0][0] - 1, _PUSH if pushes else b"", program)
 
     def make_rows(self, function: Function, sizes: Sizes, code: bytes) -> Rows | None:
-        """Makes the rows of any function; None if it needs no entry.
-
-        Args:
-            function: the function's row of the table.
-            sizes: its frame sizes.
-            code: its code.
-        """
+        """Makes the rows of any function; None if it needs no entry."""
         depths = [depth for _, depth in sizes]
         if min(depths) < 0:
             return None  # the function pops its return address

@@ -39,7 +39,7 @@ def image_pages(tables: Tables) -> int:
 
 
 def check_texts(texts: tuple[Segment, ...]) -> None:
-    """Raise :class:`TableRefused` if the header has too little room for these segments."""
+    """Raise :class:`TableRefused` if there are no segments, or too many for the header."""
     if not texts:
         raise TableRefused(Refusal.NO_TEXT)
     if len(texts) > MAX_TEXTS:
@@ -49,17 +49,10 @@ def check_texts(texts: tuple[Segment, ...]) -> None:
 def write_image(
     target: memoryview, source: Source, tables: Tables, elf: ElfFile, serial: int
 ) -> None:
-    """Fill an inner map, which must contain only zeros.
+    """Fill an inner map, which has :func:`image_pages` pages of zeros.
 
-    Args:
-        target: the map's memory, which has :func:`image_pages` pages.
-        source: content of the file.
-        tables: locations of the file's tables.
-        elf: the file's ELF headers.
-        serial: 32-bit serial number of the loaded tables.
-
-    Raises:
-        ElfError: the file was truncated, or cannot be read.
+    ``serial`` is the 32-bit serial number of the loaded tables. Raises ``ElfError`` if the file was
+    truncated or cannot be read.
     """
     frames_at, frames = _frames_at(tables), tables.frames
     _HEADER.pack_into(

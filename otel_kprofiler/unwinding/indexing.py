@@ -31,15 +31,13 @@ TIMEOUT_S: Final = 30.0
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """CPU time limit for ``.eh_frame``: ten times the time for tables that compilers write."""
 GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``: six times the time for tables that Go's linker writes, or more
-for small ones, since an emulated processor needs 2 s to start the process.
-"""
+"""CPU time limit for ``.gopclntab``: six times the time for tables that Go's linker writes; more
+for small ones, since an emulated processor needs 2 s to start the process."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
 """CPU time limit for code without tables: five times the time for musl's code."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
-"""The sections that identify functions and their addresses. A file may lack some of these."""
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
 """Names of modules for child processes; imported here, they would stay in the agent's memory."""
 _RUN_MODULE: Final = """
@@ -71,14 +69,8 @@ class Children(LimitedChildren):
     ) -> bytes:
         """Run a Python script that does not import this package. Returns its output.
 
-        Args:
-            script: path of the script.
-            fd: the file, passed as standard input.
-            arguments: command-line arguments of the script.
-            limits: resource limits of the process.
-
-        Raises:
-            TableRefused: the script failed, took too long, or was stopped.
+        ``fd`` becomes the script's standard input. Raises :class:`TableRefused` if the script
+        failed, took too long, or was stopped.
         """
         return self._run([script, *map(str, arguments)], fd, limits)
 
@@ -87,8 +79,7 @@ class Children(LimitedChildren):
     ) -> bytes:
         """Run ``main`` of a module as a script; the module may import only modules of its package.
 
-        ``module`` is the name of the module. For the other arguments and the errors, see
-        :meth:`run_script`.
+        Otherwise like :meth:`run_script`.
         """
         path = Path(__file__).parent
         packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
@@ -108,14 +99,7 @@ class Children(LimitedChildren):
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
         """Reject a section at once if it was rejected in the last hour and the file is unchanged.
 
-        Temporary failures are not remembered.
-
-        Args:
-            fd: descriptor of the file.
-            section: name of the section to read.
-
-        Raises:
-            TableRefused: the section was rejected in the last hour.
+        Raises :class:`TableRefused`. Temporary failures are not remembered.
         """
         key = section, identify_content(fd)
         if (reason := self._refused.find(key)) is not None:
@@ -133,14 +117,8 @@ def index_frames(
 ) -> Tables:
     """Make the search table of ``.eh_frame``; blocks until the process has exited.
 
-    Args:
-        fd: the file, open for reading.
-        frames: location of the section.
-        timeout_s: time after which the process is killed, in seconds.
-        children: runs the child process.
-
-    Raises:
-        TableRefused: the section is damaged or too large, or the process exceeded a limit.
+    Raises :class:`TableRefused` if the section is damaged or too large, or if the process exceeded
+    a limit. After ``timeout_s``, the process is killed.
     """
     if frames.size > MAX_FRAMES_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
@@ -167,16 +145,8 @@ def index_go(
 ) -> Tables:
     """Make tables from ``.gopclntab``; blocks until the process has exited.
 
-    Args:
-        fd: the file, open for reading.
-        elf: the file's parsed headers.
-        table: the file's ``.gopclntab``.
-        text: the file's ``.text``.
-        others: the file's existing tables, for C code.
-        children: runs the child process.
-
-    Raises:
-        TableRefused: the table is damaged, too large or unknown, or the process exceeded a limit.
+    ``others`` are the file's existing tables, for C code. Raises :class:`TableRefused` if the table
+    is damaged, too large or unknown, or if the process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".gopclntab of {table.size} bytes")
@@ -203,17 +173,8 @@ def index_code(
 ) -> Tables:
     """Make tables from machine code; blocks until the process has exited.
 
-    Args:
-        fd: the file, open for reading.
-        source: the file's content.
-        elf: the file's parsed headers.
-        gaps: ranges of code without unwind rules.
-        others: the file's existing tables.
-        children: runs the child process.
-
-    Raises:
-        TableRefused: the code is too large, or the process exceeded a limit.
-        ElfError: the section headers are damaged.
+    ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
+    too large or the process exceeded a limit, and ``ElfError`` if the section headers are damaged.
     """
     size = sum(end - start for start, end in gaps)
     if size > MAX_CODE_BYTES:

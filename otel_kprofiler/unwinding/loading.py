@@ -46,7 +46,6 @@ class MakeTables(Protocol):
 
 
 Index = Callable[[MakeTables], Tables]
-"""Function that runs a :class:`MakeTables` and returns the tables."""
 
 _FRAMES: Final = b".eh_frame"
 _TEXT: Final = b".text"
@@ -73,13 +72,7 @@ class LoadableTables:
 
 
 class Code(NamedTuple):
-    """The requested file, with its ELF headers.
-
-    Attributes:
-        source: the file's content.
-        elf: the file's parsed headers.
-        file: the opened file; None for the vDSO.
-    """
+    """The requested file, with its ELF headers; ``file`` is None for the vDSO."""
 
     source: Source
     elf: ElfFile
@@ -96,9 +89,8 @@ def open_code(
 ) -> Code:
     """Open the requested file, and record its details.
 
-    Raises:
-        TableRefused: the file could not be opened, or is not an ELF file. The details of a readable
-            file are kept.
+    Raises :class:`TableRefused` if the file cannot be opened, or is not an ELF file. The details of
+    a readable file are recorded even then.
     """
     with refusing():
         if request.key == VDSO:
@@ -142,11 +134,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """Finds the tables of opened code, which must stay open while the tables are in use.
-
-    Raises:
-        TableRefused: the tables are not usable.
-    """
+    """Finds the tables of opened code, which must stay open. Raises :class:`TableRefused`."""
     with refusing():
         return _find(code.source, code.elf, code.file, index)
 
@@ -195,7 +183,7 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _index_frames_of_c(
     source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 ) -> Tables | None:
-    """Makes the search table for C code in a Go program; None if it has none that can be used."""
+    """Makes the search table for C code in a Go program; None if no usable table can be made."""
     try:
         return _index_frames(source, elf, opened, index)
     except TableRefused as error:

@@ -38,13 +38,7 @@ class FileState(enum.IntEnum):
 
 
 class MapSizes(NamedTuple):
-    """Sizes of the maps.
-
-    Attributes:
-        files: maximum number of files in the map.
-        slots: maximum number of loaded tables.
-        ring_bytes: size of the request ring in bytes.
-    """
+    """Limits on files and loaded tables, and the size of the request ring in bytes."""
 
     files: int
     slots: int
@@ -54,14 +48,8 @@ class MapSizes(NamedTuple):
 class TableMaps:
     """Accesses the maps; methods are atomic with respect to each other.
 
-    Args:
-        map_fd: returns the descriptor of a map by name. The loaded object owns the descriptors;
-            ``TableMaps`` keeps duplicates, since a thread hung in a file system may outlive the
-            object.
-        sizes: sizes with which the object was loaded.
-
-    Raises:
-        OSError: a map could not be mapped into memory.
+    Duplicates the descriptors, since a thread hung in a file system may outlive the loaded object
+    that owns them. Raises ``OSError`` if a map cannot be mapped into memory.
     """
 
     def __init__(self, map_fd: Callable[[str], int], sizes: MapSizes) -> None:
@@ -73,13 +61,10 @@ class TableMaps:
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
 
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
-        """Create and fill an inner map; returns a descriptor, which the caller closes.
+        """Create and fill an inner map. Returns a descriptor, which the caller closes.
 
-        The map's memory is mapped only while it is filled, so that it does not count as memory of
-        this process.
-
-        Raises:
-            OSError: the process lacks a capability, or memory is exhausted.
+        The map is mapped into memory only while it is filled, so it does not count as memory of
+        this process. Raises ``OSError`` if the process lacks a capability, or memory is exhausted.
         """
         fd = create_inner_map(pages, "unwind_table")
         try:
@@ -106,19 +91,16 @@ class TableMaps:
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Forget a file; the program requests it again at the next sample in the file."""
+        """Forget a file; the BPF program requests it again at the next sample in the file."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Invalidate the program's cache of mappings; only one thread may call this at a time."""
+        """Invalidate the BPF program's cache of mappings; not for concurrent use."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
-        """Returns the boottime of the last sample that used each slot's table.
-
-        The value is 0 for an unused slot.
-        """
+        """Returns the boottime of each slot's last use by a sample; 0 if there was none."""
         return self._used.words.tolist()
 
     def close(self) -> None:
@@ -131,8 +113,6 @@ class TableMaps:
 
 
 class _Words:
-    """A mapped array of 64-bit words."""
-
     def __init__(self, map_fd: int, count: int) -> None:
         size = -(-count * _WORD_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         self._mapped = mmap.mmap(map_fd, size)
@@ -144,5 +124,5 @@ class _Words:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether the kernel had too little memory for a map, or refused to allocate it."""
+    """Returns whether an error means that the kernel had no memory for a map, or refused it."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

@@ -15,7 +15,6 @@ _REQUEST: Final = struct.Struct("=QIIQQQIIQQ")
 
 
 VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)
-"""Key of the vDSO, which is not a file."""
 
 
 def parse_requests(chunk: bytes) -> Iterator[FileRequest]:

@@ -1,6 +1,6 @@
 """Distributes requests to workers, round-robin by process.
 
-Files are opened immediately, because processes may exit. Tables are loaded as the CPU share allows.
+Files are opened immediately, because processes may exit. Tables follow as the CPU share allows.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open until their tables are loaded. Further files are reopened
-later.
-"""
+"""Maximum number of files kept open until their tables are loaded; others are reopened."""
 
 
 class Opened(NamedTuple):
-    """A request whose file has been opened.
-
-    Attributes:
-        request: the request, which identifies the file.
-        code: the open file; None if it must be reopened.
-    """
+    """A request whose file has been opened; ``code`` is None if the file must be reopened."""
 
     request: FileRequest
     code: Code | None
@@ -33,11 +26,8 @@ class Opened(NamedTuple):
 class RequestQueue:
     """A queue of requests and opened files; thread-safe.
 
-    Args:
-        open_share: long-term share of one CPU for opening files.
-        load_share: long-term share of one CPU for loading tables.
-        loaders: maximum number of concurrent loads; other workers open files.
-        now_ns: returns the current time.
+    The long-term shares of one CPU are ``open_share`` for opening files and ``load_share`` for
+    loading tables. Workers beyond ``loaders`` only open files.
     """
 
     def __init__(
@@ -67,10 +57,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for the next task. The caller then owns the task's file.
-
-        Returns None after :meth:`stop`.
-        """
+        """Waits for the next task; the caller closes its file. Returns None after :meth:`stop`."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:

@@ -18,9 +18,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Maximum number of processes that are iterated over one at a time. If there are more, all
-processes of the host are listed.
-"""
+"""Most processes that are iterated over one at a time; for more, the whole host is listed."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -51,18 +49,11 @@ def list_running(
 ) -> list[FileRequest]:
     """Returns a request for each file that processes have mapped as code.
 
-    Sorts files by the CPU time of their processes, then by the number of processes.
-
-    Args:
-        program_fd: the loaded program ``kprofiler_list_files``.
-        files: reads files of the host.
-        pids: process ids as in ``/proc``; empty for all processes.
-        mapped: inode numbers of further files, which this process has mapped (:func:`map_files`).
-        is_inner: whether this process is in a pid namespace other than the initial one.
-        until_s: monotonic time at which listing ends, even if incomplete.
-
-    Raises:
-        OSError: the kernel rejected the call.
+    Sorts files by the CPU time of their processes, then by the number of processes. ``pids`` are as
+    in ``/proc``; empty for all processes. ``mapped`` are inode numbers of further files, which this
+    process has mapped (:func:`map_files`). ``is_inner`` states whether this process is in a pid
+    namespace other than the initial one. Listing ends at the monotonic time ``until_s``, even if
+    incomplete. Raises ``OSError`` if the kernel rejects the call.
     """
     users: dict[FileKey, set[int]] = {}
     requests: dict[FileKey, FileRequest] = {}

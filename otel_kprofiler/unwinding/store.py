@@ -1,6 +1,6 @@
 """Serves the BPF program's requests for files' unwind tables.
 
-One thread takes requests from their ring; a few others open files, and load and publish tables.
+One thread takes requests from their ring. A few others open files, and load and publish tables.
 Publishing waits for an RCU grace period, about 15 ms, which several threads may share.
 """
 
@@ -50,13 +50,11 @@ from otel_kprofiler.unwinding.requests import Opened, RequestQueue
 from otel_kprofiler.unwinding.table import Tables
 
 _HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
-"""Time after a temporary failure until the file is retried."""
 OPEN_SHARE: Final = 0.05
 """Long-term share of one CPU for opening files and reading headers; a burst may take 1 s."""
 CPU_SHARE: Final = 0.05
 """Long-term share of one CPU for loading tables. Making tables in child processes has a separate
-share of the same size, so that a large Go program does not delay other files.
-"""
+share of the same size, so that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
@@ -76,14 +74,10 @@ class _PostponedError(Exception):
 
 
 class TableStore:
-    """Loads tables in the background, between ``start`` and ``close``.
+    """Loads tables in the background, between :meth:`start` and :meth:`close`.
 
-    Args:
-        maps: maps of the loaded program; closed with the store.
-        files: reads files of the host.
-        limits: memory limits for tables.
-        now_ns: returns the boottime, the program's clock.
-        known_files: receives the details of opened files.
+    Closes ``maps`` with the store. ``now_ns`` returns the boottime, the clock of the BPF program.
+    ``known_files`` receives the details of opened files.
     """
 
     def __init__(
@@ -142,11 +136,9 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load as many tables as fit, before samples request them; blocks.
 
-        Elapsed time is limited, not CPU time, because each Go program may take half a second.
-
-        Args:
-            requests: requests for files that are not pending, most important first.
-            until_s: monotonic time at which loading and waiting end.
+        Limits the elapsed time, not the CPU time, because each Go program may take half a second.
+        ``requests`` are for files that are not pending, most important first. ``until_s`` is the
+        monotonic time at which loading ends.
         """
         self._is_preloading = True
         try:
@@ -171,8 +163,8 @@ class TableStore:
     def _wait_early(self, most: int, until_s: float) -> bool:
         """Wait until at most ``most`` early requests are pending; returns False on timeout.
 
-        A file that waits for its turn to have tables made counts only if ``most`` is 0, so that it
-        does not delay other files.
+        A file that waits for its turn to have tables made counts only if ``most`` is 0. Otherwise,
+        it would delay other files.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -230,7 +222,6 @@ class TableStore:
         self._gate.after_fork()
 
     def _take(self) -> None:
-        """Take requests from the ring, and forget expired refusals."""
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._epoll.register(self._maps.ring_fd, select.EPOLLIN | select.EPOLLET)
         while not self._stopping.is_set():
@@ -258,10 +249,7 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Open a file or load its tables; returns the CPU time, 0 if the device does not respond.
-
-        If the device does not respond, the request stays pending until it does.
-        """
+        """Open a file or load its tables; returns the CPU time, or 0 while the device hangs."""
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
 
@@ -320,7 +308,6 @@ class TableStore:
         return details.path if details else f"inode {key.inode} of device {key.device:#x}"
 
     def _load_tables(self, key: FileKey, loadable: LoadableTables) -> None:
-        """Make space, fill a map and publish it."""
         claim = self._claim(loadable.pages * PAGE_BYTES, evicts=key not in self._early)
         with self._lock:
             self._serial += 1
@@ -347,7 +334,6 @@ class TableStore:
             raise
 
     def _claim(self, size: int, *, evicts: bool) -> Claim:
-        """Make space for a table, and remove other tables if needed."""
         with self._lock:
             claim = self._space.claim(
                 size, self._maps.last_uses_ns(), self._now_ns(), evicts=evicts
@@ -441,7 +427,6 @@ class TableStore:
                 self._turn_ns = 0
 
     def _resume(self) -> None:
-        """Requeue the postponed requests whose turn it is."""
         with self._lock:
             resumed = list(iter(self._take_turn, None))
         for request in resumed:

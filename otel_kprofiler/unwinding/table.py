@@ -2,9 +2,8 @@
 
 ``.eh_frame_hdr`` has a header of 12 bytes and a sorted table of pairs: the start of a function and
 its entry in ``.eh_frame``, each as a signed 32-bit distance from the address of ``.eh_frame_hdr``
-(Linux Standard Base, "Exception Frames"). Both tables are copied unchanged. The checks reject
-unusable tables. The program checks every bound again, since the file may change between check and
-copy.
+(Linux Standard Base, "Exception Frames"). Both tables are copied unchanged. The BPF program checks
+every bound again, since the file may change between this check and the copy.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 ENTRY_BYTES: Final = 8
 """Size of a pair in the search table, in bytes."""
 MAX_ENTRIES: Final = 1 << 22
-"""Maximum number of entries that the program's binary search can handle. Browsers have up to about
-600,000 entries.
-"""
+"""Maximum number of entries for the BPF program's binary search; browsers have about 600,000."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
 """Maximum size of ``.eh_frame`` in bytes; the program uses 28 bits for a position in it."""
 
@@ -43,8 +40,7 @@ class Tables(NamedTuple):
     Attributes:
         origin: base address (SVMA) of the pairs.
         search_offset: offset of the pairs in the file; None if the pairs are in ``made``.
-        entries: number of pairs.
-        frames: ``.eh_frame`` up to the end of the last entry in the pairs.
+        frames: ``.eh_frame`` up to the end of the last entry that the pairs refer to.
         made: pairs made from the ``.eh_frame`` of a file without a search table.
         made_frames: ``.eh_frame`` entries that were made, which follow the file's entries.
     """
@@ -75,9 +71,7 @@ class Tables(NamedTuple):
 def find_tables(source: Source, elf: ElfFile) -> Tables | None:
     """Find and check the tables; None if the file may have ``.eh_frame``, but no search table.
 
-    Raises:
-        TableRefused: the tables are not usable.
-        ElfError: the tables are not in the file.
+    Raises :class:`TableRefused` if the tables are not usable, or ``ElfError`` if not in the file.
     """
     if elf.search is None:
         return None
@@ -103,11 +97,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Check that pairs are sorted by function; returns the lowest and highest entry address.
-
-    Raises:
-        TableRefused: the pairs are not sorted.
-    """
+    """Returns the lowest and highest entry address; raises :class:`TableRefused` if unsorted."""
     last = lowest = highest = None
     for chunk in chunks:
         numbers = memoryview(chunk).cast("i")
@@ -140,7 +130,6 @@ def read_chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
 
 
 def _frames_until(source: Source, loads: tuple[Segment, ...], address: int, last: int) -> Segment:
-    """Returns ``.eh_frame`` from its start to the end of the entry at ``last``."""
     at = find_offset(loads, last, _LENGTH.size)
     (length,) = _LENGTH.unpack(source.read(at, _LENGTH.size))
     if length >= _LENGTH_IS_64_BITS:

@@ -2,7 +2,7 @@
 
 The opcode maps are in the Intel SDM, volume 2, appendix A. Only the instructions with which
 compilers and C libraries move rsp are decoded. Any other write to rsp is :attr:`Effect.LOSE_SP`.
-Imports nothing from this package, since child processes use it without the package's other modules.
+Runs in child processes, so it imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -138,9 +138,7 @@ _FIXED: Final = {
 def decode(code: bytes, at: int) -> Instruction:  # noqa: PLR0911 - one for each opcode map
     """Decodes one instruction; :data:`INVALID` if there is none.
 
-    Args:
-        code: machine code, with at least :data:`MAX_BYTES` more bytes after the instruction.
-        at: offset of the instruction.
+    At least :data:`MAX_BYTES` bytes must follow the instruction at offset ``at``.
     """
     start, rex, narrow = at, 0, False
     op = code[at]
@@ -204,17 +202,7 @@ def _signed(code: bytes, at: int, end: int) -> int:
 
 
 class _Operands(NamedTuple):
-    """Operands of an instruction with a ModRM byte.
-
-    Attributes:
-        code: machine code.
-        at: offset of the ModRM byte.
-        end: offset after the ModRM byte, its SIB byte and its displacement.
-        rex: the REX prefix; 0 if there is none.
-        rm: the register in the lower bits; -1 for memory.
-        reg: the register, or the operation, in the middle bits.
-        is_narrow: whether operands have 16 bits.
-    """
+    """Operands of an instruction whose ModRM byte is at ``at``; ``rm`` is -1 for memory."""
 
     code: bytes
     at: int
@@ -226,7 +214,6 @@ class _Operands(NamedTuple):
 
 
 def _modrm_effect(operands: _Operands, op: int) -> tuple[int, int]:
-    """Returns the effect and its value, which usually depend on the operand that is written."""
     read = _READERS.get(op)
     if read is not None:
         return read(operands)
@@ -301,7 +288,6 @@ def _move(operands: _Operands, to: int, source: int, memory: Effect) -> tuple[in
 
 
 def _address(operands: _Operands) -> tuple[int, int]:
-    """Returns the effect of ``lea``."""
     code, at, rex, to = operands.code, operands.at, operands.rex, operands.reg
     if code[at] & 0xC7 == _BY_PC:
         return (Effect.LOSE_SP if to == _SP else Effect.REFERENCE), _WORD(code, at + 1)[0]

@@ -53,7 +53,6 @@ _LATE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the receivers on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # gRPC reads this on import. By default, clients could fill the terminal with its messages.

@@ -75,7 +75,6 @@ def _remove_abandoned(place: str) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Returns whether this user owns a directory that no process uses or is about to use."""
     try:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
@@ -91,8 +90,7 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
 def lock(path: str) -> int:
     """Open a file, created if missing, and lock it; returns the descriptor that holds the lock.
 
-    Raises:
-        KProfilerError: the file cannot be opened, or is in use.
+    Raises ``KProfilerError`` if the file cannot be opened, or is in use.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,12 +116,8 @@ def _connect(path: str) -> sqlite3.Connection:
 def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
     """Opens a connection that writes a store; creates the store if the file is empty.
 
-    Args:
-        path: the file, which is locked.
-        synchronous: transaction durability, for ``PRAGMA synchronous``.
-
-    Raises:
-        KProfilerError: the file is not a store.
+    The file must be locked. ``synchronous`` is the value for ``PRAGMA synchronous``. Raises
+    ``KProfilerError`` if the file is not a store.
     """
     is_new = not os.path.getsize(path)
     database = _connect(path)

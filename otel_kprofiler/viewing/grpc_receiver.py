@@ -1,7 +1,7 @@
 """Receives OTLP profiles over gRPC, even with many clients that send slowly or not at all.
 
-gRPC assigns a thread to a call before its message has arrived. To avoid being blocked by calls
-whose message never arrives, no call waits long for its message while others wait for a thread.
+gRPC assigns a thread to a call before its message has arrived. A call whose message never arrives
+would block that thread, so no call waits long for its message while others wait for a thread.
 Senders retry cancelled calls.
 """
 
@@ -33,9 +33,7 @@ from otel_kprofiler.viewing.receiver import (
 THREADS: Final = 8
 """Maximum number of calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Maximum number of calls that are running or waiting. Further calls are rejected with a retry
-delay.
-"""
+"""Maximum number of calls running or waiting; others are rejected with a retry delay."""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
@@ -59,15 +57,8 @@ _OPTIONS: Final = (
 class GrpcReceiver:
     """Receives over plaintext gRPC until closed.
 
-    Args:
-        endpoint: ``host:port`` to listen on; port 0 selects a free port.
-        intake: processes the requests.
-
-    Attributes:
-        port: TCP port that the receiver listens on.
-
-    Raises:
-        HostError: the receiver cannot listen on the endpoint.
+    ``endpoint`` is the ``host:port`` to listen on; port 0 selects a free port, and :attr:`port` is
+    the resulting one. Raises ``HostError`` if the receiver cannot listen there.
     """
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
@@ -98,8 +89,6 @@ class GrpcReceiver:
 
 
 class _Methods(grpc.GenericRpcHandler):
-    """Implements ``ProfilesService/Export``, and rejects other methods with the reason."""
-
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._lock = threading.Lock()

@@ -19,9 +19,7 @@ _HEADER: Final = struct.Struct("=IHHII")
 _OPTIONS: Final = struct.Struct("=BBBxI")
 """The first fields of inet_diag_req_v2: family, protocol, extensions, states."""
 _SOCKET_ID: Final = struct.Struct("!HH16s16s")
-"""The first fields of inet_diag_sockid: ports, local and remote address. Interface and cookie
-follow.
-"""
+"""The first fields of inet_diag_sockid: ports, local and remote address."""
 _INTERFACE: Final = struct.Struct("=I8s")
 _MESSAGE: Final = struct.Struct("=B3x36s24xII")
 """The fields used in inet_diag_msg: family, socket id, user, inode."""
@@ -61,11 +59,8 @@ class _Socket(NamedTuple):
 def find_peer_user(connection: socket.socket) -> int | None:
     """Returns the user of the process at the other end; None if the process is not on this host.
 
-    Args:
-        connection: a TCP connection between loopback addresses.
-
-    Raises:
-        OSError: the kernel's table of connections cannot be read.
+    The connection is a TCP connection between loopback addresses. Raises ``OSError`` if the
+    kernel's table of connections cannot be read.
     """
     here, peer = _parse(connection.getsockname()), _parse(connection.getpeername())
     try:
@@ -87,10 +82,8 @@ def _parse(name: tuple[str, int]) -> _End:
 def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
     """Look up a socket by its addresses and ports (sock_diag(7)); None if there is none.
 
-    pyroute2's ``DiagSocket`` is not used, because it can only list all sockets.
-
-    Raises:
-        OSError: the kernel does not support such requests, or forbids them.
+    Raises ``OSError`` if this is not supported or forbidden. pyroute2's ``DiagSocket`` can only
+    list all sockets.
     """
     family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
     addresses = local.address.packed, remote.address.packed
@@ -118,7 +111,6 @@ def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
 
 
 def _search_table(local: _End, remote: _End) -> _Socket | None:
-    """Look up a connection in /proc/net/tcp, which lists all connections."""
     ends = local, remote
     if local.address.version == 4:
         mapped = [_End(ip_address(f"::ffff:{end.address}"), end.port) for end in ends]
@@ -137,7 +129,6 @@ def _search(path: str, local: _End, remote: _End) -> _Socket | None:
 
 
 def _format(end: _End) -> str:
-    """Formats address and port like the tables in /proc/net: words in native byte order."""
     packed = end.address.packed
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"

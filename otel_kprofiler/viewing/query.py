@@ -43,15 +43,9 @@ _LOST: Final = "SELECT total(lost) FROM losses WHERE end_ns > :start AND start_n
 
 
 class StoreAnswers:
-    """Answers the page's queries, one at a time.
+    """Answers the page's queries, one at a time, while other processes may write to the store.
 
-    Args:
-        path: path of the store. Other processes may write to the store concurrently.
-        title: heading of the page.
-        now_ns: returns Unix time in nanoseconds.
-
-    Attributes:
-        is_live: whether new samples may arrive.
+    :attr:`is_live` states whether new samples may arrive.
     """
 
     def __init__(self, path: str, *, title: str, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -69,9 +63,8 @@ class StoreAnswers:
     def __call__(self, query: Query) -> Iterator[bytes]:
         """Yields the data as pieces of JSON.
 
-        Raises:
-            QueryError: the resource does not exist.
-            KProfilerError: the store cannot be read.
+        Raises ``QueryError`` if there is no such resource, and ``KProfilerError`` if the store
+        cannot be read.
         """
         with self._lock:
             try:
@@ -147,15 +140,9 @@ class _Thread(NamedTuple):
 
 
 class _Content:
-    """The samples in a time range.
+    """The samples in a time range. Raises ``QueryError`` if the resource does not exist.
 
-    Args:
-        database: the store, in a transaction.
-        span: the time range.
-        resource: id of the resource whose samples are selected; empty for all.
-
-    Raises:
-        QueryError: the resource does not exist.
+    ``database`` must be in a transaction. An empty ``resource`` selects all resources.
     """
 
     def __init__(self, database: sqlite3.Connection, span: _Span, resource: str) -> None:
@@ -192,7 +179,6 @@ class _Content:
         self._columns = self._read_columns()
 
     def about(self) -> About:
-        """Returns the counts, host names and other data about all selected samples."""
         names: dict[str, list[str]] = {"host.name": [], "os.version": []}
         for name, value in sorted(self._of_chosen):
             names.get(name, []).append(value)
@@ -208,7 +194,6 @@ class _Content:
         )
 
     def resources(self) -> list[dict[str, Any]]:
-        """Returns the resources in the time range, those with the most samples first."""
         attributes = sorted(self._attributes.items(), key=lambda pair: (-pair[1], pair[0]))
         choices = [
             {"id": f"{name}={value}", "name": f"{name} {value}", "samples": count}
@@ -218,7 +203,6 @@ class _Content:
         return choices[:_MOST_RESOURCES]
 
     def columns(self) -> dict[str, Any]:
-        """Returns samples as columns, and the tables that the columns refer to."""
         processes: dict[tuple[str, int | None], int] = {}
         threads = []
         for number in self._chosen:
@@ -240,7 +224,6 @@ class _Content:
         return _Thread(*self._database.execute(query, (number,)).fetchone())
 
     def _read_attributes(self) -> dict[int, list[tuple[str, str]]]:
-        """Reads the attributes of resources, by resource number."""
         query = "SELECT name, value FROM attributes WHERE resource = ?"
         resources = {thread.resource for thread in self._threads.values()}
         return {
@@ -251,7 +234,6 @@ class _Content:
     def _read_kinds(
         self, wanted: set[int]
     ) -> tuple[dict[int, tuple[ProfileKind, int]], dict[ProfileKind, set[int]]]:
-        """Reads kinds and periods by their numbers, and all periods of each kind."""
         numbers: dict[int, tuple[ProfileKind, int]] = {}
         periods: dict[ProfileKind, set[int]] = {}
         for number, *texts, period_ns in self._database.execute("SELECT * FROM kinds ORDER BY id"):

@@ -56,12 +56,8 @@ _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits, by 
 class Counts:
     """Counts of received requests and samples.
 
-    Attributes:
-        requests: number of requests accepted, at least in part.
-        refused: number of requests not accepted.
-        kept: number of samples that were added.
-        outdated: number of samples too old to be added.
-        repeated: number of samples that had been received before.
+    ``requests`` counts requests accepted at least in part. ``outdated`` samples were too old to be
+    added, and ``repeated`` samples had been received before.
     """
 
     requests: int = 0
@@ -74,8 +70,7 @@ class Counts:
 def find_version_problem(values: Sequence[str]) -> str:
     """Returns why the schema version of a request is unsupported; empty if it is supported.
 
-    Args:
-        values: all values of the request's header ``otlp-profiles-development-version``.
+    ``values`` are all values of the request's header ``otlp-profiles-development-version``.
     """
     if list(values) in ([], [DEVELOPMENT_VERSION]):
         return ""
@@ -89,14 +84,7 @@ class OverloadedError(KProfilerError):
 
 
 class Intake:
-    """Decodes requests one at a time, and passes on their samples.
-
-    Args:
-        add: receives the samples of a request.
-
-    Attributes:
-        counts: counts of all requests so far.
-    """
+    """Decodes requests one at a time, and passes their samples to ``add``."""
 
     def __init__(self, add: Callable[[Sequence[Window]], Added]) -> None:
         self.counts = Counts()
@@ -110,8 +98,8 @@ class Intake:
 
         Args:
             read: returns the decompressed request; called only when the request's turn has come.
-            is_wanted: returns whether the sender is still waiting. If not, the sender will resend
-                the request.
+            is_wanted: returns whether the sender is still waiting. If not, it will resend the
+                request.
 
         Raises:
             PayloadError: no part of the request can be read.
@@ -149,7 +137,6 @@ class Intake:
 def _response(
     windows: Sequence[Window], problems: Sequence[PayloadError], added: Added
 ) -> ExportProfilesServiceResponse:
-    """Returns a response with full or partial success."""
     said = [problem.message for problem in problems[:1]]
     rejected = sum(
         problem.count for problem in problems if isinstance(problem, DamagedProfilesError)
@@ -197,8 +184,6 @@ class _Server(HttpServer):
 
 
 class _Refused(Exception):  # noqa: N818 - a response
-    """Raised to answer a request with an error status."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -222,7 +207,6 @@ class _Handler(HttpHandler):
             self._send(HTTPStatus.OK, response)
 
     def _receive(self) -> Callable[[], bytes]:
-        """Read the request, and return a function that decompresses it."""
         headers = self.headers
         length = headers.get("Content-Length", "")
         if not length.isdecimal():
@@ -272,7 +256,6 @@ class _Handler(HttpHandler):
         self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send the reason as a ``google.rpc.Status``."""
         if code == HTTPStatus.NOT_IMPLEMENTED:  # an HTTP method that is not implemented
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, ONLY_PROFILES
         self.close_connection = True

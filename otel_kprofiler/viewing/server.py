@@ -24,14 +24,11 @@ from otel_kprofiler.viewing.peers import find_peer_user, find_trusted_users
 from otel_kprofiler.viewing.source_files import SourceError, read_source
 
 DATA: Final = "profile.json"
-"""Path from which the page fetches its data."""
 SOURCE: Final = "source.json"
 """Path from which the page fetches a source file, with the query ``file``."""
 
 _TIMEOUT_S: Final = 120.0
-"""Time limit for a connection, in seconds, enough to send an hour of samples over a slow connection
-such as ssh.
-"""
+"""Time limit for a connection in seconds, enough to send an hour of samples over slow ssh."""
 _SILENCE_S: Final = 20.0
 _MAX_QUERY: Final = 2000
 _MAX_MS: Final = 1 << 50
@@ -71,17 +68,16 @@ class Query(NamedTuple):
 
 
 Answer = Callable[[Query], Iterable[bytes]]
-"""Function that returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
+"""Returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
 
 NamesFile = Callable[[str], bool]
-"""Function that returns whether a frame of the profile has this source file."""
+"""Returns whether a frame of the profile has this source file."""
 
 
 def parse_query(text: str) -> Query:
     """Parses the query of a URL: ``from``, ``to``, ``last``, ``resource``.
 
-    Raises:
-        QueryError: a number is invalid or too large, or the query is too long.
+    Raises :class:`QueryError` if a number is invalid or too large, or the query is too long.
     """
     if len(text) > _MAX_QUERY:
         raise QueryError("the query is too long")
@@ -104,7 +100,7 @@ def _number(fields: dict[str, list[str]], name: str) -> float | None:
 
 
 class PageServer:
-    """Serves the page until closed.
+    """Serves the page until closed. Raises ``HostError`` if it cannot listen on the endpoint.
 
     Args:
         endpoint: ``host:port`` to listen on; port 0 selects a free port.
@@ -112,12 +108,6 @@ class PageServer:
         answer: produces the data; called in server threads.
         names_file: returns whether a source file is served. It is called in server threads, and on
             loopback addresses only.
-
-    Attributes:
-        address: URL of the page, for browsers.
-
-    Raises:
-        HostError: the server cannot listen on the endpoint.
     """
 
     def __init__(
@@ -153,7 +143,6 @@ class _Server(HttpServer):
         super().__init__(endpoint, _Handler, name="view", timeout_s=_TIMEOUT_S)
 
     def names(self) -> list[str]:
-        """Returns the names that other hosts may use for this server."""
         return [] if is_loopback(self.host) else [socket.gethostname().lower()]
 
 
@@ -201,7 +190,6 @@ class _Handler(HttpHandler):
         return self.server.answer(parse_query(query))
 
     def _read(self, query: str) -> Iterable[bytes]:
-        """Returns the source file that a query names, and the name of this host."""
         if self._user is None:
             raise SourceError(
                 "source files are shown only on a page that other hosts cannot read: omit --bind"
@@ -214,7 +202,6 @@ class _Handler(HttpHandler):
         return [json.dumps({**source, "host": socket.gethostname()}).encode()]
 
     def _is_of_us(self, path: str) -> bool:
-        """Returns whether the request comes from this page or follows a link to it."""
         if self.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}:
             return True
         kind = (self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest"))
@@ -237,7 +224,6 @@ class _Handler(HttpHandler):
         self.send_body(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Send the reason as JSON, which the page shows."""
         if code == HTTPStatus.NOT_IMPLEMENTED:  # a method that this class does not implement
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, None
         text = message or HTTPStatus(code).phrase

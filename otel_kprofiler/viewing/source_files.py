@@ -23,9 +23,7 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.text import escape_controls
 
 MAX_SOURCE_BYTES: Final = 2 << 20
-"""Size limit of source files, in bytes. Hand-written files of CPython and Linux are smaller;
-generated files may exceed it.
-"""
+"""Size limit of source files. Hand-written files of CPython and Linux are smaller."""
 _MAX_LINE: Final = 2000
 _SUFFIXES: Final = frozenset({
     "adb", "ads", "asm", "c", "c++", "cc", "cjs", "cpp", "cu", "cuh", "cxx", "d", "def", "f",
@@ -48,11 +46,9 @@ class SourceError(KProfilerError):
 
 
 class SourceFile(NamedTuple):
-    r"""A source file.
+    r"""A source file's lines, separated by ``\n``, and the Unix time of its last change.
 
-    Attributes:
-        text: the file's lines, separated by ``\n``; long lines are cut.
-        modified_ms: Unix time of the file's last change in milliseconds.
+    Long lines are cut.
     """
 
     text: str
@@ -62,13 +58,9 @@ class SourceFile(NamedTuple):
 def read_source(path: str, user: int) -> SourceFile:
     """Reads a source file with the rights of a user.
 
-    Args:
-        path: absolute path, as in a frame.
-        user: id of the user. Reading as a different user needs root, and takes place in a separate
-            thread, because Linux keeps these rights per thread.
-
-    Raises:
-        SourceError: there is no such source file, or the user cannot read it.
+    ``path`` is absolute, as in a frame. Reading as a different user needs root, and takes place in
+    a separate thread, because Linux keeps these rights per thread. Raises :class:`SourceError` if
+    there is no such source file, or the user cannot read it.
     """
     if user == os.geteuid():
         return _read(path)
@@ -92,11 +84,7 @@ def read_source(path: str, user: int) -> SourceFile:
 
 
 def _become(user: int) -> None:
-    """Give this thread a user's rights to files, so that the kernel drops root's rights.
-
-    libc's functions change the groups and users of all threads, but the system calls change only
-    those of this thread.
-    """
+    """Give this thread, not all threads as libc's functions would, a user's rights to files."""
     refused = f"cannot read files as user {user}"
     machine = platform.machine()
     if machine not in _SETGROUPS:
@@ -147,10 +135,7 @@ def _is_source(path: str, data: bytes) -> bool:
 
 
 def _decode(path: str, data: bytes) -> str:
-    """Decodes text by its PEP 263 comment or byte order mark.
-
-    Without either, tries UTF-8, then Latin-1.
-    """
+    """Decodes text by its PEP 263 comment or byte order mark, else as UTF-8, else as Latin-1."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     if b"\0" in data:

@@ -1,9 +1,9 @@
 """Keeps the samples of the last hour for ``view``, in an SQLite file of bounded size.
 
-Samples are normalized. Each sample refers to its thread, and to its stack's node in the tree of all
-calls. The roots of the tree are process names, and nodes refer to frames. A frame common to many
-stacks is stored once, as is each path from the root. The samples table is a tree in time order, so
-that adding samples, dropping old samples and reading a range need no further index.
+Each sample refers to its thread, and to its stack's node in the tree of all calls. The roots of the
+tree are process names, and nodes refer to frames. A frame common to many stacks is stored once, as
+is each path from the root. The samples table is a tree in time order, so that adding samples,
+dropping old samples and reading a range need no further index.
 """
 
 from __future__ import annotations
@@ -87,17 +87,12 @@ class Added(NamedTuple):
 class SampleStore:
     """Keeps samples for a limited time, in a file. Thread-safe.
 
+    Raises ``KProfilerError`` if the file cannot be opened, is in use, or is not a store.
+
     Args:
         path: the file, created if missing, and kept on close; None for a temporary file.
         keep_s: retention time of samples, by their timestamps, in seconds.
         max_bytes: maximum size of the file; the oldest samples are dropped first.
-        now_ns: returns Unix time in nanoseconds.
-
-    Attributes:
-        path: the file.
-
-    Raises:
-        KProfilerError: the file cannot be opened, is in use, or is not a store.
     """
 
     def __init__(
@@ -149,8 +144,7 @@ class SampleStore:
     def add(self, windows: Iterable[Window]) -> Added:
         """Add samples, and drop samples that are too old or exceed the size limit.
 
-        Raises:
-            KProfilerError: the disk is full, or writing to the disk failed.
+        Raises ``KProfilerError`` if the disk is full, or writing to the disk failed.
         """
         with self._lock:
             now = self._now_ns()
@@ -253,7 +247,6 @@ class SampleStore:
         return frame_id
 
     def _id(self, table: str, columns: str, *values: Any) -> int:
-        """Returns the id of the row with these values, which is inserted if missing."""
         key = (table, *values)
         row_id = self._ids.get(key)
         if row_id is None:
@@ -281,7 +274,6 @@ class SampleStore:
             self._collect(now)
 
     def _collect(self, now: int) -> None:
-        """Remove rows that no sample refers to."""
         self._ids.clear()
         with self._database:
             for statement in _COLLECT.split(";"):
@@ -299,9 +291,8 @@ class SampleStore:
 class _Paths:
     """Locates stacks in the tree during a single :meth:`SampleStore.add`, and caches their nodes.
 
-    Args:
-        frame: returns the number of a frame.
-        node: returns the number of the node with a frame below another node.
+    ``frame`` returns the number of a frame. ``node`` returns the number of the node with a frame
+    below another node.
     """
 
     def __init__(self, frame: Callable[[FrameRow], int], node: Callable[[int, int], int]) -> None:
@@ -312,7 +303,6 @@ class _Paths:
         self._frames: dict[Frame, tuple[int, ...]] = {}
 
     def leaf(self, process: str, sample: WindowSample) -> int:
-        """Returns the node of a sample's innermost frame, below its process's name."""
         stack = sample.stack
         leaf = self._leaves.get((process, stack))
         if leaf is None:
@@ -346,7 +336,6 @@ class _Paths:
 
 @cache
 def _statements(table: str, columns: str) -> tuple[str, str]:
-    """Returns the statements that find and add a row with given values."""
     names = columns.split(", ")
     which = " AND ".join(f"{name} IS ?" for name in names)
     marks = ", ".join("?" * len(names))

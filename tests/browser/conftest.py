@@ -83,7 +83,6 @@ class Browser:
             pass
 
     def show(self, windows, fragment="", *, title="", **view):
-        """Opens the page of a profile, with the given URL fragment."""
         self.show_page(html(windows, title=title), fragment, **view)
 
     def show_page(self, page, fragment="", **view):

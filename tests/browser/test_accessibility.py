@@ -14,7 +14,6 @@ VIEWS = [f"tab={tab}" for tab in ("flame", "callers", "table", "sandwich", "sour
 
 
 def check_accessibility(page):
-    """Asserts that axe-core finds no violation on the open page."""
     if not AXE.exists():
         pytest.skip("axe-core is not installed: cd viewer && npm ci --ignore-scripts")
     page.evaluate(f"{AXE.read_text()};0")

@@ -80,7 +80,6 @@ BOXES = """viewer.panes[0].graph.boxes().map(({ box, ...shown }) => ({
 
 
 def boxes(page, name=None):
-    """Returns the drawn boxes, from the root; with ``name``, only those of that name."""
     return [box for box in page.evaluate(BOXES) if name in (None, box["name"])]
 
 
@@ -107,7 +106,6 @@ def place(page, name):
 
 
 def hover(page, name):
-    """Moves the mouse over a box until the page shows the box's details."""
     for _ in range(40):
         x, y = place(page, name)
         for by in (1, 0):
@@ -354,7 +352,7 @@ def test_samples_are_filtered_by_process_thread_and_cpu(page):
 
 
 def rows(page, table="functions"):
-    """Returns the cells of a table; the first column is without the module."""
+    """Returns the cells of a table, without the module in the first column."""
     return page.evaluate(
         f"[...viewer.panes[0].{table}.body.rows].map(row => [...row.cells].map(cell =>"
         "(cell.querySelector('button, span') ?? cell).textContent))"

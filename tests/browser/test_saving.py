@@ -20,7 +20,6 @@ COPIED = """(copied => {
 
 
 def saved(browser, folder, key, name):
-    """Saves the view through the menu, and returns the file's bytes."""
     browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
     browser.press("x", key)
     path = folder / name

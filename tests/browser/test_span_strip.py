@@ -27,7 +27,6 @@ def profile(tmp_path):
 
 
 def page_of(profile, *arguments):
-    """Writes a page with ``report``; returns its path."""
     path = f"{profile}.html"
     done = CliRunner().invoke(command, ["--force", "-o", path, *arguments, profile])
     assert done.exit_code == 0, done.output

@@ -20,7 +20,6 @@ def page(browser):
 
 
 def ms_by_state(cells):
-    """Returns a row's milliseconds by state."""
     sums = dict(zip(STATES, (round(sum(cell) / 1e6) for cell in cells), strict=True))
     return {state: ms for state, ms in sums.items() if ms}
 

@@ -77,7 +77,7 @@ def name_of(frame):
 
 
 def oracle(stack, transform):
-    """Returns a stack, which begins with its process, after a transform; None if it is dropped."""
+    """Applies a transform to a stack whose first element is its process; None if it is dropped."""
     process, *names = stack
     kind, _, chosen = transform.partition(" ")
     if kind == "application":

@@ -135,10 +135,8 @@ class Collector:
         version: the version of the Collector, without ``v``.
         grpc_endpoint: the ``host:port`` of its OTLP/gRPC receiver, without TLS.
         http_endpoint: the base URL of its OTLP/HTTP receiver.
-        output: the file with one line of OTLP JSON for each profiles request.
-        traces: the file with one line of OTLP JSON for each traces request.
-        metrics: the file with one line of OTLP JSON for each metrics request.
-        log: the log file.
+        output, traces, metrics: the files with one line of OTLP JSON for each request of that
+            signal.
     """
 
     def __init__(
@@ -175,7 +173,6 @@ class Collector:
             time.sleep(0.02)
 
     def requests(self, count):
-        """Waits until ``count`` requests have arrived; returns all requests as parsed JSON."""
         self.wait_until(lambda: self.output.read_bytes().count(b"\n") >= count)
         return [json.loads(line) for line in self.output.read_bytes().splitlines()]
 
@@ -191,11 +188,7 @@ class Collector:
 
 
 class FileReceiver(HttpServer):
-    """An OTLP/HTTP receiver that appends each JSON request to a file, as one line.
-
-    Args:
-        paths: the path of the file to write for each signal.
-    """
+    """An OTLP/HTTP receiver that appends each JSON request, as one line, to its signal's file."""
 
     def __init__(self, paths):
         self.paths = paths
@@ -209,7 +202,6 @@ class FileReceiver(HttpServer):
         request.reply(body=b"{}", Content_Type="application/json")
 
     def replace_file_exporters(self, config):
-        """Changes a Collector's configuration to send to this receiver instead of writing files."""
         settings = "compression: none, encoding: json, sending_queue: {enabled: false}"
         config = re.sub(
             r"^  file(/\w+)?: .*$",
@@ -224,13 +216,11 @@ class FileReceiver(HttpServer):
 
 @pytest.fixture
 def collector_program():
-    """Returns the path of the Collector binary that has all components."""
     return build(VERSIONS[0])
 
 
 @pytest.fixture
 def open_collector(tmp_path_factory):
-    """Returns a function that starts a Collector, by default one with a profiles pipeline."""
     started = []
 
     def start(version=VERSIONS[0], **options):
@@ -329,7 +319,6 @@ def resolve(request):
 
 @pytest.fixture
 def samples_of():
-    """Returns a function that resolves all samples of Collector requests; see ``resolve``."""
     return lambda requests: [sample for request in requests for sample in resolve(request)]
 
 

@@ -11,7 +11,6 @@ from tests.collector.units import ROOT
 
 
 def build(directory):
-    """Builds the package, uncompressed, in a directory; returns its path."""
     done = subprocess.run(
         [ROOT / "config/debian/build.sh", directory],
         env={**os.environ, "COMPRESSION": "none"},
@@ -25,7 +24,6 @@ def build(directory):
 
 
 def build_twice(directory):
-    """Builds the package and repacks it as a later revision; returns both paths."""
     first = build(directory)
     tree = directory / "tree"
     subprocess.run(["dpkg-deb", "--raw-extract", first, tree], check=True)
@@ -44,10 +42,8 @@ def build_twice(directory):
 
 
 def read_field(package, name):
-    """Returns a field of a package's control file."""
     return subprocess.check_output(["dpkg-deb", "-f", package, name], text=True).strip()
 
 
 def dependencies(package):
-    """Returns the names of the packages that a package depends on."""
     return read_field(package, "Depends").replace(" ", "").split(",")

@@ -1,7 +1,4 @@
-"""Go programs that tests run: the Collector, tools from the module proxy, and small local programs.
-
-Each is built once and cached.
-"""
+"""Builds and caches Go programs for tests: the Collector, published tools and local programs."""
 
 import fcntl
 import hashlib
@@ -20,14 +17,7 @@ BUILD_SECONDS = 1500
 
 
 def build_tool(name, version, package, tags=""):
-    """Builds a tool at a version, unless it is cached; returns its path.
-
-    Args:
-        name: the name of the program in the cache, without the version.
-        version: the version of the tool's module, with ``v``.
-        package: the import path of the tool's ``main`` package.
-        tags: build tags, separated by commas.
-    """
+    """Returns the path of a tool, which is built unless cached; commas separate build tags."""
 
     def build(directory, program):
         Path(directory, "go.mod").write_text("module tool\n\ngo 1.26.0\n")
@@ -38,7 +28,6 @@ def build_tool(name, version, package, tags=""):
 
 
 def build_program(sources):
-    """Builds the Go program whose sources are in a directory; returns the program's path."""
     texts = b"".join(path.read_bytes() for path in sorted(sources.iterdir()))
     digest = hashlib.sha256(texts).hexdigest()[:12]
 
@@ -49,13 +38,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Returns the path of a program in the cache; builds the program if it is missing.
-
-    Args:
-        name: the name of the program in the cache.
-        build: the function that yields the build commands, given an empty directory and the path
-            for the program.
-    """
+    """Returns the path of a cached program; if missing, it is made by the commands of ``build``."""
     program = cache_directory() / name
     if program.exists():
         return program

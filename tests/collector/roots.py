@@ -18,8 +18,7 @@ UBUNTU = "deb [trusted=yes] http://archive.ubuntu.com/ubuntu noble main universe
 
 
 def make_archive(variant, *packages, release=""):
-    """Returns a tar file with a release's root, by default this release's, from the cache if
-    present.
+    """Returns a cached tar file with a release's root, by default this release's.
 
     ``variant`` is mmdebstrap's: ``essential``, or ``minbase``, which includes apt.
     """
@@ -81,7 +80,6 @@ class Root:
         return ["nsenter", "-t", str(self._holder.pid), "-n", "--", *map(str, words)]
 
     def command(self, *words):
-        """Returns the command line that runs a command in this root."""
         enter = ["nsenter", "-t", str(self._holder.pid), *self._shares, "--", "chroot", self.path]
         return [*map(str, enter), *map(str, words)]
 

@@ -31,7 +31,6 @@ service:
 
 
 def run_agent(directory, endpoint, seconds):
-    """Runs the agent under load; returns the account that it prints."""
     config = directory / "agent.yaml"
     config.write_text(CONFIG.format(endpoint=endpoint, own=directory / "own.jsonl"))
     agent = subprocess.Popen(
@@ -89,5 +88,4 @@ def test_every_sample_taken_arrives_exactly_once(collector, tmp_path, samples_of
     assert arrived == account["exporters"]["otlp_grpc"]["exported"]
     assert arrived + lost == account["taken"]
     assert twice == 0
-    # Compares each sample with the file that the agent wrote itself.
     assert Counter(samples_of(requests)) == Counter(samples_of(lines(tmp_path / "own.jsonl")))

@@ -15,7 +15,6 @@ KINDS = ["grpc", "http/protobuf", "http/json"]
 
 
 def window():
-    """Returns a window with one sample from each of two services."""
     samples = [WindowSample(Stack(()), 1, "main", 0, None, [START])]
     groups = (
         ({"service.name": f"service-{pid}", "process.pid": pid, "host.tags": ("a", "b")}, samples)
@@ -38,7 +37,6 @@ def send(collector, kind, **options):
 
 
 def shown(collector):
-    """Returns the attributes in the debug exporter's output, by heading."""
     text = collector.log.read_text()
     results = {}
     for heading in ("Resource attributes", "InstrumentationScope attributes"):
@@ -49,7 +47,6 @@ def shown(collector):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_and_exporters_see_keys_and_values(processing_collector, kind):
-    """The processor copies service.name and deletes process.pid, which needs resolved keys."""
     send(processing_collector, kind)
     result = shown(processing_collector)
     tags = 'host.tags: Slice(["a","b"])'

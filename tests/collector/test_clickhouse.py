@@ -1,8 +1,4 @@
-"""Profiles through the shipped gateway into ClickHouse, and back through ``clickhouse://``.
-
-The engine is chDB, ClickHouse's engine as a library, behind a small HTTP server
-(:mod:`tests.collector.clickhouse_server`).
-"""
+"""Profiles through the shipped gateway into ClickHouse, and back through ``clickhouse://``."""
 
 import gc
 import importlib.util
@@ -208,11 +204,7 @@ OFF_CPU_SAMPLES = WINDOWS * 4 * 2
 
 
 class Engine:
-    """A server process that runs ClickHouse's engine.
-
-    Attributes:
-        port: the port of its HTTP interface.
-    """
+    """A server process that runs ClickHouse's engine."""
 
     def __init__(self, directory):
         self._process = subprocess.Popen(
@@ -225,13 +217,11 @@ class Engine:
         return f"clickhouse://{user}127.0.0.1:{self.port}/{database}"
 
     def ask(self, query):
-        """Runs a query; returns its rows."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}", query.encode())
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return [line.split("\t") for line in answer.read().decode().splitlines()]
 
     def wait_for(self, samples):
-        """Waits until the table has ``samples`` samples, and fails if it has more."""
         deadline, result = time.monotonic() + PATIENCE_S, 0
         while result < samples and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -621,9 +611,7 @@ def test_the_collector_accepts_the_shipped_files(collector_program, name):
 
 
 def own(kinds):
-    """Returns self weights of functions by module, without details that the table does not
-    store.
-    """
+    """Returns self weights of functions by module, without details that the table lacks."""
     results = Counter()
     for group in kinds[0]["groups"]:
         nameless = group["name"] in REASONS or group["name"].startswith("fun_")

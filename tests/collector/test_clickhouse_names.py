@@ -73,7 +73,6 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(engine, tmp_path_factory):
-    """Stores the window in the table; returns the file that was sent."""
     directory = tmp_path_factory.mktemp("gateway")
     source = directory / "sent.otlp"
     parts = [batch.payload for batch in encode_window(window()).batches]
@@ -85,7 +84,6 @@ def stored(engine, tmp_path_factory):
 
 
 def counts(source, *words):
-    """Counts samples by name in the output of ``report --json``."""
     try:
         words = ["--json", "--limit", "0", *words, str(source), "--from", "0s"]
         done = CliRunner().invoke(command, words, catch_exceptions=False)
@@ -111,7 +109,6 @@ def test_names_come_back_exactly(engine, stored, by):
 @pytest.mark.long
 @pytest.mark.parametrize("option", OPTIONS)
 def test_filter_patterns_match_hostile_names_exactly(engine, stored, option):
-    """Each pattern matches exactly its names, and no name can terminate the SQL statement."""
     for pattern in NAMES if option == "--service" else HOSTILE:
         expected = {
             name: at + 1

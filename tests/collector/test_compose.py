@@ -37,7 +37,6 @@ PATIENCE_S = 120
 
 
 def compose(path=DEMO / "compose.yaml"):
-    """Resolves a Compose file, with all profiles enabled; returns the finished process."""
     program = build_tool("docker-compose", "v5.5.0", "github.com/docker/compose/v5/cmd")
     words = ["-f", path, "--profile", "*", "config", "--format", "json"]
     return subprocess.run([program, *words], capture_output=True, text=True)
@@ -163,7 +162,6 @@ def replace_all(text, pairs):
 
 
 def shows_the_service(address):
-    """Returns whether the page's data includes a function of the demo's service."""
     with urllib.request.urlopen(f"{address}profile.json", timeout=60) as answer:
         return "look_up" in " ".join(page.unpacked(json.load(answer))["strings"])
 

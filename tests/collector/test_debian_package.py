@@ -55,7 +55,6 @@ NOT_OURS = re.compile(
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """Builds the package and a later revision of it; yields both paths."""
     if os.geteuid() or not all(map(shutil.which, TOOLS)):
         pytest.skip(f"needs root and {', '.join(TOOLS)}")
     directory = tmp_path_factory.mktemp("packages")
@@ -152,7 +151,6 @@ class Unit:
             time.sleep(0.2)
 
     def stop(self):
-        """Stops the agent as systemd does; returns its account."""
         self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, self.log
@@ -174,7 +172,6 @@ def started(thing):
 
 @contextlib.contextmanager
 def run_collector(root, program, directory):
-    """Runs the Collector with the package's example configuration."""
     config = root.path / "usr/share/doc/otel-kprofiler/examples/collector/file.yaml"
     with open(directory / "collector.log", "wb") as log:
         process = subprocess.Popen(

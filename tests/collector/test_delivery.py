@@ -75,7 +75,7 @@ def window_of(processes=5, samples=40):
 
 
 def expected(window):
-    """Yields all samples of a window in the form that ``resolve`` in conftest.py yields."""
+    """Yields all samples of a window in the form of ``resolve`` in conftest.py."""
     kind = ("samples", "count", "cpu", "nanoseconds")
     for group in window.profiles[0].resources:
         resource = tuple(sorted(group.resource.attributes.items()))
@@ -121,7 +121,6 @@ def open_exporter(kind, collector, **options):
 @pytest.mark.parametrize("compression", ["gzip", *further("none")])
 @pytest.mark.parametrize("collector", ALL_VERSIONS, indirect=True)
 def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
-    """Several requests pass through the queue, and all references in them resolve."""
     window = window_of()
     exporter = open_exporter(kind, collector, compression=compression, max_bytes=6_000)
     encoded = encode_window(window, form=exporter.form, max_bytes=exporter.max_bytes)
@@ -134,7 +133,7 @@ def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
     assert (counts.exported, counts.lost) == (window.sample_count, {})
     arrived = samples_of(collector.requests(len(encoded.batches)))
     assert sorted(arrived) == sorted(expected(window))
-    # Compares the account with the file's content, not with itself.
+    # The account is compared with the file's content, not with itself.
     assert len(arrived) == counts.exported
 
 

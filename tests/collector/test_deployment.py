@@ -57,7 +57,6 @@ class Namespaces:
         assert self._holder.stdout.readline() == "ready\n"
 
     def command(self, *words, online=False):
-        """Returns a command line for the namespaces; with ``online``, in the host's network."""
         spaces = ["-m"] if online else ["-m", "-n"]
         return ["nsenter", "-t", str(self._holder.pid), *spaces, "--", *map(str, words)]
 
@@ -77,7 +76,6 @@ def namespaces(tmp_path_factory, sampling_host):
 
 @pytest.fixture(scope="module")
 def installed(namespaces, tmp_path_factory):
-    """Builds the wheel and installs it in a new virtual environment at the unit's path."""
     wheels = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", wheels, ROOT], check=True)
@@ -93,7 +91,6 @@ def installed(namespaces, tmp_path_factory):
 
 @pytest.fixture
 def run_collector(namespaces, collector_program, tmp_path):
-    """Returns a function that starts the Collector with a shipped configuration."""
     started = []
 
     def start(name):
@@ -122,7 +119,6 @@ def run_collector(namespaces, collector_program, tmp_path):
 
 
 def busy(seconds):
-    """Creates load for the agent to sample."""
     loop = f"timeout {seconds} sh -c 'while cat /proc/stat; do :; done' > /dev/null"
     subprocess.run(loop, shell=True)
 

@@ -76,7 +76,6 @@ def running(command, port, env, log):
 
 
 def load(port, seconds, clients=4):
-    """Sends requests from several clients at once; returns the number of responses."""
     end = time.monotonic() + seconds
     answers = []
 
@@ -147,7 +146,6 @@ def check_links(samples, spans, threads):
 
 
 def count_linked(collector, samples_of):
-    """Returns the number of linked samples that the Collector has written so far."""
     lines = collector.output.read_text().splitlines(keepends=True)
     requests = [json.loads(line) for line in lines if line.endswith("\n")]
     return sum(link != ("", "") for *_, link, _ in samples_of(requests))
@@ -192,7 +190,6 @@ def test_links_agree_with_the_service_log_and_the_collector(
 
 
 def report_by_span(path):
-    """Returns the number of samples that ``report`` shows by (trace id, span id)."""
     command = [BIN / "otel-kprofiler", "report", "--json", "--by", "span", path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]

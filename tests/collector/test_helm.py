@@ -59,7 +59,6 @@ def without_release(value):
 
 
 def agent_of(text, tmp_path):
-    """Loads the configuration in a rendered chart as the agent does."""
     path = tmp_path / "agent.yaml"
     path.write_text(by_kind(text)["ConfigMap"]["data"]["agent.yaml"])
     return load_config(str(path), environ={"NODE_NAME": "worker", "RATE": "97"}).config
@@ -74,7 +73,7 @@ def test_the_chart_renders_the_manifests():
     for entry in rendered.values():
         assert entry["metadata"].pop("labels") == {"app.kubernetes.io/name": "otel-kprofiler"}
     plain = {entry["kind"]: without_release(entry) for entry in documents("daemonset.yaml")}
-    del plain["Namespace"]  # helm makes it
+    del plain["Namespace"]  # helm creates the namespace
     assert rendered == plain
 
 

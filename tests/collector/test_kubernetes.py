@@ -250,7 +250,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Returns the service names in a Collector's file, except its last, perhaps partial line."""
+    """Returns the service names in a Collector's file, without its last, perhaps partial line."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]

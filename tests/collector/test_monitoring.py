@@ -56,7 +56,6 @@ def panels(name):
 
 
 def expressions():
-    """Yields each Prometheus query of alerts and panels, with its title and legend."""
     for rule in rules():
         yield rule["alert"], rule["expr"], ""
     for panel in panels("agents.json"):
@@ -116,7 +115,6 @@ class Prometheus:
 
 
 def lossy_account():
-    """Returns an account with samples of each outcome."""
     lost = {LossCause.REJECTED: 5, LossCause.QUEUE_FULL: 2}
     exporter = ExporterAccount("otlp_http", 80, lost, 10)
     exporters = (ExporterAccount.of_kinds("otlp_http", {"on_cpu": exporter}),)
@@ -126,7 +124,6 @@ def lossy_account():
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
-    """Runs Prometheus, with the metrics of an agent that has lost samples for several causes."""
     running = Prometheus(tmp_path_factory.mktemp("prometheus"))
     with contextlib.closing(running):
         running.wait_until(lambda: running.ask("status/buildinfo"))
@@ -148,7 +145,6 @@ def prometheus(tmp_path_factory):
 
 
 def selectors(node):
-    """Yields the selectors in an expression's syntax tree."""
     if isinstance(node, list):
         for inner in node:
             yield from selectors(inner)
@@ -160,7 +156,6 @@ def selectors(node):
 
 
 def labels_of(node):
-    """Returns the labels that an expression groups or matches by."""
     if isinstance(node, list):
         return {label for inner in node for label in labels_of(inner)}
     if not isinstance(node, dict):

@@ -47,8 +47,6 @@ def receiver():
 
 @pytest.fixture
 def send(open_collector, receiver):
-    """Returns a function that sends windows through a Collector to the strict receiver."""
-
     def run(version, kind, windows, processors, exporter="otlp"):
         collector = open_collector(
             version,
@@ -80,7 +78,6 @@ def changed(sample):
 
 
 def later(window, seconds):
-    """Returns the window, moved to a later time."""
     by = seconds * 10**9
     moved = window.change_samples(
         lambda sample: sample._replace(

@@ -63,7 +63,6 @@ def copy_clone(root, home):
 
 
 def run_commands(root, headings, home, user, *path):
-    """Runs the README's commands below the headings, checks them, and returns the outputs."""
     said = []
     for heading in headings:
         script = (

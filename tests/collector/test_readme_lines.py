@@ -57,9 +57,7 @@ pytestmark = [
 
 @pytest.fixture
 def start():
-    """Returns a function that starts a command in the test's network; all are stopped at the
-    end.
-    """
+    """Returns a function that starts a command in the test's network until the test ends."""
     holder = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep inf"]
     with contextlib.ExitStack() as stack:
 
@@ -95,7 +93,6 @@ def arrived(start, tmp_path):
 
 
 def wait_for(seen, arrived, log, samples_of, seconds=120):
-    """Waits until a condition holds for the samples that arrived; returns them."""
     deadline = time.monotonic() + seconds
     while True:
         lines = arrived.read_bytes().splitlines(keepends=True)
@@ -117,9 +114,7 @@ def summarize(samples):
 
 
 def has_all_of(service):
-    """Returns whether a service has user and kernel time, with names of Python and kernel
-    functions.
-    """
+    """Returns a condition: a service has user and kernel time, with Python and kernel names."""
     functions = ("sort_orders", "list_orders", "do_syscall_64")
     wanted = [(service, side) for side in (False, True, *functions)]
     return lambda samples: all(map(summarize(samples).__getitem__, wanted))

@@ -66,7 +66,6 @@ def is_open(port):
 
 @pytest.fixture
 def services(tmp_path):
-    """Runs the services; yields the port of the first service, and all process ids."""
     ports = free_ports(3)
     place = npm.install(nodejs_writer.PROGRAM, "nodejs-writer")
     node = npm.node(place)
@@ -100,8 +99,6 @@ def services(tmp_path):
 
 
 class Agent:
-    """Samples processes, and exports to a Collector."""
-
     def __init__(self, directory, endpoint, pids):
         config, self._log = directory / "agent.yaml", directory / "agent.log"
         config.write_text(AGENT.format(endpoint=endpoint.removeprefix("grpc://"), pids=pids))
@@ -122,9 +119,7 @@ class Agent:
         self._process.communicate()
 
     def stop(self):
-        """Stops the agent; returns the number of samples, after checking that the Collector
-        accepted all.
-        """
+        """Stops the agent; returns the number of samples, which the Collector must all accept."""
         self._process.send_signal(signal.SIGTERM)
         account = parse_account(self._process.communicate(timeout=PATIENCE_S)[0])
         exported = account["exporters"]["otlp_grpc"]["exported"]
@@ -133,7 +128,6 @@ class Agent:
 
 
 def linked_services(file):
-    """Returns the names of the services that have samples with span links."""
     if not file.exists() or not file.stat().st_size:
         return set()
     return {

@@ -10,7 +10,6 @@ UNIT = ROOT / "config/systemd/otel-kprofiler.service"
 
 
 def unit_capabilities():
-    """Returns the names of the capabilities granted by the shipped unit."""
     return parse_unit(UNIT.read_text())["AmbientCapabilities"][0].split()
 
 

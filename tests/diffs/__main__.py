@@ -49,7 +49,6 @@ def record(program, path, begin, *, shares, seconds, rate):
 
 
 def record_all(program, folder, runs, **options):
-    """Records simultaneous runs, given shares by name; returns the paths."""
     begin = threading.Barrier(len(runs))
     with ThreadPoolExecutor(len(runs)) as pool:
         started = [
@@ -60,7 +59,6 @@ def record_all(program, folder, runs, **options):
 
 
 def compare(before, after, by):
-    """Returns the result of ``diff`` for two recordings."""
     words = [*COMMAND, "diff", "--by", by, "--json", str(before), str(after)]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]
@@ -68,7 +66,6 @@ def compare(before, after, by):
 
 
 def changed(kind):
-    """Returns the changed functions in the order of the report, with their shares in percent."""
     return [
         f"{group['name']} {group['self']['before']:.2%} -> {group['self']['after']:.2%}"
         f" (total {group['total']['before']:.2%} -> {group['total']['after']:.2%})"

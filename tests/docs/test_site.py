@@ -21,8 +21,6 @@ pytestmark = pytest.mark.timeout(900)  # the build takes 15 s of CPU time
 
 
 class Page(HTMLParser):
-    """The links and anchors of a page."""
-
     def __init__(self, text):
         super().__init__()
         self.links, self.anchors = [], {""}
@@ -35,7 +33,6 @@ class Page(HTMLParser):
 
 
 def broken_links(site):
-    """Returns links in a directory of pages whose file or anchor does not exist, by page."""
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     broken = defaultdict(list)
     for path, page in pages.items():
@@ -122,7 +119,6 @@ def test_modules_that_the_documentation_imports_have_an_api_page():
 
 
 def test_the_glossary_defines_the_terms_used_in_reports():
-    """The terms are the words that accounts, reports and profiles contain."""
     text = (ROOT / "docs/glossary.md").read_text()
     words = {word.strip() for row in text.splitlines() for word in row.split("|")[1:2]}
     causes = {LossCause.NOT_OFFERED, LossCause.SELF_PROFILED}

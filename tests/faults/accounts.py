@@ -9,7 +9,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 def check_account(account, arrived, exporter="otlp_grpc"):
-    """Asserts that samples taken equal samples arrived plus losses; returns the exporter's part."""
+    """Asserts that all samples arrived or are counted as lost; returns the exporter's account."""
     exporter = account["exporters"][exporter]
     lost_before, lost_later = sum(account["lost"].values()), sum(exporter["lost"].values())
     assert account["taken"] == account["received"] + lost_before

@@ -48,11 +48,8 @@ service:
 class Receiver:
     """A gRPC receiver that can go down and come back at the same address.
 
-    Attributes:
-        payloads: the accepted requests, in order of arrival.
-        answer: the function called with a request and its context before the request is stored; it
-            may abort the call.
-        max_bytes: the maximum size of an accepted request, in bytes.
+    ``answer`` is called with request and context before the request is stored, and may abort the
+    call.
     """
 
     def __init__(self):
@@ -92,11 +89,9 @@ class HttpReceiver:
 
 
 class Arrived:
-    """The decoded data of a receiver: counts, times and accounts.
+    """The samples and the last account of each stream in a receiver's data.
 
     Attributes:
-        samples: the number of samples by stream.
-        totals: the last account of each stream.
         twice: the number of repeated samples, with the same time and CPU; ``twice_in`` is by
             stream.
         profile_ids: ids of requests received more than once.
@@ -128,13 +123,7 @@ class Arrived:
 
 
 class Agent:
-    """A running agent.
-
-    Attributes:
-        process: the agent's process.
-        health: the ``host:port`` of its health endpoint.
-        config: the path of its configuration file.
-    """
+    """A running agent; ``health`` is the ``host:port`` of its health endpoint."""
 
     def __init__(
         self,
@@ -212,7 +201,6 @@ class Agent:
             time.sleep(0.05)
 
     def stop(self):
-        """Stops the agent cleanly; returns the account that it prints."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=90)
         assert self.process.returncode == 0, self.log.read_text()[-3000:]
@@ -221,14 +209,12 @@ class Agent:
         return account
 
     def kill(self):
-        """Kills the agent as the OOM killer would."""
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.fixture
 def open_receiver():
-    """Returns a function that creates receivers, each at a separate address."""
     receivers = []
 
     def open_one():
@@ -247,7 +233,6 @@ def receiver(open_receiver):
 
 @pytest.fixture
 def limited_receiver():
-    """Returns a function that starts a gRPC or HTTP receiver that accepts only small requests."""
     receivers = []
 
     def start(exporter, max_bytes):
@@ -290,7 +275,6 @@ def arrived():
 
 @pytest.fixture
 def load():
-    """Runs a load for the agent to sample during the test."""
     process = subprocess.Popen(
         ["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"], cwd=REPOSITORY
     )

@@ -1,12 +1,11 @@
 """Kills agents at random instants and accounts for their samples from the received data alone.
 
 Run ``python tests/faults/kills.py [KILLS] [SEED]`` as root. Agents that share a spool run one after
-the other. Each is killed at a random instant, during its start-up or later, while the receiver
-responds at random: it accepts, rejects temporarily or permanently, hangs, and loses responses. A
-final agent delivers what remains in the spool. The samples that its last request reports as taken
-must equal the samples that arrived, by ``profile_id``, plus the samples reported as lost. Half of
-the kills use ``fsync: always``, half ``never``. Exits 1 if a sample is in neither count, or in
-both.
+the other. Each is killed at a random instant, while the receiver accepts, rejects, hangs, or loses
+responses at random. A final agent delivers what remains in the spool. The samples that its last
+request reports as taken must equal the samples that arrived, by ``profile_id``, plus the samples
+reported as lost; otherwise, the script exits with 1. Half of the kills use ``fsync: always``, half
+``never``.
 """
 
 # ruff: noqa: T201, E402 - a command prints for its user
@@ -106,7 +105,6 @@ class Arrived(NamedTuple):
 
 
 def read(payloads) -> Arrived:
-    """Reads a receiver's requests, in order of arrival."""
     sizes: dict[bytes, int] = {}
     streams: dict[str, Stream] = {}
     last_ns: dict[str, int] = {}
@@ -197,8 +195,6 @@ class Agent:
 
 
 class Result(NamedTuple):
-    """The outcome of a series of kills."""
-
     kills: int
     arrived: Arrived
     lost: dict[str, int]
@@ -207,7 +203,6 @@ class Result(NamedTuple):
 
 
 def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
-    """Kills agents that share a spool, then lets a final agent deliver what remains."""
     chance = random.Random(seed)
     receiver = HttpReceiver(at_random(*ANSWERS, seed=seed))
     config = directory / "agent.yaml"
@@ -233,8 +228,6 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
 
 
 class Collecting(ProfileExporter):
-    """An exporter that collects all batches."""
-
     name, form, max_bytes = "otlp_http", Form.PROTOBUF, None
 
     def __init__(self) -> None:

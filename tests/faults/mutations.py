@@ -378,7 +378,6 @@ MUTATIONS = [
 
 
 def compile_programs(changed: Path) -> None:
-    """Compiles the BPF programs if the changed file is one of their sources."""
     if changed.suffix in {".c", ".h"}:
         subprocess.run(["sh", changed.with_name("build.sh")], check=True)
 
@@ -407,7 +406,6 @@ def survives(mutation: Mutation, copy: Path) -> str:
 
 
 def main() -> int:
-    """Tries all mutations, or those selected by the argument."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [mutation for mutation in MUTATIONS if word in mutation.fault]
     survivors = 0

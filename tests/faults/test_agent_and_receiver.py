@@ -70,8 +70,8 @@ def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
     exporter = account["exporters"]["otlp_grpc"]
     assert exporter["pending"] == 0
     # The unknown time begins before the last kill, by at most a window plus the time to write it to
-    # disk; before an earlier kill if the last run wrote no batch. If no run wrote a batch, the time
-    # is 1.
+    # disk. If the last run wrote no batch, it begins before an earlier kill. If no run wrote a
+    # batch, the time is 1.
     unknown = exporter["unknown_since_unix_ns"]
     assert unknown == 1 or kills[0] - 2_000_000_000 < unknown <= kills[-1]
     *killed, last = got.totals
@@ -115,7 +115,6 @@ def test_the_next_run_delivers_undelivered_samples(run_agent, receiver, arrived,
 def test_a_receiver_with_a_small_request_limit_gets_every_sample_once(
     *, run_agent, limited_receiver, arrived, tmp_path, exporter, storage
 ):
-    """A batch that is rejected for its size is split, and the account stays exact."""
     queue = f"{{storage: '{tmp_path}/spool'}}" if storage else "{queue_size: 1000}"
     receiver = limited_receiver(exporter, 3000)
     agent = run_agent(

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount 
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mounts a file system of 256 KiB."""
     path = tmp_path / "disk"
     path.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], check=False)

@@ -48,7 +48,7 @@ def compile_spins(directory, name):
 
 @contextmanager
 def running(*paths, niceness=0):
-    """Returns a function that runs programs that spin."""
+    """Runs spinning programs during the block."""
     with ExitStack() as undo:
         for path in paths:
             process = undo.enter_context(subprocess.Popen(["nice", f"-n{niceness}", path]))
@@ -74,13 +74,11 @@ def frozen(tmp_path):
 
 @pytest.fixture
 def healthy(tmp_path):
-    """Compiles a program whose file can be read."""
     with running(compile_spins(tmp_path, "healthy")):
         yield
 
 
 def count_functions(payloads):
-    """Counts arrived samples by function name."""
     counts = Counter()
     for payload in payloads:
         for window in decode_windows(payload):
@@ -98,7 +96,6 @@ def count_waiting(agent):
 
 
 def stop(agent):
-    """Stops the agent; returns its account and the time until the account was printed."""
     began = time.monotonic()
     agent.process.send_signal(signal.SIGTERM)
     line = agent.process.stdout.readline()
@@ -112,7 +109,7 @@ def stop(agent):
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
-    """The frozen files that are queued before another program's file outnumber the threads."""
+    """More frozen files are queued ahead of the other program's file than there are threads."""
     receiver.up()
     frozen(6, delay_s=delay_s)
     agent = run_agent(receiver.endpoint, user_symbols="names")

@@ -1,5 +1,4 @@
-"""Difficult hosts: thousands of processes, unreadable /proc entries, no descriptors left, CPU
-hotplug. Every sample is still accounted for."""
+"""Every sample is accounted for on hosts with CPU hotplug, unreadable /proc or no descriptors."""
 
 import os
 import resource

@@ -70,7 +70,6 @@ signal.signal(signal.SIGUSR2, lambda *_: time.sleep(8))  # stalls the main threa
 
 @pytest.mark.long
 def test_health_checks_detect_a_stalled_loop(run_agent, receiver, arrived, tmp_path):
-    """After a stall of the main thread, the loop continues and every sample is accounted for."""
     receiver.up()
     (tmp_path / "sitecustomize.py").write_text(STALL)
     agent = run_agent(receiver.endpoint, environment={"PYTHONPATH": str(tmp_path)})

@@ -91,7 +91,6 @@ def cgroup():
 
 @pytest.fixture
 def hostile_programs(tmp_path):
-    """Runs spinning programs, each with a different kind of hostile debug section."""
     if not all(map(shutil.which, ("gcc", "objcopy"))):
         pytest.skip("needs gcc and objcopy")
     (tmp_path / "spins.c").write_text(SPINS)
@@ -130,7 +129,6 @@ def read_build_id(program):
 
 
 def copy_program(program, build_id):
-    """Copies the program with different build ids; returns the program and its copies."""
     image = program.read_bytes()
     assert build_id in image
     programs = [program]

@@ -164,7 +164,6 @@ budget.GROUP_NS = 20_000_000
 
 @contextlib.contextmanager
 def running(directory, kind, user=0):
-    """Runs a noisy program, or the good program, as the given user."""
     if kind == "code":
         command = [sys.executable, "-c", NEW_CODE]
     else:
@@ -180,7 +179,6 @@ def running(directory, kind, user=0):
 
 @pytest.fixture
 def public_directory():
-    """Creates a directory that other users can enter."""
     with tempfile.TemporaryDirectory(prefix="kprofiler-noisy-") as name:
         os.chmod(name, 0o755)
         yield pathlib.Path(name)
@@ -192,7 +190,6 @@ def cpu_ns(pid):
 
 
 def samples_of(payloads, pid):
-    """Yields the samples of a process, with their counts."""
     for payload in payloads:
         for window in decode_windows(payload):
             for profile in window.profiles:

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 @pytest.fixture
 def full_pipe():
-    """Yields the write end of a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     try:
@@ -29,7 +28,6 @@ def full_pipe():
 
 @pytest.fixture
 def full_socket(tmp_path):
-    """Yields the address of a full notification socket that nobody reads."""
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)

@@ -1,7 +1,4 @@
-"""Receiver failures behind a queue: which samples arrive, which are lost, and why.
-
-The receiver's record is compared with the queue's account, sample by sample.
-"""
+"""Receiver failures behind a queue: which samples arrive, which are lost, and why."""
 
 import dataclasses
 import email.utils
@@ -99,7 +96,6 @@ def abort(code, retry_s=None):
 
 
 def hang(handler):
-    """Hangs in the middle of an error response."""
     handler.send_response(503)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
@@ -109,7 +105,6 @@ def hang(handler):
 
 
 def cut_off(handler):
-    """Closes the connection in the middle of a success response."""
     handler.send_response(200)
     handler.send_header("Content-Length", "100")
     handler.end_headers()
@@ -117,7 +112,6 @@ def cut_off(handler):
 
 
 def flood(handler):
-    """Sends an endless response."""
     handler.send_response(200)
     handler.end_headers()
     try:
@@ -129,7 +123,6 @@ def flood(handler):
 
 
 def run(exporter, batches=None):
-    """Sends ``batches`` batches through a queue; returns the queue's counts."""
     queue = ExportQueue(exporter)
     for batch in batches or [numbered(number) for number in range(BATCHES)]:
         queue.put(batch)

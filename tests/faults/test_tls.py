@@ -180,7 +180,7 @@ def answer_early(authority):
         servers.append(listener)
 
         def run():
-            with contextlib.suppress(OSError):  # closed
+            with contextlib.suppress(OSError):  # the listener is closed
                 while True:
                     connection, _ = listener.accept()
                     with (

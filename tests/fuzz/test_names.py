@@ -22,7 +22,6 @@ TOKENS = sorted({name[at : at + 3] for name in SEEDS for at in range(0, len(name
 
 @st.composite
 def damaged(draw):
-    """Draws a real name with parts replaced, repeated or cut out."""
     name = draw(st.sampled_from(SEEDS))
     for _ in range(draw(st.integers(1, 5))):
         start = draw(st.integers(0, len(name)))

@@ -89,7 +89,6 @@ def archive(texts=TEXTS, binary=BINARY, events=EVENTS, method=zipfile.ZIP_DEFLAT
 
 
 def play(path):
-    """Replays a recording to its end, and encodes the windows."""
     windows = []
     with contextlib.closing(Recording(str(path))) as recording:
         replay(recording, WindowSchedule(10**9), windows.append)

@@ -115,7 +115,6 @@ def test_arbitrary_bytes_parse_as_a_debug_link_or_none(data):
 
 
 def image(symbols, names, *, extra=b""):
-    """Returns a file with a symbol table, its names and a code section."""
     sections = [
         struct.pack("<IIQQQQIIQQ", *row)
         for row in (

@@ -29,18 +29,7 @@ PACKAGE = CHECKOUT / "otel_kprofiler"
 
 @dataclass(frozen=True)
 class Mutation:
-    """A broken rule: ``old`` occurs exactly once in ``file`` and is replaced by ``new``.
-
-    Attributes:
-        name: the subject of the rule.
-        broken: the behaviour of the broken code.
-        file: the path of the file in the package.
-        old: the text of the working code.
-        new: the text of the broken code.
-        test: the name of the test that must fail.
-        kernel: the name of the kernel to boot.
-        boot: the name of the way to boot it.
-    """
+    """A rule broken by replacing ``old``, which occurs once, by ``new``; ``test`` must fail."""
 
     name: str
     broken: str
@@ -176,7 +165,6 @@ def is_caught(results: Sequence[Result], test: str) -> bool:
 
 
 def main() -> int:
-    """Runs the mutations named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--list", action="store_true", help="list the mutations and exit")

@@ -58,7 +58,6 @@ BOOT_TIMEOUT_S = 3600
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", action="append", help=f"{', '.join(KERNELS)} or a directory")
     parser.add_argument("--arm64", action="store_true", help="kernels for arm64 instead of x86-64")
@@ -200,7 +199,6 @@ def get_kernels(
 
 
 def run_matrix(options: argparse.Namespace) -> bool:
-    """Boots all requested kernels; returns whether all tests passed."""
     session = Session(options.timeout, options.verbose, options.cycles)
     machine = AARCH64 if options.arm64 else X86_64
     kernels, complete = get_kernels(session, options.kernel, machine)
@@ -240,7 +238,6 @@ def run_matrix(options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Runs the matrix as specified on the command line."""
     try:
         return 0 if run_matrix(parse_arguments()) else 1
     except MatrixError as error:

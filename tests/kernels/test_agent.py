@@ -50,8 +50,6 @@ WANTED_REQUESTS = 2
 
 
 class Receiver(ThreadingHTTPServer):
-    """Accepts every request and keeps its body."""
-
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.payloads = []
@@ -101,7 +99,6 @@ def test_every_sample_arrives_through_a_collector(receiver, tmp_path):
 
 @contextlib.contextmanager
 def collector(receiver_port, directory):
-    """Runs a Collector that forwards profiles to the receiver."""
     config, log = directory / "collector.yaml", directory / "collector.log"
     config.write_text(COLLECTOR_CONFIG.format(port=COLLECTOR_PORT, receiver=receiver_port))
     gate = "--feature-gates=service.profilesSupport"

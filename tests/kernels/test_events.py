@@ -59,7 +59,6 @@ def test_tracepoints_have_the_values_of_this_kernel():
 
 
 def sample_load(config):
-    """Samples a load; returns its process id, the samples and the sampler's counts."""
     sampler = EbpfSampler(config)
     sampler.start()
     try:

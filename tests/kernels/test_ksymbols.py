@@ -34,7 +34,6 @@ def watching():
 
 
 def known(symbolizer):
-    """Returns the addresses and names of the loaded symbols."""
     time.sleep(0.05)
     symbolizer.advance(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     return {(symbol.start, symbol.name) for symbol in symbolizer.ksymbols()}

@@ -60,13 +60,11 @@ class Live:
         self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))
 
     def release(self, until_ns):
-        """Resolves the samples from before a time."""
         for raw in [raw for raw in self._waiting if raw.time_ns < until_ns]:
             self.resolved.append((raw, self.stacks.resolve(raw)))
         self._waiting = [raw for raw in self._waiting if raw.time_ns >= until_ns]
 
     def run(self, seconds):
-        """Steps for a number of seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.step()
@@ -87,7 +85,6 @@ class Live:
         assert seen >= 20, (delays, self.watch.counts)
 
     def end(self):
-        """Stops sampling and resolves the remaining samples."""
         self._waiting += finish(self.running)
         asked_ns, end = boot_ns(), time.monotonic() + 100
         while self.symbolizer.advance(boot_ns()) < asked_ns and time.monotonic() < end:
@@ -104,7 +101,6 @@ class Live:
         return (time.monotonic() - began) * 1e3
 
     def spins(self, start_ns, end_ns):
-        """Returns the spinning thread's call chains that were sampled between two times."""
         return [
             stack.frames
             for raw, stack in self.resolved
@@ -251,7 +247,7 @@ def test_a_module_is_named_after_its_init_succeeds():
 
 
 class Late(Uevents):
-    """A uevent socket whose buffer holds one or two uevents; read only while the gate is open."""
+    """A uevent socket that buffers one or two uevents and is read only while its gate is open."""
 
     def __init__(self):
         super().__init__(receive_bytes=1)

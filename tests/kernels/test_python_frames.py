@@ -53,7 +53,7 @@ CHAIN = (
 
 
 def read_stacks(running, samples):
-    """Returns each stack's frames as (code, whether C called it), if it has Python frames."""
+    """Returns the frames of each stack with Python frames, as (code, whether C called it)."""
     return [
         [
             (running.python_codes.get(frame.code), frame.is_from_c)

@@ -67,7 +67,6 @@ def record(directory, program, is_enough):
 
 
 def record_for(seconds, directory, program):
-    """Records a program for a number of seconds."""
     file = directory / f"{seconds}.otlp"
     options = ["-d", f"{seconds}s", "-F", "199", "--off-cpu", "-o", file]
     command = [*COMMAND, "record", *options, "--", program]
@@ -112,7 +111,6 @@ def count_on_cpu(stacks, condition):
 
 
 def share(stacks, condition):
-    """Returns the share of on-CPU samples with all tables whose user stack meets a condition."""
     counts = count_on_cpu(stacks, condition)
     assert counts.total() >= ENOUGH, counts
     return counts[True] / counts.total()

@@ -136,7 +136,6 @@ def test_the_error_names_missing_capabilities(capabilities, missing):
 
 
 def assert_cpu1_is_sampled(running):
-    """Asserts that CPU 1 is sampled within seconds."""
     busy = subprocess.Popen(["taskset", "-c", "1", *BUSY], stderr=-3)
     try:
         samples = drain_until(running, lambda samples: len(on_cpu1(samples)) >= 50)

@@ -30,14 +30,12 @@ def _unloaded():
 
 
 def spin_stacks(symbolizer, samples, leaf):
-    """Returns samples whose leaf is the spinning function, with their resolved stacks."""
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     results = [(s, stacks.resolve(s)) for s in samples if s.comm == b"kprof_spin"]
     return [(s, stack) for s, stack in results if stack.frames[0].function == leaf]
 
 
 def check_frame(frame, file: KernelObject, name: str):
-    """Checks a frame's module, build id, function and RVA against the module's file."""
     assert frame.function == name
     assert frame.module.name == "kprof_spin"
     assert frame.module.build_id == file.build_id

@@ -47,7 +47,6 @@ def loader(request, monkeypatch, compile_once):
 
 @pytest.fixture(scope="session")
 def public_python():
-    """Returns a Python with this package that other users can run."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv, to become another user")
     return get_public_python()
@@ -67,7 +66,7 @@ def no_low_descriptors():
 
 @pytest.fixture
 def to_file(tmp_path):
-    """Returns a file with the environment that makes a service write its profiles to it."""
+    """Returns a profiles file, with the environment that makes a service write to it."""
     return ToFile(tmp_path / "profiles.jsonl")
 
 

@@ -96,7 +96,6 @@ def instructions(number: int, functions: int = 1, spin: int = 0) -> bytes:
 
 
 def load(number: int = 0, *, name: str = "kprof_test", functions: int = 1, spin: int = 0) -> int:
-    """Loads an XDP program; returns its descriptor."""
     return _load(_XDP, instructions(number, functions, spin), name)
 
 
@@ -211,6 +210,5 @@ def holds_sampler(pid: int) -> bool:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors; the kernel then unloads the programs asynchronously."""
     while fds:
         os.close(fds.pop())

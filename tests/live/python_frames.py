@@ -48,10 +48,8 @@ def frames(sampler, sample):
 
 
 def stacks(sampler, samples):
-    """Returns :func:`frames` of each sample that has Python frames."""
     return [frames(sampler, sample) for sample in samples if sample.words(PYTHON_SIDE)]
 
 
 def functions(found):
-    """Returns only the function names of :func:`frames`."""
     return tuple(name for name, _, _ in found)

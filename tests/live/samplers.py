@@ -7,7 +7,6 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 
 @contextlib.contextmanager
 def sampling(**settings):
-    """Runs a sampler with these configuration fields during the block."""
     sampler = EbpfSampler(SamplerConfig(**settings))
     sampler.start()
     try:

@@ -34,7 +34,6 @@ def run(code, *, wrapper=(), env=None, timeout=120):
 
 
 def ask(place, timeout_s):
-    """Requests a page from a web service on a Unix socket, and ignores the response."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(place))
@@ -44,7 +43,6 @@ def ask(place, timeout_s):
 
 
 def problems(log):
-    """Returns the lines of a service's log, except those about BPF symbol records lost."""
     return [line for line in log.splitlines() if not line.startswith("BPF symbol records lost")]
 
 
@@ -59,7 +57,6 @@ class ToFile:
         }
 
     def pids(self):
-        """Returns the number of samples by process id."""
         results = {}
         for window in read_profiles(str(self.path)):
             for group in window.profiles[0].resources:

@@ -68,13 +68,7 @@ class Page:
 
 
 class Terminal:
-    """Context manager that runs a program on a terminal of a given size.
-
-    Attributes:
-        page: the screen of the terminal.
-        process: the program's process.
-        before: the terminal's settings when the program started.
-    """
+    """Runs a program on a terminal; ``before`` has the terminal's settings at the start."""
 
     def __init__(self, words, columns=80, lines=24, **environment):
         self.page = Page(columns, lines)
@@ -102,7 +96,6 @@ class Terminal:
         return termios.tcgetattr(self._slave)
 
     def resize(self, columns, lines):
-        """Changes the size, of which the kernel notifies the program."""
         self.page.resize(columns, lines)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
 
@@ -110,12 +103,10 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def hang_up(self):
-        """Closes the terminal, as a lost connection does."""
         os.close(self._slave)
         os.close(self._master)
 
     def read(self, seconds=0.05):
-        """Waits for output of the program, and renders it."""
         if select.select([self._master], [], [], seconds)[0]:
             data = os.read(self._master, 65536)
             while select.select([self._master], [], [], 0.01)[0]:
@@ -123,7 +114,6 @@ class Terminal:
             self.page.feed(data.decode())
 
     def wait_for(self, *wanted, seconds=20):
-        """Reads until the page contains all these strings; returns the page."""
         deadline = time.monotonic() + seconds
         while not all(one in self.page.text for one in wanted):
             assert time.monotonic() < deadline, f"no {wanted} on\n{self.page.text}"
@@ -131,7 +121,6 @@ class Terminal:
         return self.page.text
 
     def end(self, seconds=20):
-        """Waits for the program to exit; returns its status."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)

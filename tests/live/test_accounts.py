@@ -42,7 +42,6 @@ service:
 
 @pytest.fixture
 def _load():
-    """Runs two processes that keep the kernel busy."""
     with contextlib.ExitStack() as stack:
         for _ in range(2):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-c", READ]))
@@ -51,7 +50,6 @@ def _load():
 
 
 def assert_whole(account):
-    """Checks that the account covers every sample taken, of each kind."""
     kinds = account.get("kinds", {}).values()
     for key in ("taken", "received", "waiting", "earlier") if kinds else ():
         assert account[key] == sum(kind[key] for kind in kinds)

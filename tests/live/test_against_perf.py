@@ -58,7 +58,6 @@ def hide_programs_loaded(data):
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    """Returns the folded output of ``record``, and the frames printed by ``perf script``."""
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("perf")

@@ -102,7 +102,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def agent(tmp_path, place):
-    """Returns a function that starts an agent and returns a reader of the processes' attributes.
+    """Returns a function that starts an agent and returns a reader of processes' attributes.
 
     The agent exits before the cgroups are removed.
     """
@@ -137,7 +137,6 @@ def agent(tmp_path, place):
 
 
 def wait_for(read, is_there):
-    """Waits until a condition holds for the attributes; returns them."""
     deadline = time.monotonic() + WAIT_S
     while not is_there(result := read()):
         names = {one.get("process.executable.name") for one in result}
@@ -203,7 +202,6 @@ TARGETS = {
 
 @pytest.mark.parametrize("kind", further_of(TARGETS, ("pod",)))
 def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, place):
-    """Includes targets that start after the agent, and targets in separate cgroup namespaces."""
     targets, path = TARGETS[kind]
     other = path.replace(container_id(1), container_id(2)).replace(UID.replace("-", "_"), "0" * 32)
     place("beside", other.replace("kprofiler-test", "another-test"))

@@ -83,7 +83,6 @@ def test_strict_receivers_report_no_violations(receiver, tmp_path, grain):
 
 @pytest.fixture
 def stripped(tmp_path):
-    """Runs a long-lived process of a stripped program."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     command = ["gcc", "-s", "-x", "c", "-o", tmp_path / "stripped", "-"]

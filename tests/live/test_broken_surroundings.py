@@ -27,7 +27,6 @@ service:
 
 @pytest.fixture
 def open_directory():
-    """Creates a directory that all users can access, unlike pytest's directories."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o777)
         yield Path(name)

@@ -37,7 +37,6 @@ def call(*words, **kwargs):
 
 @contextlib.contextmanager
 def busy():
-    """Runs a load for samples, at a low priority so that it does not slow the tested command."""
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", "120"])
     try:
         yield
@@ -139,7 +138,6 @@ def test_output_with_kernel_addresses_is_readable_only_by_its_owner(tmp_path):
 
 @contextlib.contextmanager
 def recording(*words, **kwargs):
-    """Starts ``record``, and yields when it samples."""
     command = [sys.executable, "-m", "otel_kprofiler", "record", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **kwargs) as record:
         try:
@@ -223,7 +221,6 @@ def test_a_replay_names_code_without_files(tmp_path):
 
 
 def made_code(window):
-    """Counts samples whose leaf is generated code, by the leaf's line."""
     results = Counter()
     for (*_, frames), count in stacks_in(window).items():
         module, _, lines, _ = frames[0] if frames else ("", 0, (), None)
@@ -233,7 +230,6 @@ def made_code(window):
 
 
 def stacks_in(window):
-    """Counts samples by CPU, thread and frames."""
     results = Counter()
     for profile in window.profiles:
         for group in profile.resources:
@@ -285,7 +281,6 @@ def test_help_takes_little_cpu_time():
 
 
 def as_nobody(python, capabilities, words, directory):
-    """Runs a command as uid 65534 with ambient capabilities only."""
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
     return subprocess.run(
         [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command,
@@ -296,7 +291,6 @@ def as_nobody(python, capabilities, words, directory):
 
 @pytest.fixture
 def nobodys(tmp_path):
-    """Creates a directory that uid 65534 can write to."""
     os.chmod(tmp_path, 0o777)
     for parent in tmp_path.parents:
         if parent.owner() == "root" and str(parent).startswith("/tmp/"):

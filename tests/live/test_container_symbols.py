@@ -44,7 +44,7 @@ class Container:
         run("objcopy", f"--add-gnu-debuglink={self.debug}", self.program)
 
     def running(self, prepare, enter=None):
-        """Runs the program during the block, in a root prepared by shell commands."""
+        """Runs the program during the block, in a root that shell commands have prepared."""
         script = (
             'mount -t tmpfs none "$1" && cp -p "$2" "$1/works" && debug=$3 && cd "$1" && '
             f"{{ {prepare} ; }} && {enter or ENTERED['pivot_root']}"

@@ -27,7 +27,6 @@ SOMEBODY = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
 
 @pytest.fixture
 def folder():
-    """Creates a directory that all users can write to."""
     with open_directory(0o777) as folder:
         yield folder
 

@@ -27,7 +27,6 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def settings():
-    """Prevents changes of the host settings that the doctor examines."""
     with hold_settings(changes=False):
         yield
 

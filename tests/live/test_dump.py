@@ -129,7 +129,6 @@ def dump(pid, *options):
 
 
 def wait_until_at_rest(pid):
-    """Waits until all threads of a process sleep, which takes a while on a busy host."""
     stats = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
     while any(stat.read_text().rpartition(")")[2].split()[0] == "R" for stat in stats):
         time.sleep(0.05)

@@ -35,14 +35,13 @@ pytestmark = pytest.mark.live
 
 
 def work(seconds):
-    """Uses CPU time for a number of seconds, mostly in the kernel."""
+    """Uses CPU time, mostly in the kernel."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         os.listdir("/proc/self/task")
 
 
 def count_leaves(windows, suffix):
-    """Returns the number of samples whose leaf function has a suffix in its name."""
     return sum(
         len(sample.timestamps_unix_ns)
         for window in windows
@@ -549,7 +548,6 @@ def test_a_subinterpreter_is_rejected_with_a_reason():
 
 
 def test_the_service_survives_an_error_in_the_profilers_thread(caplog, monkeypatch):
-    """A bug in the profiler causes a single log entry, and nothing but profiles is lost."""
     with profiling() as (profiler, _):
         monkeypatch.setattr(KernelSymbolizer, "advance", None)
         deadline = time.monotonic() + 60
@@ -593,8 +591,6 @@ def test_declarative_configuration_starts_the_profiler_with_the_receivers_keys(t
 
 
 class Receiver(HttpServer):
-    """An OTLP/HTTP receiver that counts requests by path."""
-
     def __init__(self):
         self.came = Counter()
         super().__init__(self._take)
@@ -672,7 +668,6 @@ sys.meta_path.insert(0, Blocker)
     ],
 )
 def test_a_service_does_not_need_the_dependencies_of_commands(environment, unused):
-    """The service does not import them, and logs no message if they are not installed."""
     with Receiver() as receiver:
         endpoint = f"http://127.0.0.1:{receiver.server_port}"
         environment = {

@@ -43,7 +43,6 @@ sleep()
 
 
 def record(path, *options, run=()):
-    """Runs ``record``; returns its output."""
     return subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "record", *options, "-o", path, "--force",
          *(("--", *run) if run else ())],
@@ -52,7 +51,6 @@ def record(path, *options, run=()):
 
 
 def report(path, *options):
-    """Returns the output of ``report --json``, by kind."""
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "report", "--json", *options, path],
         capture_output=True, text=True, timeout=60, check=True,
@@ -121,7 +119,6 @@ def test_a_period_and_a_rate_estimate_the_same_number(tmp_path):
 
 
 def test_samples_for_which_the_ring_has_no_room_are_counted():
-    """Samples received, lost and missed add up to all events."""
     with sampling(
         samples_per_second=5,
         stacks="both",

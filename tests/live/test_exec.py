@@ -25,15 +25,14 @@ SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
 
 @pytest.fixture
 def shells(tmp_path):
-    """Returns the paths of two programs with different names."""
     results = [shutil.copy("/bin/dash", tmp_path / name) for name in ("first", "second")]
     return [str(path) for path in results]
 
 
 def sample(command, resources, *, go=None, **settings):
-    """Samples a command; returns its pid, and samples with Resource attributes read as in windows.
+    """Samples a command; returns its pid, and its samples with their processes' attributes.
 
-    Creates the file ``go`` when the program ``first`` has been sampled and read.
+    Creates the file ``go`` once the program ``first`` has been sampled.
     """
     settings = {"samples_per_second": 999, "stacks": "both", **settings}
     sampler = EbpfSampler(SamplerConfig(**settings))
@@ -203,7 +202,6 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
 
 
 def test_a_recording_keeps_only_the_script_among_an_interpreters_arguments(tmp_path):
-    """Neither reports nor the recorded file contain the other arguments."""
     script = tmp_path / "manage.py"
     script.write_text(
         "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"

@@ -118,7 +118,6 @@ def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files
 
 
 def follow(command, config):
-    """Records a command until it exits; returns how its user stacks end."""
     sampler, samples = EbpfSampler(config), []
     try:
         sampler.start()
@@ -141,7 +140,6 @@ def test_the_first_stacks_of_a_process_are_truncated_without_preloading(busy):
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
-    """Covers a profiler outside the namespace, and a profiler inside."""
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:
         try:

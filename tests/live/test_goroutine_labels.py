@@ -38,7 +38,6 @@ BUILDS = {
 
 
 def build(directory, name="static", version="local", source="labels"):
-    """Compiles a Go program; returns its path."""
     environ, options = BUILDS[name]
     path = directory / "goroutines"
     environ = {

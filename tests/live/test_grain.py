@@ -56,7 +56,6 @@ def test_a_reload_changes_how_the_agent_merges_processes(start, tmp_path):
         )
 
     def groups():
-        """Returns the Resources of each window so far that has samples."""
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         windows = decode_windows(whole) if whole else []

@@ -27,7 +27,6 @@ def is_bpf(frame):
 
 @pytest.fixture
 def truth():
-    """Returns a symbolizer that has read kallsyms as root, before addresses are hidden."""
     result = KernelSymbolizer.live(Access())
     if result.hidden:
         pytest.skip(f"{result.hidden.value}; fix: {result.hidden.fix}")
@@ -36,7 +35,6 @@ def truth():
 
 @pytest.fixture
 def load():
-    """Runs processes that keep the kernel busy."""
     commands = (
         ["dd", "if=/dev/zero", "of=/dev/null", "bs=64k"],
         ["sh", "-c", "while :; do cat /proc/self/maps /proc/stat > /dev/null; done"],
@@ -115,7 +113,6 @@ print(json.dumps(find_hidden_symbols(Access()).observed))
 
 
 def as_nobody(python, capabilities, code, *arguments):
-    """Returns the JSON printed by a program that has only these capabilities."""
     listed = ",".join(f"+{name}" for name in capabilities) or "-all"
     done = subprocess.run(
         [*NOBODY, f"--inh-caps={listed}", f"--ambient-caps={listed}", python.command, "-c", code,
@@ -135,7 +132,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
     named = others = 0
     for pc, is_leaf, function, address in frames:
         (frame,) = truth.resolve_addresses([pc], leaf_exact=is_leaf)
-        if is_bpf(frame) or not frame.function:  # may have been unloaded
+        if is_bpf(frame) or not frame.function:  # the program may have been unloaded
             others += 1
             continue
         assert (frame.function, frame.address) == (function, address), hex(pc)
@@ -145,7 +142,6 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
 
 
 def test_the_iterator_lists_every_symbol_once(truth, hidden):
-    """Root's kallsyms and the iterator have the same vmlinux symbols, entry by entry."""
     result = KernelSymbolizer.live(IteratedKallsyms(Access()))
     for name in ("", "__pfx_", "vfs_"):
         assert result.snapshot.symbol_count() > 10_000

@@ -93,7 +93,6 @@ def mine(symbols):
 
 
 def test_five_hundred_programs_are_added_and_removed_without_delay():
-    """Programs with one to five functions have the names and addresses of kallsyms."""
     with watching() as (symbolizer, watch):
         assert watch.method is ReadMethod.WALK
         fds = [load(number, functions=1 + number % 5) for number in range(500)]
@@ -148,7 +147,6 @@ def test_programs_loaded_earlier_are_read_exactly():
 
 
 def own_programs():
-    """Returns the ids and tags of the programs that this process holds."""
     results = {}
     for file in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):
@@ -160,7 +158,6 @@ def own_programs():
 
 
 def test_programs_of_both_loaders_have_names_lines_and_details(loader):
-    """Each loader's programs have their full names, source lines, id, type and tag."""
     with watching() as (symbolizer, _), sampling():
         catch_up(symbolizer)
         ((number, tag),) = own_programs().items()
@@ -209,7 +206,6 @@ def test_samples_of_an_unloaded_program_are_named():
 
 
 def kallsyms_s():
-    """Returns the seconds that a read of kallsyms takes now."""
     started = time.monotonic()
     Path("/proc/kallsyms").read_bytes()
     return time.monotonic() - started
@@ -291,7 +287,6 @@ def test_a_loss_without_later_records_is_detected():
 
 
 def cpu_s(tasks):
-    """Returns the CPU time of threads of this process, in seconds."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
@@ -385,7 +380,6 @@ def offline(cpu):
 
 @pytest.mark.long  # other tests pause and lose records
 def test_a_cpu_that_was_offline_is_followed_again():
-    """Symbols that may have been missed are read, even after the CPU was offline only briefly."""
     with watching() as (symbolizer, watch):
         time.sleep(1.2)
         with offline(1):
@@ -452,7 +446,6 @@ def test_symbols_inherited_by_a_forked_child_are_uncertain_until_reread():
 
 
 def fork_while_watching():
-    """Asserts that a forked child holds no descriptors and that its parent continues."""
     before = set(os.listdir("/proc/self/fd"))
     with watching() as (symbolizer, _):
         pid = os.fork()
@@ -474,7 +467,7 @@ def fork_while_watching():
 def test_a_forked_child_holds_nothing():
     """The test runs in a new process, because gRPC opens descriptors in forked children."""
     with watching():
-        pass  # or skip
+        pass  # skips if ksymbols cannot be watched
     process = multiprocessing.get_context("spawn").Process(target=fork_while_watching)
     process.start()
     process.join()

@@ -45,7 +45,6 @@ EDGE_S = 0.02
 
 
 def totals(directory, *words):
-    """Returns the total of each function, in seconds."""
     command = [*COMMAND, "report", "--json", *words, "x.otlp"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True)
     (kind,) = json.loads(done.stdout)["kinds"]

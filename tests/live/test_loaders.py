@@ -32,7 +32,6 @@ ITERATORS = ObjectSpec(
 
 
 def facts(fd):
-    """Returns the kernel's information about a map or program, except its id and memory."""
     with open(f"/proc/self/fdinfo/{fd}") as file:
         results = dict(line.split(":", 1) for line in file)
     names = ("map_type", "key_size", "value_size", "max_entries", "map_flags", "prog_type")
@@ -153,7 +152,6 @@ def test_a_rejected_program_is_an_error_with_the_verifiers_log(tmp_path, capfd):
 
 
 def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
-    """An example is a BPF ring buffer on an old kernel."""
     monkeypatch.setitem(bcc.MAPS, "ring", bcc.MAPS["ring"]._replace(kind=999))
     with pytest.raises(KernelFeatureError, match="Invalid argument"):
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()
@@ -184,7 +182,6 @@ def test_timer_signals_of_a_service_do_not_prevent_loading_programs():
 @pytest.mark.parametrize("loader", [LibbpfLoader(), BccLoader()], ids=["libbpf", "bcc"])
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_verifier_log_too_long_for_its_buffer_is_truncated(loader, level, caplog):
-    """At level 2, the log exceeds the buffer; the program is loaded anyway."""
     caplog.set_level("INFO", "otel_kprofiler")
     loader.load(SPEC._replace(log_level=level)).close()
     assert [record.message.partition("\n")[0] for record in caplog.records] == ["verifier log:"]

@@ -49,7 +49,6 @@ def _has_faults():
 
 
 def run_sampler(command, **settings):
-    """Runs a command and a sampler; returns the output, the samples and the counts."""
     sampler = EbpfSampler(
         SamplerConfig(on_cpu=False, stacks="both", events=(CONTENTION,), **settings)
     )
@@ -76,7 +75,7 @@ def held():
 
 
 def test_waits_are_exact_for_each_type_of_lock(held):
-    """Writers wait until the holder is done and little longer, except a few that arrive late."""
+    """Writers wait about as long as the holder has the lock, except a few that come late."""
     measured, _, counts = held
     waits, total_ns = counts.locks["rwsem:W"]
     assert ROUNDS <= waits <= ROUNDS * WAITERS

@@ -251,7 +251,6 @@ def test_only_regular_files_are_opened(tmp_path):
 
 @pytest.fixture
 def overlay(tmp_path):
-    """Mounts an overlay of two file systems."""
     for name in ("low", "other", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "held", tmp_path / "other"], check=True)

@@ -21,7 +21,6 @@ SECONDS = 1.0
 
 @pytest.fixture
 def cpu():
-    """Pins the test to a CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     yield min(before)
@@ -33,7 +32,6 @@ def running(**settings):
 
 
 def call(seconds=SECONDS):
-    """Makes system calls in a loop."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for _ in range(100):

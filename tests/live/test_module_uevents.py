@@ -143,7 +143,6 @@ def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
 
 @pytest.fixture(params=["pyroute2", "standard library"])
 def source(request, monkeypatch):
-    """Returns the implementation of the uevent socket to use."""
     if request.param == "standard library":
         monkeypatch.setitem(sys.modules, "pyroute2.netlink.uevent", None)
     return request.param
@@ -246,7 +245,6 @@ def test_pyroute2_opens_the_socket_without_its_other_protocols():
     ids=["missing", "refusing"],
 )
 def test_the_standard_library_is_the_fallback_for_pyroute2(before, reason):
-    """The fallback is logged once."""
     printed, log = receive_twice(before)
     assert printed[:2] == ["change@/devices/virtual/mem/null"] * 2
     assert len(log) == 1

@@ -52,7 +52,6 @@ for (;;) zlib.deflateSync(content);
 
 
 def record(pid, directory):
-    """Records a process; returns its stacks, root first, each with its number of samples."""
     output = Path(directory, "profile.folded")
     command = [sys.executable, "-m", "otel_kprofiler", "record", "-p", str(pid), "-d", "2s"]
     done = subprocess.run(

@@ -42,7 +42,6 @@ int main(void) {
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Returns a recording by perf of a program with frame pointers."""
     for tool in ("perf", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}")

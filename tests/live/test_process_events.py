@@ -120,7 +120,6 @@ def take_loss(events, storm):
 
 
 def family(events, root):
-    """Returns the events of a process and its descendants."""
     pids, result = {root}, []
     for event in events:
         if isinstance(event, Lost):
@@ -136,7 +135,7 @@ def test_events_are_followed_on_descriptors_above_the_select_limit(no_low_descri
     with ProcessEvents([os.getpid()], children=True) as events:
         assert events.fileno() > 1023
         for event in events.follow():
-            if isinstance(event, Started) and event.parent is None:  # found: this process
+            if isinstance(event, Started) and event.parent is None:  # discovered: this process
                 subprocess.run(["true"])
             if isinstance(event, Exited):
                 break
@@ -239,7 +238,6 @@ def test_only_registered_processes_are_reported(storm):
 
 @contextlib.contextmanager
 def family_of_three():
-    """Runs a shell, its child and its grandchild, which all wait; yields their pids."""
     script = "sh -c 'sleep 100 & echo $$ $!; wait' & wait"
     with subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -296,7 +294,6 @@ def test_a_loss_triggers_a_full_read(storm):
 
 
 def test_a_process_discovered_while_it_starts_is_reported_once(storm):
-    """If the stream is opened while processes start, none is missing or reported twice."""
     stop = threading.Event()
     started = []
 

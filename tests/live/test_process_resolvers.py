@@ -109,7 +109,7 @@ def processes():
 
 
 def symbol(path, name):
-    """Returns address, size and section of a symbol, according to binutils."""
+    """Returns address and size of a symbol, according to binutils."""
     result = subprocess.run(["readelf", "-sW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()
@@ -119,7 +119,6 @@ def symbol(path, name):
 
 
 def offset_of(path, address):
-    """Returns the file offset of an address, according to binutils."""
     result = subprocess.run(["readelf", "-lW", path], capture_output=True, text=True, check=True)
     for line in result.stdout.splitlines():
         fields = line.split()
@@ -363,8 +362,6 @@ def test_a_file_with_unreadable_symbols_is_still_identified(child, first, error)
 
 
 class Broken:
-    """A symbol reader that always fails."""
-
     def __init__(self, error):
         self.error = error
 

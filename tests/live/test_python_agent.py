@@ -17,7 +17,7 @@ from tests.truth.python.measure import PROGRAM, SEED, building, running
 RIGHTS = ("--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon")
 OWN_NAMESPACES = ("unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
 SAMPLES = int(os.environ.get("KPROFILER_PYTHON_SAMPLES", "1000"))
-MAX_MISSING = 0.02 if SAMPLES >= 20_000 else 0.04  # few samples vary
+MAX_MISSING = 0.02 if SAMPLES >= 20_000 else 0.04  # small samples vary more
 
 pytestmark = [
     pytest.mark.live,
@@ -42,7 +42,6 @@ def built(folder):
 
 
 def publish(python, folder):
-    """Returns an interpreter that any user can run, copied if it is in a home directory."""
     return Python(publish_interpreter(python.command, folder / python.version), python.version)
 
 

@@ -29,11 +29,7 @@ _TYPE, _SIZE, _STATE = 8, 16, 32
 
 
 class Forgery:
-    """Memory that looks like an interpreter's, parts of which ``spoil`` overwrites.
-
-    Args:
-        tid: the id of the only thread in the list of threads.
-    """
+    """Memory that looks like an interpreter's; ``spoil`` overwrites parts of it."""
 
     def __init__(self, generator, tid):
         self._generator = generator
@@ -81,7 +77,6 @@ class Forgery:
         self._put(at + LAYOUT.frame_entry, number % 7 == 0, ctypes.c_uint8)
 
     def make_code(self, at):
-        """Makes a code object with strings and tables of any size."""
         choose = self._generator.choice
         self._put(at + _TYPE, self.code_type)
         self._put(at + _SIZE, choose((10, 1000, 1 << 40)))
@@ -96,7 +91,6 @@ class Forgery:
         self._put(at + _STATE, self._generator.getrandbits(32), ctypes.c_uint32)
 
     def spoil(self):
-        """Overwrites a few words, and rebuilds some objects."""
         choose, bits = self._generator.choice, self._generator.getrandbits
         if bits(3):
             self.make_frame(self._generator.randrange(FRAMES))

@@ -61,7 +61,7 @@ def own_part(found):
 
 
 def in_leaf(sampler, samples):
-    """Returns the stacks with :func:`leaf` on top; others were sampled in the test's own code."""
+    """Returns the stacks with :func:`leaf` on top; other stacks are of the test's code."""
     return [stack for stack in stacks(sampler, samples) if stack[0][0] == "leaf"]
 
 

@@ -40,7 +40,6 @@ def record(path, *words):
 
 
 def read_samples(path):
-    """Reads times and stacks, in order."""
     return sorted(
         (
             (time_ns, sample.stack)
@@ -54,10 +53,7 @@ def read_samples(path):
 
 
 def innermost_lines(samples, entry="getdents64"):
-    """Counts the innermost Python lines in samples of a system call, after start-up.
-
-    Start-up is excluded because imports also read directories.
-    """
+    """Counts innermost Python lines in a system call, without those of imports at start-up."""
     lines = [
         next((frame.lines for frame in stack.frames if frame.side is PYTHON_SIDE), None)
         for _, stack in samples
@@ -96,7 +92,7 @@ def test_native_frames_appear_where_python_called_them(program, hot_line, tmp_pa
         if names[:2] == [f"step_{HOT}", "sub"]:
             kinds = [side.kind for side in stack.sides if side.kind is not KERNEL_SIDE]
             while kinds[:1] == [USER_SIDE]:
-                kinds.pop(0)  # frames that the function called
+                kinds.pop(0)  # frames of functions that ``sub`` called
             called_back[tuple(kinds[:3])] += 1
     most, count = called_back.most_common(1)[0]
     assert most == (PYTHON_SIDE, USER_SIDE, PYTHON_SIDE), "re.sub is C code between them"

@@ -78,8 +78,6 @@ CHANGES = r"""
 
 
 class Target:
-    """A Python process that obeys commands."""
-
     def __init__(self, command):
         self._process = subprocess.Popen(
             [command, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -108,7 +106,6 @@ class Target:
 
 @pytest.fixture
 def start():
-    """Returns a function that starts targets, which are stopped after the test."""
     targets = []
 
     def start_target(command=sys.executable):
@@ -210,7 +207,6 @@ def test_an_interpreter_loaded_after_startup_is_found(tmp_path):
 
 
 def test_only_target_processes_and_their_descendants_are_found(start):
-    """Children are found whether they existed before or start afterwards."""
     process, other = start(), start()
     other.heard()
     process.heard()

@@ -84,7 +84,6 @@ def recorded(tmp_path_factory):
 
 
 def read_page(path):
-    """Reads the samples in a page, with all displayed properties."""
     page = data(path.read_text())
     strings, frames, nodes = page["strings"], page["frames"], page["nodes"]
     texts = {"name", "module", "reason", "file"}

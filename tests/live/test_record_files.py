@@ -40,7 +40,6 @@ def record(directory, *words, **kwargs):
 
 
 def start(directory, *words):
-    """Starts a recording that lasts an hour, and waits until it samples."""
     command = [*RECORD, *SHORT, "-d", "1h", *map(str, words)]
     running = subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True)
     while not holds_sampler(running.pid):

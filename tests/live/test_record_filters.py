@@ -73,7 +73,6 @@ def programs(tmp_path):
 
 @pytest.fixture
 def cgroup():
-    """Creates a cgroup v2; yields a function that starts processes in it."""
     root = find_cgroup_root(Access())
     if root is None or os.geteuid() != 0:
         pytest.skip("needs root and a cgroup v2 hierarchy")
@@ -121,7 +120,6 @@ def test_a_thread_id_is_not_a_process(tmp_path):
 
 
 def test_descendants_are_followed_and_the_recording_ends_with_the_last(programs, tmp_path):
-    """Descendants are followed even if their parent exits first; other processes are excluded."""
     programs("beside", LOOP)
     orphan = "sleep 4; head -c 5G /dev/zero > /dev/null; true"
     target = programs("target", f"{WAIT}; ( {orphan} ) & {WORK}; sleep 2; exit 0")

@@ -49,8 +49,6 @@ service:
 
 
 class Receiver:
-    """A gRPC receiver that keeps the windows it receives."""
-
     def __init__(self):
         self.requests = []
         self.server, port = serve_grpc(self.take)
@@ -189,7 +187,6 @@ def agent(request, tmp_path, receiver):
 
 
 def wait_for(holds, seconds=60):
-    """Waits for a condition, with a timeout that suits busy machines."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
@@ -197,7 +194,6 @@ def wait_for(holds, seconds=60):
 
 
 def reload(agent):
-    """Sends SIGHUP; returns the agent's status after the reload."""
     agent.send_signal(signal.SIGHUP)
     message = agent.systemd.wait("READY=1")
     assert message
@@ -205,7 +201,6 @@ def reload(agent):
 
 
 def stop(agent):
-    """Stops the agent; returns the account and the log."""
     agent.send_signal(signal.SIGTERM)
     out, log = agent.communicate(timeout=60)
     assert agent.returncode == 0, log

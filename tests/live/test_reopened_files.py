@@ -26,7 +26,6 @@ def in_container(program, mounts):
 
 
 def on_overlay(program, mounts):
-    """Runs a program in an overlay of directories, in a separate mount namespace."""
     script = (
         'cd "$1" && mount -t tmpfs none . && cd . && cd "$1" && mkdir lower upper work root &&'
         ' cp -p "$2" lower && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work'
@@ -96,7 +95,7 @@ def test_no_other_file_is_opened_when_no_process_maps_it(tmp_path, mounts):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with in_container(program, mounts) as process:
         asked = wanted(process)
-    shutil.copy2(program, mounts)  # the same path, content and thus hash
+    shutil.copy2(program, mounts)  # has the same path, content and hash
     assert asked.details.path == str(mounts / "waits")
     assert reopen(asked, Access()) is None
 

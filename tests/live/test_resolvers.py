@@ -76,7 +76,6 @@ def test_user_frames_are_named_by_the_given_resolver(spinning):
 
 
 def named(windows):
-    """Yields the process and the functions of each stack with user frames."""
     for window in windows:
         for profile in window.profiles:
             for group in profile.resources:

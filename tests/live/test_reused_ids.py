@@ -96,7 +96,6 @@ def test_reused_process_ids_never_mix_names(programs, tmp_path):
 
 
 def samples_of(path):
-    """Yields the samples in a file, with their Resource attributes."""
     for window in read_profiles(str(path)):
         for profile in window.profiles:
             for group in profile.resources:

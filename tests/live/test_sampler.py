@@ -48,7 +48,6 @@ READ = "while True: open('/proc/stat').read()"
 
 @contextlib.contextmanager
 def load(code, *, cpu=None):
-    """Runs a Python process that keeps one CPU busy."""
     pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
     process = subprocess.Popen([sys.executable, "-S", "-c", pin + code])
     try:

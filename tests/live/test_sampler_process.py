@@ -53,7 +53,6 @@ PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 @pytest.fixture
 def restored_sysctl():
-    """Restores a sysctl that fixes may change."""
     with open(PARANOID) as file:
         before = file.read()
     yield

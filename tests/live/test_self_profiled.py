@@ -56,7 +56,7 @@ MARK = "otel_kprofiler.self_profiled"
 
 
 class Parts:
-    """An agent and the processes that it samples."""
+    """An agent, and the processes that it samples."""
 
     def __init__(self, stack, directory):
         self._stack, self._directory = stack, directory
@@ -118,7 +118,6 @@ def parts(tmp_path):
 
 
 def stop(agent):
-    """Stops the agent; returns its account."""
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0
@@ -132,7 +131,6 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
     agent = parts.start_agent("leave_out")
 
     def without_service():
-        """Returns the windows in which only the impostor was sampled, not the service."""
         return [
             window
             for window in parts.windows()
@@ -140,7 +138,7 @@ def test_the_agent_omits_a_service_while_it_profiles_itself(parts):
         ]
 
     parts.wait_for(lambda: len(without_service()) >= 5)
-    # Only until its context is read, at the end of a window, may the service appear.
+    # The service may appear only until its context is read, at the end of a window.
     assert service.pid not in parts.windows()[-1]
     (_, resource) = parts.windows()[-1].get(impostor.pid, (0, None))
     assert resource is None or MARK not in resource.attributes

@@ -20,7 +20,7 @@ ENOUGH = 50
 
 def run_until_enough(name, source):
     outcome, seconds = run(name, 0.5, source), 2
-    while outcome.right < ENOUGH and seconds < 20:  # a busy machine
+    while outcome.right < ENOUGH and seconds < 20:  # the machine may be busy
         outcome += run(name, seconds, source)
         seconds *= 2
     assert outcome.right >= ENOUGH

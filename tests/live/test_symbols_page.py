@@ -30,7 +30,6 @@ PROGRAM = """
 
 
 def run(heading, **given):
-    """Runs the example below a heading; returns the names that it defines."""
     (code,) = EXAMPLES[heading]
     exec(code, given)
     return given
@@ -148,7 +147,6 @@ def test_example_custom_finder(path, tmp_path, capsys):
 
 
 def separate(path, folder):
-    """Creates a stripped copy of a program and its debug file; returns both paths."""
     stripped, debug = str(folder / "stripped"), str(folder / "symbols")
     subprocess.run(["objcopy", "--only-keep-debug", path, debug], check=True)
     subprocess.run(["strip", "-o", stripped, path], check=True)

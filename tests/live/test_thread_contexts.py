@@ -156,7 +156,7 @@ def test_objects_in_the_v8_heap_that_are_not_contexts_yield_no_span(run, kind):
         count = len(reader.samples)
         reader.collect_until(lambda: len(reader.samples) > count + 500)
         assert not [sample for sample in reader.samples if sample.link or sample.context]
-        assert reader.sampler.contexts.release(pid)  # it was registered
+        assert reader.sampler.contexts.release(pid)  # the process was registered
 
 
 @pytest.mark.parametrize("kind", ["none", "wild", "kernel", "invalid", "itself"])

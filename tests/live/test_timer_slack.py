@@ -62,7 +62,6 @@ def assert_only_grpc_is_coarse(threads):
 
 
 def hold(script):
-    """Runs a script that opens an exporter; returns its threads' timer slacks."""
     process = subprocess.Popen(
         [*get_public_python().words, "-c", script + HOLD],
         stdin=subprocess.PIPE,

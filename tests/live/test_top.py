@@ -27,7 +27,6 @@ planted_hot_function()
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
-    """Runs a named process that spends its time in one function."""
     folder = tmp_path_factory.mktemp("busy")
     (folder / "planted.py").write_text(BUSY.format(directory=os.path.dirname(os.__file__)))
     load = subprocess.Popen(["nice", "-n", "5", sys.executable, folder / "planted.py"])
@@ -184,7 +183,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         thread.join()
         os.close(fd)
     assert heads == 2
-    _, columns, first, *_ = filter(None, lines)  # other rows are from between runs
+    _, columns, first, *_ = filter(None, lines)  # later rows may be from between runs
     assert columns.endswith("function of a BPF program")
     assert first.endswith("planted_bpf")
     assert "xdp" in first

@@ -47,7 +47,6 @@ if len(sys.argv) > 1:
 
 
 def run_load(*arguments):
-    """Returns the command of the load."""
     return (sys.executable, "-S", "-c", LOAD, *arguments)
 
 
@@ -64,7 +63,6 @@ def has_disk(directory):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Returns reports on a load, by function and by process."""
     directory = tmp_path_factory.mktemp("tracepoints")
     arguments = [str(directory / "file")] if has_disk(directory) else []
     path = str(directory / "x.otlp")
@@ -79,7 +77,6 @@ def recorded(tmp_path_factory):
 
 
 def total_of(part, function):
-    """Returns the sum of the values in a function of the load."""
     return sum(group["total"] for group in part["groups"] if group["name"] == function)
 
 
@@ -114,7 +111,6 @@ def test_the_leaf_is_the_function_with_the_tracepoint(recorded):
 
 
 def run_sampler(config, action):
-    """Runs a sampler during an action; returns its samples and counts."""
     sampler = EbpfSampler(config)
     sampler.start()
     try:
@@ -180,7 +176,7 @@ def test_only_chosen_cpus_are_sampled():
 
 
 def test_samples_for_which_the_ring_has_no_room_are_counted():
-    """Tracepoints occur in interrupts, and the clock's interrupt occurs in their programs."""
+    """Tracepoints are hit in interrupts, and the clock interrupts their BPF programs."""
     names = ("mm_page_alloc", "sched_waking", "sys_enter", "hrtimer_expire_entry")
     config = SamplerConfig(
         samples_per_second=19,

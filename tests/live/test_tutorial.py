@@ -24,7 +24,6 @@ LIMIT_S = 120
 
 @contextlib.contextmanager
 def service(*options):
-    """Starts the page's service; yields its pid after a second of orders."""
     with subprocess.Popen([sys.executable, PROGRAM, *options], stdout=subprocess.PIPE) as process:
         try:
             assert b"ms an order" in process.stdout.readline()
@@ -45,13 +44,12 @@ def run(command, folder, pid=0):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["sh", "-ec", command], cwd=folder, env=os.environ | {"PATH": path},
                           capture_output=True, text=True, timeout=LIMIT_S, check=False)  # fmt: skip
-    none = "no sample matches" in done.stderr  # the process hardly runs
+    none = "no sample matches" in done.stderr  # the mended service hardly runs
     assert done.returncode == 0 or none, f"{command}: {done.stderr}"
     return done.stdout
 
 
 def repeat(action, is_reached):
-    """Repeats an action until its result matches the page; returns the result."""
     deadline = time.monotonic() + LIMIT_S
     while not is_reached(result := action()):
         assert time.monotonic() < deadline, result

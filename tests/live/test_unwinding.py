@@ -41,13 +41,11 @@ needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not i
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Compiles the program that dumps registers and stacks."""
     return dumps.build(tmp_path_factory.mktemp("dump"))
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """Returns a function that compiles walk.cpp, once for each set of flags."""
     folder, known = tmp_path_factory.mktemp("walk"), {}
 
     def compile_walk(*flags):
@@ -64,7 +62,6 @@ def compiled(tmp_path_factory):
 
 @contextmanager
 def running(*command):
-    """Runs a process, and kills it at the end of the block."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:

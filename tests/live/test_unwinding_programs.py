@@ -35,7 +35,6 @@ SHORT = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Compiles the program that dumps registers and stacks."""
     return dumps.build(tmp_path_factory.mktemp("dump"))
 
 

@@ -48,7 +48,6 @@ class Known(Access):
         return self.paths.get(path) or super().read_link(path)
 
     def ask(self, path, number):
-        """Returns a request for a file, from a process with the id ``number``."""
         request = request_of(path, tgid=number, start=0x1000, end=0x2000)
         self.paths[f"/proc/{number}/map_files/1000-2000"] = os.fspath(path)
         return request
@@ -340,7 +339,6 @@ def test_a_table_that_does_not_fit_is_rebuilt_at_growing_intervals(start, progra
 
 @pytest.fixture
 def programs(tmp_path):
-    """Creates copies of a program, which are different files."""
     first = compile_c(tmp_path / "program-0", WAITS)
     return [first] + [Path(shutil.copy(first, tmp_path / f"program-{n}")) for n in range(1, 12)]
 
@@ -380,7 +378,6 @@ def test_tables_in_use_are_not_evicted(start, programs):
 
 
 def load_early(running, *paths, until_s=60.0):
-    """Preloads files, and waits for them; returns the keys of the requests."""
     requests = [running.files.ask(path, next(running.numbers)) for path in paths]
     running.store.load_early(requests, time.monotonic() + until_s)
     return [request.key for request in requests]

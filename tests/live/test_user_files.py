@@ -113,7 +113,6 @@ def take_sides(pid, enough):
 
 
 def symbols(path):
-    """Returns address, size and name of the functions in a file."""
     with open(path, "rb") as file:
         elf = ELFFile(file)
         tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
@@ -135,7 +134,6 @@ def mapped_symbols(pid):
 
 
 def functions(side, files):
-    """Returns each frame's function name from the symbols of its file."""
     names = []
     for frame in side.frames:
         results = {
@@ -172,7 +170,7 @@ def test_sampled_addresses_match_the_symbols_of_their_files(tmp_path, flags):
 
 
 def test_a_forked_child_has_complete_stacks(tmp_path):
-    """A forked child faults in code pages only as it runs them, so callers' pages are missing."""
+    """A forked child faults in code pages only as it runs them, so it lacks its callers' pages."""
     program = compile_c(tmp_path / "forks", FORKS, "-O1", "-fomit-frame-pointer")
     with running(program) as pid:
         children = Path(f"/proc/{pid}/task/{pid}/children")

@@ -95,14 +95,12 @@ def uwsgi(directory, options, env):
 
 
 def ask(address):
-    """Sends a request; returns the response, or None if there is none."""
     url = f"http://{address}/"
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
 
 
 def wait_for_end(server):
-    """Waits until all processes of the server have exited."""
     deadline = time.monotonic() + 60
     while True:
         server.poll()
@@ -133,7 +131,6 @@ def functions_of(sample):
 
 
 def read_samples(receiver):
-    """Returns pid, trace and functions of each accepted sample."""
     return [
         (
             group.resource.attributes["process.pid"],

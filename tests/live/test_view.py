@@ -21,7 +21,6 @@ VIEW = [sys.executable, "-m", "otel_kprofiler", "view", "--no-browser", "--live"
 
 @pytest.fixture
 def busy(tmp_path):
-    """Runs a process that uses CPU time in a Python function."""
     program = tmp_path / "busy.py"
     program.write_text("def burn_cpu_time():\n    while True:\n        pass\nburn_cpu_time()\n")
     with subprocess.Popen([sys.executable, program]) as process:
@@ -42,7 +41,6 @@ def view(*words):
 
 
 def wait_for(address, is_there):
-    """Waits until a condition holds for the page's data; returns the data."""
     deadline = time.monotonic() + 45
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"{address}profile.json", timeout=20) as answer:

@@ -53,7 +53,6 @@ int main(int argc, char **argv) {
 
 @pytest.fixture(scope="module")
 def sleepers(tmp_path_factory):
-    """Compiles a program with a number of threads that repeatedly sleep for given milliseconds."""
     directory = tmp_path_factory.mktemp("sleepers")
     (directory / "sleepers.c").write_text(SLEEPERS)
     subprocess.run(
@@ -87,7 +86,6 @@ def collect(sampler, seconds):
 
 
 def waits_of(samples, process):
-    """Returns the number of sampled waits of a process, and their total time."""
     mine = [sample for sample in samples if sample.kind is OFF_CPU and sample.tgid == process.pid]
     return len({(sample.tid, sample.wait.start_ns) for sample in mine}), sum(
         sample.value for sample in mine

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
 ]
 
-WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # minimum; 0: just enough
+WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # the least waits per cause; 0: a few suffice
 TIMES = 2 * WAITS or 400
 
 # Each program waits many times in a single way, in a thread of a separate name.
@@ -198,11 +198,10 @@ def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_pat
 def test_threads_waiting_for_the_gil_get_that_cause(python, tmp_path):
     """Debian's interpreter has no symbol for the function that takes the GIL."""
     result, weights = record_waiter(GIL, "gil", "", tmp_path, python.command)
-    check("gil", result, weights, beside="sleep")  # other waits are for the other thread
+    check("gil", result, weights, beside="sleep")  # its other waits are for the other thread
 
 
 def check(cause, found, weights, *, beside=""):
-    """Checks that all waits have the cause, or the additional expected cause."""
     del found[beside], weights[beside]
     # Long waits are all sampled. If the disk is fast, too few waits are long.
     assert found[cause] >= (WAITS or (1 if cause in OF_FILES else 5)), found

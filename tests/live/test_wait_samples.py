@@ -80,7 +80,6 @@ def collect(sampler, seconds):
 
 @pytest.fixture(scope="module")
 def functions():
-    """Returns a function that returns a sample's kernel function names, leaf first."""
     places = []
     for line in Path("/proc/kallsyms").read_text().splitlines():
         address, kind, name = line.split()[:3]

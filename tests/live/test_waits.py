@@ -215,7 +215,7 @@ def test_a_woken_thread_that_does_not_run_waits_for_a_cpu(account):
         waiting, begun, after = next(filter(None, tries))
     assert waiting.by_state[WaitState.RUNNABLE] > 0.2e9
     assert waiting.by_state[WaitState.INTERRUPTIBLE] > 0.1e9
-    # The wait before the first switch has ended, the wait after the last switch has not.
+    # The wait before the first switch has ended, but the wait after the last switch has not.
     assert waiting.switches == begun, "an unfinished wait is counted"
     assert after.by_state[WaitState.RUNNABLE] > 0.05e9
 
@@ -268,7 +268,7 @@ def test_short_lived_processes_are_distinguished():
     assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
-    # The kernel does not report every switch. Not more waits are missing or begin late than are
+    # The kernel does not report every switch. No more waits are missing, or begin late, than are
     # counted. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
@@ -338,7 +338,6 @@ def test_a_pause_is_not_a_wait():
 
 
 def program_names():
-    """Returns the names of the BPF programs that this process has loaded or attached."""
     names = []
     for fd in Path("/proc/self/fdinfo").iterdir():
         with contextlib.suppress(OSError):

@@ -159,7 +159,6 @@ def mapped_request(pid, inode, device, size=0, generation=0):
 
 
 def compile_c(path, source, *options):
-    """Compiles C source into an executable at ``path``."""
     subprocess.run(
         ["gcc", "-x", "c", "-o", path, *options, "-"], input=source, text=True, check=True
     )

@@ -43,7 +43,6 @@ PICTURES = {
 
 
 def start(*command):
-    """Starts a process of the demo in the demo's cgroup."""
     return subprocess.Popen([*IN_GROUP, *command], cwd=DEMO, stdout=subprocess.DEVNULL)
 
 
@@ -72,7 +71,6 @@ def record(profile):
 
 @contextmanager
 def viewed(profile):
-    """Serves the profile with ``view``; yields the address."""
     command = [*KPROFILER, "view", "--no-browser", profile]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

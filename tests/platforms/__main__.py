@@ -1,5 +1,6 @@
-"""Tests every interpreter that is here or that registries have, and programs without unwind tables;
-writes docs/platforms.md.
+"""Tests interpreters, and programs without unwind tables; writes docs/platforms.md.
+
+Tests every interpreter that this machine or a package registry has.
 
 Usage: python -m tests.platforms [--samples N] [VERSION…]; exits with 1 if a stack is wrong.
 """
@@ -46,14 +47,12 @@ def find_refusal(python: Python) -> str:
 
 
 def find_libc(python: Python) -> str:
-    """Returns name and version of the C library that an interpreter uses."""
     asked = python.run("-c", "import platform; print(*platform.libc_ver())", check=True)
     name = str(asked.stdout.strip())
     return name if name.startswith("glibc") else find_musl()
 
 
 def find_musl() -> str:
-    """Returns name and version of this machine's musl."""
     loader = f"/lib/ld-musl-{platform.machine()}.so.1"
     shown = subprocess.run([loader], capture_output=True, text=True, check=False).stderr
     return "musl " + shown.partition("Version ")[2].split()[0]
@@ -119,7 +118,6 @@ def judge_application(built: Path, samples: int) -> bool:
 
 
 def main() -> int:
-    """Tests the interpreters whose versions start with one of the arguments, by default all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=2000, help="with each")
     parser.add_argument(

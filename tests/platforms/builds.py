@@ -25,14 +25,7 @@ exec musl-gcc -idirafter "$(dirname "$0")/include" "$@"
 
 
 class Build(NamedTuple):
-    """An interpreter to build.
-
-    Attributes:
-        name: the name of the interpreter's directory in the cache.
-        command: the name of the program.
-        options: the options of ``configure``.
-        is_musl: whether to build for musl instead of this machine's C library.
-    """
+    """An interpreter to build; ``options`` are those of ``configure``."""
 
     name: str
     command: str
@@ -46,11 +39,7 @@ _SOURCE = "python3.13"
 
 
 def get(build: Build) -> Path:
-    """Returns the path of an interpreter; builds the interpreter if it is not cached.
-
-    Raises:
-        MatrixError: a source cannot be downloaded, or a compiler is missing or fails.
-    """
+    """Returns the path of an interpreter, built unless it is cached; raises MatrixError."""
     root = cache_directory() / "pythons" / build.name
     if not root.exists():
         if build.is_musl and not shutil.which("musl-gcc"):
@@ -78,7 +67,6 @@ def _build(build: Build, folder: Path, root: Path) -> None:
 
 
 def _unpack(archive: Archive, package: str, folder: Path) -> Path:
-    """Unpacks a package's upstream source; returns its directory."""
     place = folder / package
     place.mkdir()
     archive.download_source(package, place)

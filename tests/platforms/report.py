@@ -39,11 +39,10 @@ class Row(NamedTuple):
     """The result for one platform.
 
     Attributes:
-        machine: the machine, x86-64 or arm64.
         libc: the C library of the profiled programs, with its version.
         kernel: the version of the kernel, with the page size if that is not 4 KiB.
         program: the version and origin of the interpreter, or the compiled program.
-        state: the state, one of PROVED, EMULATED and NO.
+        state: one of PROVED, EMULATED and NO.
         results: the observed results, or the reason why there are none.
     """
 
@@ -61,7 +60,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path = RESULTS) -> list[Row]:
-    """Reads the results so far; returns none if the file does not exist."""
+    """Reads the earlier results; none if the file does not exist."""
     if not path.exists():
         return []
     return [
@@ -77,11 +76,9 @@ def merge(rows: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False) -> None:
-    """Adds results, and writes the page.
+    """Adds results, each replacing that of its platform, and writes the page.
 
-    Args:
-        new: the new results; each replaces the earlier result of its platform.
-        replaced: the function that returns whether an earlier result is to be removed in any case.
+    ``replaced`` selects earlier results to remove in any case.
     """
     rows = merge((row for row in read_rows() if not replaced(row)), new)
     RESULTS.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
@@ -89,7 +86,6 @@ def save(new: Iterable[Row], replaced: Callable[[Row], bool] = lambda row: False
 
 
 def render(rows: Iterable[Row]) -> str:
-    """Returns the page."""
     lines = ["| Machine | C library | Kernel | Program | Result |", "|---|---|---|---|---|"]
     for row in rows:
         result = f"*{row.state}*: {'; '.join(row.results)}"
@@ -104,12 +100,6 @@ def here(libc: str) -> tuple[str, str, str]:
 
 
 def save_guest(machine: str, kernel: str, promises: Iterable[str]) -> None:
-    """Saves the parts that all boots of a kernel have proved; if none, keeps the old result.
-
-    Args:
-        machine: the machine's name, as printed by ``uname -m``.
-        kernel: the release of the kernel.
-        promises: the parts of the profiler whose tests passed.
-    """
+    """Saves the parts that all boots of a kernel have proved; if none, keeps the old result."""
     if results := tuple(sorted(promises)):
         save([Row(MACHINES[machine], GUEST_LIBC, kernel, GUEST_PYTHON, EMULATED, results)])

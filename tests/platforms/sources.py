@@ -43,7 +43,6 @@ class Source(NamedTuple):
     """An interpreter that this machine may not have.
 
     Attributes:
-        origin: the origin of the build.
         package: the name of the Debian package; empty for an interpreter from a Go module.
         release: the Debian release that has the package.
         command: the name of the program; for a Go module, the minor version.
@@ -101,12 +100,9 @@ def find_all() -> Iterator[tuple[Python, str]]:
 def freeze(folder: Path) -> Path:
     """Builds a one-file application from the truth target's program with PyInstaller.
 
-    Args:
-        folder: the directory for PyInstaller and its output.
-
     Raises:
         OSError, CalledProcessError: PyInstaller cannot be installed or does not work with this
-        Python.
+            Python.
     """
     environment = folder / "environment"
     subprocess.run([PYTHON, "-m", "venv", str(environment)], check=True)

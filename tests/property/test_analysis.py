@@ -83,7 +83,7 @@ def windows(draw):
 
 
 def flat(made):
-    """Yields each sample separately, with names instead of objects that compare by identity."""
+    """Counts single samples, with names instead of objects that compare by identity."""
     return Counter(
         (
             profile.kind.name, profile.period_ns, tuple(sorted(resource.attributes.items())),

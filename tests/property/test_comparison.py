@@ -62,7 +62,6 @@ def profile(seed, read=20):
 
 
 def part(times):
-    """Returns a profile with the given sample times of each stack."""
     samples = [WindowSample(stack, 1, "t", 0, None, result, []) for stack, result in times.items()]
     made = Profile(ON_CPU, SECOND_NS // HZ, [ResourceSamples(Resource({}), samples)])
     window = Window(0, SECONDS * SECOND_NS, [made])
@@ -70,7 +69,6 @@ def part(times):
 
 
 def independent(random, shares, count):
-    """Returns a profile of independent samples at random times, by the shares of functions."""
     cumulated = list(accumulate(shares.values()))
     drawn = random.choices(list(shares), cum_weights=cumulated, k=count)
     times = {name: [] for name in drawn}

@@ -53,7 +53,6 @@ class Receiver(ProfileExporter):
         return sum((batch.sample_counts for batch in self.arrived), SampleCounts())
 
     def totals(self):
-        """Returns the latest totals of each kind, by sample type."""
         payloads = [batch.payload for batch in self.arrived]
         assert [check_payload(payload) for payload in payloads] == [[]] * len(payloads)
         return {
@@ -64,8 +63,6 @@ class Receiver(ProfileExporter):
 
 
 class Away(Receiver):
-    """An exporter whose receiver cannot be reached."""
-
     def export(self, batch):
         return ExportResult.failure(batch, LossCause.RETRIES_EXHAUSTED, "")
 
@@ -136,7 +133,6 @@ class Run:
 
 
 def encoder(script):
-    """Returns an encoder that fails on the non-empty windows chosen by ``script``."""
     broken = iter(script)
 
     def encode(window, encoding):
@@ -179,7 +175,6 @@ def test_the_account_of_each_kind_is_exact_in_any_order_of_events(events, script
 @settings(deadline=None, max_examples=60)
 @given(st.lists(SAMPLES, min_size=1, max_size=8), SCRIPT, BUGS, st.integers(0, 3))
 def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, before):
-    """The totals add up whatever is lost and whichever kinds the last windows contain."""
     run, first, receiver = Run(), Receiver("first"), Receiver("second", script)
     reporter = Reporter([ExportQueue(first)], encoder=encoder(bugs))
     queue = ExportQueue(receiver)
@@ -203,7 +198,6 @@ def test_a_receiver_is_sent_the_losses_of_each_kind(windows, script, bugs, befor
 @settings(deadline=None, max_examples=30)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), st.lists(SAMPLES, min_size=1, max_size=4), SCRIPT)
 def test_losses_of_the_previous_run_are_reported_by_kind(before, after, script):
-    """Batches from the spool do not mix with the samples of the run that delivers them."""
     with tempfile.TemporaryDirectory() as directory:
         earlier = Run()
         spool = Spool(directory, fsync=False)
@@ -239,7 +233,6 @@ RUN = st.tuples(st.lists(SAMPLES, max_size=4), SCRIPT, st.integers(0, 4))
 @settings(deadline=None, max_examples=40)
 @given(st.lists(RUN, min_size=1, max_size=4))
 def test_the_last_run_reports_samples_and_losses_of_all_killed_runs(runs):
-    """This holds whatever each run delivers, loses and leaves in the spool before it is killed."""
     with tempfile.TemporaryDirectory() as directory:
         start, arrived = 0, {kind.name: Counter() for kind in KINDS}
         for number, (windows, script, answers) in enumerate([*runs, ([(1, 1)], [], 1000)]):

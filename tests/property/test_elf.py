@@ -64,7 +64,6 @@ def copies():
 
 @pytest.fixture(scope="module")
 def captured():
-    """Returns access to the captured files of the boot."""
     places = ("/proc/kallsyms", "/proc/modules", "/sys/module", "/sys/kernel/notes")
     return CapturedFiles(dict(zip(places, copies().values(), strict=True)))
 
@@ -142,7 +141,6 @@ def has_name(names, frame_names):
 def test_every_function_survives_the_round_trip_through_file_id_and_rva(
     symbolizer, symbols, oracle, say
 ):
-    """File id and RVA of each function's first and last byte lead back to the function."""
     checked, wrong = 0, []
     for module, functions in oracle.items():
         for start, end, names in functions:
@@ -190,7 +188,7 @@ def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbol
         shown = [frame.lines[0].system_name or frame.lines[0].function] if frame.lines else []
         if names:
             named += 1
-            of_frame = not FIXTURES.is_dir() or has_name(names, shown)  # else an extract
+            of_frame = not FIXTURES.is_dir() or has_name(names, shown)  # else kallsyms is partial
             right = match and has_name(names, match.names) and of_frame
         else:
             gaps += 1
@@ -212,7 +210,6 @@ def test_random_addresses_resolve_according_to_function_sizes(symbolizer, symbol
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
 def test_every_live_symbol_matches_the_elf_file(captured, symbolizer, symbols, say):
-    """The ELF file gives each text symbol's RVA the same name as kallsyms."""
     freed = {(clone.address, clone.name) for clone in symbolizer.snapshot.freed}
     init = symbolizer.snapshot._init_text
     checked, wrong = 0, []
@@ -237,7 +234,6 @@ def test_every_live_symbol_matches_the_elf_file(captured, symbolizer, symbols, s
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason="KPROFILER_FIXTURES is not set")
 def test_every_core_symbol_matches_system_map(symbolizer, captured, say):
-    """At the RVA of each symbol in kallsyms, under KASLR, System.map has the same name."""
     linked = defaultdict(set)
     system_map = lzma.decompress((FIXTURES / "lib" / "System.map.xz").read_bytes()).decode()
     rows = [line.split() for line in system_map.splitlines()]

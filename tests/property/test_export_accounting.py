@@ -69,7 +69,6 @@ def by_kind(counts, field):
 
 
 def check(queue, put, earlier):
-    """Checks that each kind's account is exact, and that the totals are the sums over kinds."""
     counts = queue.counts()
     assert by_kind(counts, "accepted") == put
     assert by_kind(counts, "carried") == earlier
@@ -83,7 +82,6 @@ def check(queue, put, earlier):
 
 
 def run(queue, events, earlier):
-    """Puts batches, records other losses and flushes; checks the account after each step."""
     put = SampleCounts()
     for number, event in enumerate(events):
         if event == "flush":

@@ -38,7 +38,6 @@ SETTINGS = settings(
 
 
 def window(name):
-    """Returns a window with a sample in which all names are the given name."""
     code = Module(name, ModuleKind.USER, None, FileId("ab" * 16), 0)
     frame = Frame(code, 0x1000, (Line(name, "", name, 7),), 0, USER_SIDE)
     link = SpanLink(bytes(range(16)), bytes(range(1, 9)), name)

@@ -129,7 +129,6 @@ DAMAGE = st.lists(
 
 
 def damage(lines, harm):
-    """Returns the lines, some of them malformed or misplaced."""
     lines = list(lines)
     for at, what in harm:
         if at + 1 >= len(lines) or lines[at].count(" ") < 2:
@@ -149,10 +148,7 @@ def damage(lines, harm):
 
 
 def check_is_right(table, symbols):
-    """Checks that each address has no name, or a name that the intact file has for it.
-
-    Padding is excluded, since no code runs in it.
-    """
+    """Checks that each address, except padding, has no name or a name in the intact file."""
     oracle = Oracle(symbols)
     pads = {s[0] + at for s in symbols if is_pad(s) for at in range(PAD)}
     for address in {s[0] + d for s in symbols for d in (-PAD - 1, -PAD, -1, 0, 1)} - pads:

@@ -21,7 +21,6 @@ STEP_NS = 100_000_000  # longer than unloaded code is kept
 
 @st.composite
 def records(draw):
-    """Draws a record with a plausible header and any body."""
     body = draw(st.binary(max_size=96))
     kind = draw(st.sampled_from([2, 17, 17, 18, 99]))
     size = draw(st.one_of(st.just(len(body) + 8), st.integers(0, 200)))
@@ -46,7 +45,6 @@ def look_up_all(table, history, steps):
 
 @given(st.lists(records(), max_size=8).map(b"".join) | st.binary(max_size=400), st.booleans())
 def test_arbitrary_bytes_parse_as_records_or_as_damage(data, timed):
-    """No input makes the parser raise, hang, or return more records than headers fit."""
     perf_records = parse_perf_records(data, timed=timed)
     assert len(perf_records.records) <= len(data) // 8
     table = KsymbolTable()
@@ -114,7 +112,6 @@ lossy_steps = st.lists(
 @settings(max_examples=500, deadline=None)
 @given(lossy_steps, st.booleans())
 def test_lost_records_never_lead_to_a_wrong_name(choices, timed):
-    """Each name is right whatever is lost; after a full read, no symbol is missing."""
     table, live, history, reported = KsymbolTable(), {}, [], []
     polled_ns, is_lost, first_loss_ns = 0, False, 1 << 62
     choices = [*choices, (0, 0, False, True, KsymbolAction.ALL_READ, 1)]

@@ -117,7 +117,7 @@ statuses = st.sampled_from([STACK_OK, STACK_TRUNCATED]) | st.sampled_from(
 @st.composite
 def stacks(draw, kernel, user):
     below = draw(st.lists(st.sampled_from(user), max_size=4))
-    made = draw(st.integers(0, len(below)))  # the number of them to put into frames
+    made = draw(st.integers(0, len(below)))  # frames before this one are symbolized
     kernel_status, user_status = draw(st.tuples(statuses, statuses))
     raw = [frame.address for frame in below[made:]]
     return Stack(
@@ -240,7 +240,6 @@ def module_value(module):
 
 
 def content(*some):
-    """Returns the content of windows as counts of timestamps with all their attributes."""
     return Counter(
         (
             profile.kind,
@@ -385,7 +384,6 @@ def test_more_frames_than_short_indices_can_hold_are_split_correctly():
 
 @st.composite
 def damaged(draw):
-    """Draws a payload with some bytes changed, as in a corrupt file."""
     window = draw(windows().filter(lambda window: window.sample_count))
     batch = encode_window(window, form=draw(st.sampled_from(Form)), new_id=fixed_ids).batches[0]
     data = bytearray(batch.payload)

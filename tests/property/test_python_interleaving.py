@@ -59,7 +59,6 @@ class Calls:
         self.truth += outer
 
     def sides(self, native_frames=None, python_frames=None):
-        """Returns the sides, truncated to the requested numbers of frames."""
         user, own = self.native[:native_frames], self.python[:python_frames]
         is_whole, is_own_whole = len(user) == len(self.native), len(own) == len(self.python)
         return (

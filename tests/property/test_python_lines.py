@@ -56,7 +56,6 @@ def test_every_instruction_of_the_standard_library_has_its_line(version):
 
 
 def test_a_running_frame_has_the_line_of_its_instruction():
-    """The test checks its own frame and all its callers."""
     frame, count = sys._getframe(), 0
     while frame is not None:
         code = frame.f_code

@@ -13,7 +13,6 @@ from tests.spans.scenarios import SCENARIOS
 
 
 def run_here(name, seconds, source):
-    """Runs a scenario in this process."""
     truth = Truth(source)
     with sampling(source) as samples:
         more = SCENARIOS[name](truth, seconds)
@@ -21,7 +20,6 @@ def run_here(name, seconds, source):
 
 
 def run(name, seconds, source="interpreter"):
-    """Runs a scenario in a separate process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.spans", "--here", name, str(seconds)]
     command += ["--source", source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120)

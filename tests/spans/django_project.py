@@ -45,8 +45,6 @@ def synchronous(get_response):
 
 
 class Spanning:
-    """Middleware that opens a span."""
-
     sync_capable = True
     async_capable = False
 

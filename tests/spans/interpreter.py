@@ -19,7 +19,6 @@ UNSAMPLED = TracerProvider(sampler=ALWAYS_OFF).get_tracer("unsampled")
 
 
 def repeat(seconds, step):
-    """Calls a function repeatedly for a number of seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         step()
@@ -193,7 +192,6 @@ def tasks(truth, seconds):
 
 
 def uvloop_tasks(truth, seconds):
-    """The tasks of :func:`tasks` under uvloop."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -261,7 +259,6 @@ def make_wrapping_tracer():
 
 
 def wrapped_spans(truth, seconds):
-    """Wrapped spans in threads, together with SDK spans."""
     nested_spans(truth, seconds, make_wrapping_tracer())
 
 

@@ -51,11 +51,7 @@ class Note(NamedTuple):
 
 
 class Truth:
-    """The spans that the service itself records, by thread. Thread-safe.
-
-    Args:
-        source: the source that the samples' spans are read from.
-    """
+    """The spans that the service itself records, by thread. Thread-safe."""
 
     def __init__(self, source="interpreter"):
         self.source = source
@@ -76,10 +72,10 @@ class Outcome(NamedTuple):
     """The numbers of samples in logged intervals, by correctness of their links.
 
     Attributes:
-        right: the number of samples in a span that are linked to this span.
-        unlinked: the number of samples in a span without a link.
-        outside: the number of samples in no span without a link.
-        wrong: the number of samples that are linked to a span that was not current.
+        right: samples in a span that are linked to this span.
+        unlinked: samples in a span without a link.
+        outside: samples in no span without a link.
+        wrong: samples that are linked to a span that was not current.
     """
 
     right: int
@@ -134,7 +130,7 @@ def open_sampler(source):
 
 
 def follow_records(sampler):
-    """Publishes this process's records, and waits until the sampler reads them."""
+    """Publishes this process's thread records, and waits until the sampler reads them."""
     thread_context.start({"service.name": "spans"})
     contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=1)
     contexts.follow_threads(sampler.contexts)
@@ -172,8 +168,7 @@ def follow_contexts(contexts, drain):
 def sampling(source="interpreter"):
     """Samples this process during the block; at its end, the yielded list has all samples.
 
-    Args:
-        source: the source of spans; spans of classes outside the SDK are always read from records.
+    Spans of classes outside the SDK are always read from records, whatever the ``source``.
     """
     sampler = open_sampler(source)
     sampler.start()

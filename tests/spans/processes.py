@@ -53,7 +53,6 @@ def multiprocess(truth, seconds):
 
 
 def make_celery(truth):
-    """Returns a Celery application and its task, which opens spans."""
     import celery
 
     app = celery.Celery("spans", broker="memory://", backend="cache+memory://")
@@ -103,7 +102,6 @@ def run_worker(app, work, seconds, pool):
 
 
 def celery_threads(truth, seconds):
-    """Celery with threads."""
     run_worker(*make_celery(truth), seconds, "threads")
 
 

@@ -9,11 +9,7 @@ CLIENTS = 4
 
 
 def request_until(end, port, paths):
-    """Requests the paths in turn, with several clients, until a monotonic time.
-
-    Raises:
-        AssertionError: a response is an error.
-    """
+    """Requests the paths in turn, with several clients, until a monotonic time; asserts success."""
     failed = []
 
     def request():

@@ -29,8 +29,6 @@ class Traced:
 
 
 class ThreadingServer(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
-    """A WSGI server that handles each request in a new thread."""
-
     daemon_threads = False
 
 
@@ -40,7 +38,6 @@ class QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 def serve_wsgi(app, truth, seconds, paths):
-    """Serves an application to clients for a few seconds."""
     server = wsgiref.simple_server.make_server(
         "127.0.0.1", 0, Traced(app, truth), ThreadingServer, QuietHandler
     )

@@ -23,7 +23,6 @@ _ROW = "{:<24}{:>8}{:>10}{:>7}{:>12}{:>12}  {}"
 
 
 def show(program: str, report: Report) -> None:
-    """Prints a row of the table."""
     total = report.total
     cut = ", ".join(f"{n} {end.name.lower()}" for end, n in report.ends.items() if end)
     print(
@@ -41,12 +40,10 @@ def show(program: str, report: Report) -> None:
 
 
 def is_good(program: Program, report: Report) -> bool:
-    """Returns whether no frame is wrong and enough stacks are complete."""
     return not report.wrong and report.ends[StackEnd.COMPLETE] >= program.share * report.total
 
 
 def main() -> int:
-    """Runs the programs whose names contain one of the arguments, by default all programs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--stacks", type=int, default=_STACKS, help="of each program")
     parser.add_argument("names", nargs="*", help="parts of program names; default: all")

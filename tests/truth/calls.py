@@ -34,13 +34,7 @@ _SIGRETURN = "$0xf,"  # the operand with the system call's number
 
 
 def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserStack]:
-    """Takes stacks of a program, once its tables are loaded.
-
-    Args:
-        built: the program that dumps stacks.
-        command: the command line.
-        count: the minimum number of stacks.
-    """
+    """Takes at least ``count`` stacks with the program ``built``, once all tables are loaded."""
     stacks: list[UserStack] = []
     with (
         dumps.Dumps(built) as dumper,
@@ -61,11 +55,9 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
 
 
 def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
-    """Runs a command for a moment; returns where it loads libraries, the dynamic linker included.
+    """Returns where a command loads libraries and the dynamic linker, the same at each run.
 
-    Args:
-        command: the command line, which loads the libraries at the same addresses each time.
-        program: the program that the command executes in the end.
+    ``program`` is what the command executes in the end.
     """
     libraries: dict[Path, int] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -90,17 +82,15 @@ class Instruction(NamedTuple):
 
 
 class Calls:
-    """The calls of a program.
+    """The calls of a program that has symbols and is linked at fixed addresses.
 
-    Args:
-        path: the path of the program, which is linked at fixed addresses and has symbols.
-        libraries: the addresses at which further files are loaded; the files may be stripped.
+    ``libraries`` are the addresses of further files, which may be stripped.
     """
 
     def __init__(self, path: Path, libraries: Mapping[Path, int] | None = None) -> None:
         self._names: dict[int, str] = {}
         self._targets: dict[int, int | None] = {}  # by return address
-        self._trampolines: set[int] = set()  # of signal handlers
+        self._trampolines: set[int] = set()  # where signal handlers return to
         self._exits: set[int] = set()  # before which threads exit
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # between functions
         code = []
@@ -126,7 +116,6 @@ class Calls:
             self._jumps[self._start(at)].add(self._start(target) if target else _ANY)
 
     def name(self, pc: int) -> str:
-        """Returns the name of the function that contains a program counter."""
         return self._names.get(self._start(pc), "?")
 
     def _start(self, pc: int) -> int:
@@ -136,11 +125,9 @@ class Calls:
     def find_wrong(
         self, addresses: Sequence[int], sources: Sequence[FrameSource], *, is_complete: bool
     ) -> str:
-        """Describes the first frame that did not call the previous frame; empty if all frames did.
+        """Describes the first frame that did not call the previous frame; empty if all did.
 
-        Args:
-            addresses: the addresses of the frames, leaf first.
-            sources: how each frame was found. is_complete: whether the last frame is the outermost.
+        Frames are in order from the leaf. ``is_complete``: whether the last frame is the outermost.
         """
         callee = self._start(addresses[0])
         outermost = addresses[-1]
@@ -171,7 +158,6 @@ class Calls:
 
 
 def describe_wrong(stacks: Iterable[UserStack], calls: Calls) -> Counter[str]:
-    """Counts the wrong stacks by description."""
     texts = (
         calls.find_wrong(stack.addresses, stack.sources, is_complete=stack.end is StackEnd.COMPLETE)
         for stack in stacks

@@ -22,14 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Report(NamedTuple):
-    """The results of many comparisons.
-
-    Attributes:
-        verdicts: the number of stacks by verdict.
-        ends: the number of stacks by the end that the BPF program reports.
-        wrong: the descriptions of wrong stacks.
-        frames: the number of frames in all stacks.
-    """
+    """The results of many comparisons, by verdict and by the end that the BPF program reports."""
 
     verdicts: Counter[Verdict]
     ends: Counter[StackEnd]
@@ -38,11 +31,9 @@ class Report(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Returns the number of stacks compared."""
         return self.verdicts.total()
 
     def plus(self, other: Report) -> Report:
-        """Returns the sum of both reports."""
         return Report(
             self.verdicts + other.verdicts,
             self.ends + other.ends,
@@ -51,13 +42,11 @@ class Report(NamedTuple):
         )
 
     def describe(self) -> str:
-        """Returns a one-line summary."""
         ends = ", ".join(f"{count} {end.name.lower()}" for end, count in self.ends.items())
         return f"{len(self.wrong)} wrong of {self.total}: {ends}"
 
 
 def judge(dump: StackDump, truth: Truth) -> Verdict:
-    """Compares a dumped stack with the reference."""
     result, true = list(dump.stack.addresses), truth.frames
     common = min(len(result), len(true))
     if result[:common] != true[:common]:
@@ -72,7 +61,6 @@ def judge(dump: StackDump, truth: Truth) -> Verdict:
 
 
 def compare(dumps: Iterable[StackDump], maps: Maps) -> Report:
-    """Compares the stacks of a process; returns the report."""
     verdicts: Counter[Verdict] = Counter()
     ends: Counter[StackEnd] = Counter()
     wrong, frames = [], 0

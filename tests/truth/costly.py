@@ -1,4 +1,4 @@
-"""A program that always has the most expensive stacks to unwind that tables allow.
+"""A program whose stacks are the most expensive to unwind that tables allow.
 
 Each frame is in another file than its caller. For each frame, the unwinder therefore looks up the
 mapping in the process's tree and the rule in a large table outside of the processor's caches, and
@@ -115,7 +115,7 @@ def build(
     frame_bytes: int = 4088,
     alike: bool = True,
 ) -> list[str]:
-    """Compiles the program.
+    """Compiles the program; returns the command that runs it.
 
     Args:
         folder: the output directory.
@@ -125,9 +125,6 @@ def build(
         frame_bytes: the size of the smallest stack frame, which is 8 plus a multiple of 16.
         alike: whether all files are equal; otherwise, each function's frame size differs between
             files.
-
-    Returns:
-        The command that runs the program.
     """
     driver, paths = str(folder / "driver"), [str(folder / f"{n}.so") for n in range(files)]
     compile_driver = ["gcc", "-x", "c", "-O2", "-o", driver, "-"]

@@ -57,16 +57,13 @@ class StackDump(NamedTuple):
     """The dump of one interrupt.
 
     Attributes:
-        stack: the stack that the BPF program found.
         registers: the registers by DWARF number.
         stacks: the copies of the stack, from the stack pointer's page on, and of the goroutine's
             stack.
         goroutine: the goroutine's registers, as in :class:`Dump`.
-        cold_ns: the duration of the walk, in nanoseconds.
-        warm_ns: the duration of a repetition of the walk, in nanoseconds.
+        cold_ns, warm_ns: the durations of the walk and of its repetition, in nanoseconds.
         work: the units of work of the first walk.
-        pointers_ns: the duration of the kernel's own frame-pointer walk, in nanoseconds.
-        pointers: the number of frames that the kernel's walk found.
+        pointers_ns, pointers: the duration and frames of the kernel's own frame-pointer walk.
     """
 
     stack: UserStack
@@ -81,7 +78,6 @@ class StackDump(NamedTuple):
 
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
-    """Compiles the dumping program with the unwinder's sources."""
     return compile_program(SOURCE, sources, folder / "dump.bpf.o")
 
 
@@ -89,10 +85,7 @@ class Dumps:
     """Context manager that samples one process at a time.
 
     Args:
-        built: the path of the compiled program.
         top_of_stack: whether to locate the registers as on kernels without ``bpf_task_pt_regs``.
-        max_work: the limit on the work of a walk, in units.
-        limits: the limits on the tables.
         answering: whether to load the requested tables.
         forgetting: whether to start each walk without cached rules and mappings.
     """

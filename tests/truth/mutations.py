@@ -169,14 +169,12 @@ def run(folder: Path, mutation: Mutation | None, program: Path) -> Report | str:
 
 
 def is_true(report: Report | str) -> bool:
-    """Returns whether the comparison found no wrong stack and enough complete stacks."""
     if isinstance(report, str):
         return False
     return not report.wrong and report.ends[StackEnd.COMPLETE] >= _COMPLETE * report.total
 
 
 def main(names: list[str]) -> int:
-    """Runs the mutations whose names contain one of ``names``, by default all mutations."""
     unnoticed = 0
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

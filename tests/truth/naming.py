@@ -37,7 +37,7 @@ _WORKS = re.compile(r"work_(\d+)$")
 _LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 _HIGHEST_PID = Path("/proc/sys/kernel/pid_max")
 _PER_SECOND = 500
-_ENDED = ("short processes", "reused pid")  # whose processes have exited before they are named
+_ENDED = ("short processes", "reused pid")  # their processes exit before they are named
 _LEAST_NAMED = 0.95
 
 
@@ -60,7 +60,6 @@ class Tally(NamedTuple):
 
 
 def build(directory: Path) -> None:
-    """Compiles all programs and libraries."""
     common = ("gcc", "-O1", "-fomit-frame-pointer")
     for at in range(VARIANTS):
         what = (f"-DVARIANT={at}", _SOURCE)
@@ -74,7 +73,6 @@ def build(directory: Path) -> None:
 
 @contextlib.contextmanager
 def running(*command: str | Path) -> Iterator[None]:
-    """Runs a command during the block, and kills it at the end."""
     with subprocess.Popen(command) as process:
         try:
             yield
@@ -187,7 +185,6 @@ def sample_host(seconds: float) -> list[Window]:
 
 
 def run(workload: str, directory: Path, seconds: float) -> Tally:
-    """Samples a workload; returns the counts."""
     with WORKLOADS[workload](directory):
         return tally(sample_host(seconds))
 

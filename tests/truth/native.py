@@ -30,7 +30,6 @@ _STACK_BYTES = 1536
 
 
 def build(folder: Path, sources: Path = PROGRAMS) -> Path:
-    """Compiles the unwinder for this machine."""
     target = folder / "native.so"
     command = [
         "gcc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-O1", "-std=gnu11", "-w", f"-I{sources}",
@@ -62,12 +61,7 @@ class NativeRow(NamedTuple):
 
 
 class NativeUnwinder:
-    """Unwinds one process; only one instance may exist, since the program's state is global.
-
-    Args:
-        built: the path that :func:`build` returned.
-        machine: the process's machine, as named by uname(2).
-    """
+    """Unwinds one process; only one instance may exist, since the program's state is global."""
 
     def __init__(self, built: Path, machine: str) -> None:
         self._code = ctypes.CDLL(str(built))
@@ -80,7 +74,6 @@ class NativeUnwinder:
         self._code.begin(settings)
 
     def add_memory(self, start: int, content: bytes) -> None:
-        """Adds memory of the process."""
         self._kept.append(content)
         self._code.add_memory(ctypes.c_uint64(start), ctypes.c_uint64(len(content)), content)
 
@@ -103,17 +96,11 @@ class NativeUnwinder:
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 
     def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
-        """Adds an executable mapping, in ascending order; 0 is the vDSO, ANONYMOUS is no file."""
+        """Adds the next executable mapping; inode 0 is the vDSO, ANONYMOUS is no file."""
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:
-        """Unwinds the stack of an interrupt.
-
-        Args:
-            registers: the kernel's ``pt_regs``.
-            base: the address of the copied stack memory.
-            memory: the copied stack memory.
-        """
+        """Unwinds from an interrupt, given ``pt_regs`` and a copy of memory from ``base`` on."""
         stack = ctypes.create_string_buffer(_STACK_BYTES)
         self.add_memory(base, memory)
         size = self._code.unwind_process(registers, 127, stack)

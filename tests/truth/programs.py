@@ -20,11 +20,8 @@ class Program(NamedTuple):
     """A program that runs until it is stopped.
 
     Attributes:
-        name: its name in this package.
-        needs: the programs that must be installed.
-        command: the command line. ``{made}`` stands for a file that ``make`` writes, ``{source}``
-            for the source directory.
-        make: the command to run once beforehand.
+        command: ``{made}`` stands for a file that ``make`` writes, ``{source}`` for the source
+            directory.
         share: the share of its stacks that must be complete.
     """
 
@@ -107,11 +104,7 @@ def find_missing(program: Program) -> str:
 
 
 def make(program: Program, folder: Path) -> list[str]:
-    """Prepares a program's files; returns its command.
-
-    Raises:
-        subprocess.CalledProcessError: the build failed; its output has been printed.
-    """
+    """Prepares a program's files; returns its command, or raises CalledProcessError."""
     values = {"made": folder / program.name.replace(" ", "-"), "source": FOLDER, "cc1": ""}
     if any("{cc1}" in word for word in program.command):
         asked = ["gcc", "-print-prog-name=cc1"]

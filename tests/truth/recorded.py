@@ -44,19 +44,16 @@ class RecordedMaps(Maps):
         self._starts = [mapping[0] for mapping in self.mappings]
 
     def content(self, mapping: Any) -> bytes:
-        """Returns the code in a mapping."""
         start, end, _, offset, name, _ = mapping
         if name == "[vdso]":
             return self._vdso
         return self._program[offset : offset + end - start]
 
     def code(self, address: int, size: int) -> bytes:
-        """Returns code of the process; empty if the address is not mapped."""
         mapping = self.find(address)
         return self.content(mapping)[address - mapping[0] :][:size] if mapping else b""
 
     def tables(self, mapping: Any) -> ElfTables | None:
-        """Returns the unwind tables of a mapping's file."""
         name = mapping[4]
         content = self._vdso if name == "[vdso]" else self._program
         return ElfTables(io.BytesIO(content)) if name else None
@@ -69,7 +66,6 @@ class Recorded(NamedTuple):
     stacks: list[RecordedStack]
 
     def add_to(self, unwinder: NativeUnwinder, program: Path, vdso: Path) -> None:
-        """Adds the process's files and mappings to the native unwinder."""
         for inode, path in enumerate((vdso, program)):
             unwinder.add_table(path, inode)
         for mapping in self.maps.mappings:
@@ -80,14 +76,7 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(path: Path, name: str, program: Path, vdso: Path) -> Recorded:
-    """Reads a process from a file.
-
-    Args:
-        path: the path of the file.
-        name: the name of the process.
-        program: the path of the process's program.
-        vdso: the path to write the process's vDSO to.
-    """
+    """Reads the process called ``name`` from a file, and writes its vDSO to ``vdso``."""
     process = json.loads(lzma.decompress(path.read_bytes()))[name]
     content = base64.b64decode(process["vdso"])
     vdso.write_bytes(content)

@@ -95,7 +95,6 @@ class Maps:
 
     @classmethod
     def forget(cls) -> None:
-        """Forgets all tables, so that the files are read again."""
         cls._tables.clear()
 
     def find(self, pc: int) -> Any:
@@ -106,7 +105,6 @@ class Maps:
         return self.mappings[index]
 
     def tables(self, mapping: Any) -> ElfTables | None:
-        """Returns the unwind tables of a mapping's file."""
         start, end, _, _, name, identity = mapping
         if name == "[vdso]":
             identity = ("vdso", "")
@@ -117,7 +115,6 @@ class Maps:
         return self._tables[identity]
 
     def go_offsets(self) -> GoOffsets | None:
-        """Returns the offsets of Go's runtime, if the process has it."""
         known = (self.tables(m) for m in self.mappings if "x" in m[2])
         return next((tables.go for tables in known if tables and tables.go), None)
 
@@ -148,7 +145,6 @@ class Maps:
         return code[2:3] == b"\xe8" or b"\xff" in code
 
     def describe(self, pc: int) -> str:
-        """Returns file and offset of a program counter, for messages."""
         mapping = self.find(pc)
         if mapping is None:
             return f"?{pc:x}"
@@ -190,7 +186,6 @@ class Truth(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """True if the walk reached the outermost frame."""
         return self.end == "end"
 
 

@@ -18,7 +18,6 @@ class Change(Protocol):
 
 
 def copy_sources(folder: Path, mutation: Change | None) -> Path:
-    """Copies the BPF programs' sources and changes one of them; returns the directory."""
     include = folder / "include"
     shutil.rmtree(include, ignore_errors=True)
     shutil.copytree(PROGRAMS, include)

@@ -19,13 +19,7 @@ _GO = "runtime."
 
 
 class Row(NamedTuple):
-    """A decoded row of an unwind table.
-
-    Attributes:
-        rules: the rules by register.
-        signal: whether its frame is a signal frame.
-        go: whether its function is Go code, which preserves no registers.
-    """
+    """A decoded row of an unwind table; functions in ``go`` preserve no registers."""
 
     rules: Mapping[Any, Any]
     signal: bool
@@ -78,13 +72,11 @@ class Section:
         return self._rows[address]
 
     def rows(self) -> Iterator[Mapping[Any, Any]]:
-        """Yields all rows of all entries."""
         for _, end, at in self._entries:
             table = self._entry(at).get_decoded().table
             yield from (row for row in table if row["pc"] < end)
 
     def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
-        """Yields start, end and rows of each function."""
         for start, end, at in self._entries:
             yield start, end, self._entry(at).get_decoded().table
 
@@ -99,12 +91,7 @@ class Section:
 
 
 class ElfTables:
-    """The unwind tables of an ELF file.
-
-    Attributes:
-        expressions: the parser for expressions in rows.
-        go: the offsets in the Go runtime's structs; None if the file does not contain the runtime.
-    """
+    """The unwind tables of an ELF file; ``go`` is None if it does not contain Go's runtime."""
 
     def __init__(self, stream: BinaryIO) -> None:
         elf = ELFFile(stream)
@@ -132,23 +119,19 @@ class ElfTables:
             self.go = _find_offsets(dwarf)
 
     def address(self, offset: int) -> int | None:
-        """Returns the address of an offset in the file."""
         for start, size, address in self._loads:
             if start <= offset < start + size:
                 return offset - start + address
         return None
 
     def row(self, address: int) -> Row | None:
-        """Returns the row for an address; None if there is no entry."""
         return next((row for part in self._sections if (row := part.row(address))), None)
 
     def rows(self) -> Iterator[Mapping[Any, Any]]:
-        """Yields the rules of all rows."""
         for part in self._sections:
             yield from part.rows()
 
     def functions(self) -> Iterator[tuple[int, int, list[Mapping[Any, Any]]]]:
-        """Yields start, end and rows of each function."""
         for part in self._sections:
             yield from part.functions()
 

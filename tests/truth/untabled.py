@@ -21,15 +21,7 @@ COMPLETE = 0.98
 
 
 class Program(NamedTuple):
-    """A program to build.
-
-    Attributes:
-        name: its name in this package.
-        libc: the name of its C library.
-        make: the compiler's command line, for code at fixed addresses.
-        arguments: the arguments of the program.
-        is_dynamic: whether it is linked dynamically.
-    """
+    """A program to build, with its code at fixed addresses."""
 
     name: str
     libc: str
@@ -46,7 +38,6 @@ class Result(NamedTuple):
 
     @property
     def ends(self) -> Counter[StackEnd]:
-        """The number of stacks by how they end."""
         return Counter(stack.end for stack in self.stacks)
 
     @property
@@ -57,7 +48,6 @@ class Result(NamedTuple):
         return not self.wrong and complete and FrameSource.DISASSEMBLY in sources
 
     def describe(self) -> str:
-        """Returns a one-line summary."""
         total = len(self.stacks)
         share = self.ends[StackEnd.COMPLETE] / max(total, 1)
         return f"{total} stacks: {self.wrong.total()} wrong, {share:.2%} complete"
@@ -86,14 +76,7 @@ def find_missing(program: Program) -> str:
 
 
 def measure(program: Program, built: Path, folder: Path, count: int) -> Result:
-    """Takes stacks of a program, and checks them.
-
-    Args:
-        program: the program to build in the folder.
-        built: the program that dumps stacks.
-        folder: the directory for the program's files.
-        count: the minimum number of stacks.
-    """
+    """Takes at least ``count`` stacks of a program built in ``folder``, and checks them."""
     named, stripped = folder / "named", folder / "stripped"
     subprocess.run([*program.make, "-o", named], check=True)
     subprocess.run(["strip", named, "-o", stripped], check=True)

@@ -38,12 +38,7 @@ class SystemUsedError(Exception):
 
 
 class Guard:
-    """Records and blocks a test's use of the system.
-
-    Attributes:
-        uses: the recorded uses by the current test; None while it may use the system.
-        threads: the ids of threads from earlier tests, which may still use the system.
-    """
+    """Records and blocks a test's use of the system; ``uses`` is None while use is allowed."""
 
     def __init__(self):
         self.uses, self.threads = None, frozenset()

@@ -32,7 +32,6 @@ service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [otlp_grp
 
 @pytest.fixture
 def receiver():
-    """Starts a receiver that accepts everything; yields its endpoint and the requests received."""
     requests = []
 
     def export(request, context):
@@ -75,8 +74,6 @@ def test_queued_batches_keep_their_encoding_across_a_reload(receiver, tmp_path, 
 
 
 class Tally(Exporter):
-    """An exporter that records the number of samples in each batch."""
-
     path: str = Field(description="File to append to.")
 
     def settings(self):

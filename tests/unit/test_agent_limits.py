@@ -97,7 +97,6 @@ def wait_until(condition):
 
 @pytest.mark.system
 def test_a_frozen_process_has_not_stalled():
-    """A process that was stopped for longer than a stall does not report its loop as stalled."""
     program = """
 import sys, threading, time
 from otel_kprofiler.agent.watchdog import Watchdog

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture
 def root_logging():
-    """Restores the root logger."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -36,7 +35,6 @@ def root_logging():
 
 @pytest.fixture
 def pipe():
-    """Yields the write end of a pipe, and a function that reads the written text."""
     read, write = os.pipe()
 
     def text():
@@ -123,7 +121,6 @@ def test_repeated_warnings_are_suppressed_and_counted():
 
 @pytest.fixture
 def systemd(tmp_path):
-    """Yields a notification socket like systemd's, and the environment of a service."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(tmp_path / "notify"))
     listener.settimeout(1)
@@ -216,7 +213,7 @@ def test_a_port_in_use_is_waited_for(monkeypatch, caplog):
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         server = HealthServer(endpoint, {"/livez": list}, waits=True)
         with contextlib.closing(HealthServer(endpoint, {}, waits=True)):
-            time.sleep(0.1)  # closed while the agent waits
+            time.sleep(0.1)  # the other server closes while this one waits
         assert server.port == 0
     with contextlib.closing(server):
         until = time.monotonic() + 60
@@ -236,7 +233,6 @@ def test_the_agent_waits_only_for_a_port_in_use():
 
 @pytest.fixture
 def health(monkeypatch):
-    """Starts a health server with shorter timeouts than in production."""
     monkeypatch.setattr("otel_kprofiler.agent.health.CONNECTION_TIMEOUT_S", 1.0)
     server = HealthServer("127.0.0.1:0", {"/livez": list})
     yield server

@@ -12,7 +12,6 @@ BOOT_AND_UNIX = {"time", "time_ns", "clock_gettime", "clock_gettime_ns"}
 
 
 def rows(heading: str, first: str) -> list[list[str]]:
-    """Returns the cells of the table whose first column is named ``first``."""
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     table = section.partition(f"\n| {first} |")[2].partition("\n\n")[0]
     assert table, f"no such table: {heading}"

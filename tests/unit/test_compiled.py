@@ -15,11 +15,10 @@ SETTINGS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_tex
 WHEEL = SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]
 MODULES = set(WHEEL["hooks"]["custom"]["modules"])
 OF_PYTHON = {"Enum", "IntEnum", "NamedTuple", "Protocol"}
-"""Bases of classes that stay ordinary ones."""
+"""Compiled classes with one of these bases remain ordinary Python classes."""
 
 
 def classes(*, compiled: bool) -> Iterator[tuple[ast.ClassDef, set[str]]]:
-    """Yields classes with the names of their bases."""
     for path, tree in syntax_trees().items():
         if (str(path.relative_to(PACKAGE.parent)) in MODULES) is compiled:
             for node in ast.walk(tree):
@@ -27,23 +26,23 @@ def classes(*, compiled: bool) -> Iterator[tuple[ast.ClassDef, set[str]]]:
                     yield node, {ast.unparse(base).partition("[")[0] for base in node.bases}
 
 
-def test_all_of_them_have_the_same_form():
+def test_all_modules_have_the_same_form():
     names = [path.removesuffix(".py").replace("/", ".") for path in MODULES]
     endings = {Path(import_module(name).__file__).suffix for name in names}
     assert endings == {".so" if os.environ.get("KPROFILER_COMPILED") else ".py"}
 
 
-def test_none_of_their_classes_is_a_dataclass():
+def test_no_compiled_class_is_a_dataclass():
     decorated = {
         node.name
         for node, _ in classes(compiled=True)
         for decorator in node.decorator_list
         if "dataclass" in ast.unparse(decorator)
     }
-    assert not decorated, "a frozen one could not be unpickled"
+    assert not decorated, "frozen compiled dataclasses cannot be unpickled"
 
 
-def test_none_of_their_exceptions_replaces_another():
+def test_compiled_code_raises_no_exception_from_another():
     raised = [
         f"{path}:{node.lineno}"
         for path, tree in syntax_trees().items()
@@ -55,12 +54,12 @@ def test_none_of_their_exceptions_replaces_another():
 
 
 def test_the_encoder_lets_other_threads_run():
-    """Compiled functions do not, whether they are called or call each other."""
+    """Compiled functions never let other threads run, even when they call each other."""
     assert inspect.isfunction(go_on)
     assert os.path.relpath(inspect.getfile(go_on), PACKAGE.parent) not in MODULES
 
 
-def test_no_other_module_inherits_from_their_classes():
+def test_no_other_module_inherits_from_compiled_classes():
     final = {node.name for node, bases in classes(compiled=True) if not bases & OF_PYTHON}
     inherited = {name for _, bases in classes(compiled=False) for name in bases & final}
     assert not inherited, "compiled classes cannot be bases of others"

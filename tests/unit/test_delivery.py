@@ -46,7 +46,6 @@ class Collecting(ProfileExporter):
 
 
 def sized_window(size):
-    """Returns a window with the given number of samples."""
     sample = WindowSample(Stack.from_frames(()), 1, "t", 0, None, range(size))
     return make_window(0, 1, ({}, [sample]))
 
@@ -345,8 +344,6 @@ def stream(samples, taken=None):
 
 
 class Refusing(Collecting):
-    """An exporter that refuses the batches with the given numbers."""
-
     refused = ()
 
     def export(self, batch):

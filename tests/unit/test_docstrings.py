@@ -9,7 +9,6 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def find_described(docstring):
-    """Returns the names in the section `Args:` of a docstring."""
     _, _, section = (docstring or "").partition("\nArgs:\n")
     section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
     for names in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", section, re.MULTILINE):
@@ -17,7 +16,6 @@ def find_described(docstring):
 
 
 def find_parameters(node):
-    """Returns the parameter names of a function, or of a class's constructor."""
     if isinstance(node, ast.ClassDef):
         makers = [item for item in node.body if isinstance(item, FUNCTIONS)]
         makers = [item for item in makers if item.name in {"__init__", "__new__"}]
@@ -28,7 +26,6 @@ def find_parameters(node):
 
 
 def find_wrong(tree):
-    """Returns the parameters that docstrings describe but that do not exist."""
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS | ast.ClassDef):
             names = set(find_described(ast.get_docstring(node)))

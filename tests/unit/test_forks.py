@@ -35,7 +35,6 @@ def log():
 
 
 def fork(log):
-    """Forks; returns the logs of parent and child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads

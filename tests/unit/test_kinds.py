@@ -33,8 +33,6 @@ RECORDS = [
 
 
 class Collecting(ProfileExporter):
-    """An exporter that keeps every batch."""
-
     max_bytes = None
 
     def __init__(self, form):
@@ -76,7 +74,6 @@ def windows(recording):
 
 
 def values(window):
-    """Counts the samples by kind, leaf function and value."""
     return Counter(
         (profile.kind, sample.stack.frames[0].function, value)
         for profile in window.profiles

@@ -17,7 +17,6 @@ from tests.sources import PACKAGE, syntax_trees
 
 @functools.cache
 def public_names(package: tuple[str, ...]) -> set[str]:
-    """Returns the names in the ``__all__`` of a package."""
     tree = syntax_trees().get(PACKAGE.joinpath(*package, "__init__.py"))
     return {
         name
@@ -52,7 +51,6 @@ def own_imports(path: Path, tree: ast.Module) -> list[str]:
 
 @functools.cache
 def imports_by_package() -> dict[str, set[str]]:
-    """Returns, for each subpackage, the dotted names that it imports from others."""
     results: dict[str, set[str]] = {}
     for path, tree in syntax_trees().items():
         package = path.relative_to(PACKAGE).with_suffix("").parts[0]

@@ -39,8 +39,6 @@ def content(name):
 
 
 class NoNames:
-    """A symbolizer that resolves nothing."""
-
     def find_user(self, path, build_id, offset):
         return None
 

@@ -12,7 +12,7 @@ MEMORY = 1 << 30
 
 
 class Trickle(io.BytesIO):
-    """Returns at most three bytes at once, as a pipe may."""
+    """A stream that returns at most three bytes at once, as a pipe may."""
 
     def read(self, size=-1, /):
         return super().read(min(size, 3))
@@ -29,7 +29,6 @@ def test_a_stream_is_read_up_to_the_limit(stream, limit):
 
 @pytest.mark.system
 def test_a_limit_above_the_hosts_memory_does_not_matter(tmp_path):
-    """A small file is read within the memory that it needs, not within that of the limit."""
     file = tmp_path / "small"
     file.write_bytes(b"content")
     program = f"""

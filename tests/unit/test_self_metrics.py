@@ -48,8 +48,6 @@ ACCOUNT = Account.of_kinds(SAMPLED, EXPORTERS)
 
 
 class Receiver:
-    """A gRPC receiver that records metrics and the metadata of each request."""
-
     def __init__(self):
         self.requests = []
         self.arrived = threading.Event()

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(params=["health", "page", "receiver"])
 def port(request):
-    """Starts a server; yields its port."""
     if request.param == "health":
         server = HealthServer("127.0.0.1:0", {"/": list})
     elif request.param == "page":
@@ -36,7 +35,6 @@ def find_port(server):
 
 
 def status(port, request):
-    """Sends bytes to a server; returns the status of the response."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         with contextlib.suppress(ConnectionError):
             client.sendall(request)
@@ -124,7 +122,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_others():
     ):
         read = bytearray()
         for _ in range(MAX_CONNECTIONS // 2):
-            time.sleep(0.2)  # other connections have been silent for longer
+            time.sleep(0.2)  # the stalled ones have been silent for longer
             read += reader.read(1 << 20)
             assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
         assert (read + reader.read()).endswith(body)
@@ -160,7 +158,6 @@ def test_a_long_health_check_is_answered_despite_slow_clients(monkeypatch):
 
 
 def ask_health(request, endpoint="127.0.0.1:0"):
-    """Sends a request to a health server; returns the status of the response."""
     with contextlib.closing(HealthServer(endpoint, {"/livez": list})) as server:
         return status(server.port, request.encode())
 

@@ -50,7 +50,6 @@ def system_python():
 
 @pytest.fixture
 def clone(tmp_path):
-    """Creates a clone whose package installs quickly."""
     clone = tmp_path / "clone"
     (clone / "otel_kprofiler").mkdir(parents=True)
     shutil.copy(ROOT / "setup.sh", clone)

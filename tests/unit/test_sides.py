@@ -47,7 +47,6 @@ def window_of(*stacks):
 
 
 def sent(window, form=Form.PROTOBUF):
-    """Returns the window as a receiver decodes it."""
     (batch,) = encode_window(window, form=form).batches
     assert check_payload(batch.payload) == []
     (decoded,) = decode_windows(batch.payload)

@@ -41,7 +41,6 @@ def error_texts():
 
 
 def documented():
-    """Returns the messages in the first column of the page's tables."""
     rows = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| ")]
     return {text for row in rows for text in re.findall(r"`([^`]+)`", row)}
 

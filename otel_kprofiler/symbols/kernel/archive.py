@@ -1,9 +1,9 @@
 """Converts module readings to JSON values for recordings, and back.
 
 A reading is ``{looked_ns, free_ns, removed: {number: [there_ns, gone_ns]}, modules: [number, …],
-new: {number: [main, init, init_until_ns]}}``; ``new`` contains the data of each new module, and of
-each module whose data has changed. ``main`` and ``init`` are ``[module, kallsyms lines or null,
-whether symbols are pending]``.
+new: {number: [main, init, init_until_ns]}}``. ``new`` contains the modules that are new or have
+changed. ``main`` and ``init`` are ``[module, kallsyms lines or null, whether symbols are
+pending]``.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class ReadingUnpacker:
     def unpack(self, row: Any) -> ModuleReading:
         """Unpack the next reading.
 
-        Raises:
-            AttributeError, KeyError, TypeError, ValueError: the reading is damaged.
+        If it is damaged, raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError``.
         """
         for number, (main, init, until_ns) in row["new"].items():
             until = checked_number(until_ns)

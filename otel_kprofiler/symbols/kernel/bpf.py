@@ -1,9 +1,8 @@
 """Finds the BPF function, trampoline, ftrace page or kprobe page at an address at a given time.
 
 Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
-times, and nothing is copied when a symbol is loaded. One thread changes the table while others look
-up symbols without a lock: each change replaces single values, and never alters the result for an
-earlier time.
+times. One thread changes the table while others look up symbols without a lock: each change
+replaces single values, and never alters the result for an earlier time.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from otel_kprofiler.symbols.kernel.snapshot import Match
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded symbols are kept, in nanoseconds, for samples taken before the unloading."""
+"""How long unloaded symbols are kept for samples taken before the unloading."""
 MAX_KEPT: Final = 16_384
-"""Maximum number of unloaded symbols that are kept."""
+"""Limit on unloaded symbols that are kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""Prefix of the names of BPF program functions. The program's tag follows the prefix."""
+"""Prefix of the names of BPF program functions. The program's tag follows it."""
 
 _LINGER_NS: Final = 10_000_000  # CPUs may still run code when its removal is announced
 _MAX_BYTES: Final = 32 << 20
@@ -68,8 +67,8 @@ class LoadedKsymbol:
     """A symbol while it is loaded; ``until_ns`` is set when it is unloaded.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
-    have been unloaded and replaced without a record. Once the uncertain period has ended, a
-    separate entry with ``is_uncertain`` represents it, and frames in that entry have no name.
+    have been unloaded and replaced. A separate entry with ``is_uncertain``, whose frames have no
+    name, then represents the uncertain period.
     """
 
     __slots__ = ("_details", "_frames", "_module", "_source", "_uncertain", "end", "is_uncertain",
@@ -114,17 +113,14 @@ class LoadedKsymbol:
         return made
 
     def frame(self, address: int) -> Frame:
-        """Returns the frame of an address in this symbol; cached."""
+        """Returns the frame for an address in this symbol."""
         if self._frames is None:
             self._frames = {}
         frame = self._frames.get(address)
         return frame or self._frames.setdefault(address, self._make_frame(address))
 
     def module(self) -> Module:
-        """Returns the module that represents this symbol.
-
-        The first call queries the source for details.
-        """
+        """Returns the symbol's module; the first call queries the source for details."""
         if self._module is None:
             self._details = self._source.describe(self.symbol) if self._source else None
             program = self._details.program if self._details else None
@@ -154,11 +150,7 @@ def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:
 
 
 class KsymbolTable:
-    """A table of loaded symbols and recently unloaded ones.
-
-    Args:
-        source: provides details of BPF programs.
-    """
+    """A table of loaded symbols and recently unloaded ones."""
 
     def __init__(self, source: KsymbolSource | None = None) -> None:
         self._source = source
@@ -291,7 +283,7 @@ class KsymbolTable:
     def _add_found(
         self, present: Mapping[int, Ksymbol], began_ns: int, lost_ns: Mapping[bool, int]
     ) -> None:
-        """Add symbols known only from a full read, because their records were lost."""
+        """Add symbols that are known only from a full read, because their records were lost."""
         gone = {
             (entry.symbol.start, entry.symbol.name)
             for entry in self._ended

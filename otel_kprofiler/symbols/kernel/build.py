@@ -16,9 +16,9 @@ from otel_kprofiler.symbols.kernel.names import END_OF_TEXT, PAD_PREFIX, alias_r
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, Addresses, Entries, SymbolTable
 
 TEXT_TYPES: Final = b"tTwW"
-"""The type letters of code in kallsyms: local, global, weak."""
+"""Type letters of code in kallsyms: local, global, weak."""
 MAX_PAD_BYTES: Final = 64
-"""Largest plausible function padding, in bytes (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
+"""Largest plausible function padding (CONFIG_FUNCTION_PADDING_BYTES is 4 to 59)."""
 END_TYPE: Final = ord("-")
 """The type of an entry that only ends the previous entry."""
 
@@ -33,8 +33,7 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    C code iterates over the whole lists (``compress``, ``map``, ``join``). Python code iterates
-    only over aliases and ends, which are few.
+    Python code iterates only over aliases and ends, which are few; the rest is done in C.
     """
 
     def __init__(self) -> None:
@@ -48,17 +47,11 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Add symbols already sorted by address.
+        """Add symbols; returns False, with nothing added, if they are out of order.
 
-        All aliases of an address must be in the same call.
-
-        Args:
-            addresses: the sorted addresses, each as 16 lower-case hexadecimal digits.
-            types: the type letter of each symbol, as in ``/proc/kallsyms``.
-            names: the name of each symbol; the list is changed in place.
-
-        Returns:
-            False, with nothing added, if the symbols are out of order.
+        Each address has 16 lower-case hexadecimal digits. Types are the letters in
+        ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
+        in the same call.
         """
         if not addresses:
             return True
@@ -83,7 +76,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """Turn the last symbol into an end if it is a pad, because its function may be missing."""
+        """Turn a pad at the end of the symbols into an end, because its function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER
@@ -140,10 +133,7 @@ class TableBuilder:
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:
-    """Returns the name of an end.
-
-    Only the marker after the kernel's text, which is data on arm64, has a name.
-    """
+    """Returns the name of an end; empty except for the marker after the kernel's text."""
     for at in range(index, len(addresses)):
         if addresses[at] != addresses[index]:
             break
@@ -153,10 +143,7 @@ def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> byt
 
 
 def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
-    """Returns the groups of symbols that share an address.
-
-    Returns None if the addresses are out of order.
-    """
+    """Returns the groups of symbols that share an address; None if addresses are out of order."""
     ties: list[range] = []
     pairs = map(ge, addresses, islice(addresses, 1, None))
     for index in compress(range(len(addresses)), pairs):
@@ -175,9 +162,7 @@ def _rank_aliases(
     """Order the symbols at each address: others, then functions (preferred last), then pads.
 
     A pad then directly precedes its function, and the last entry at an address names the address.
-
-    Returns:
-        The types and classes in the new order; ``names`` is changed in place.
+    Returns the types and classes in the new order, and changes ``names`` in place.
     """
     new_types, new_classes = bytearray(types), bytearray(classes)
     for tie in ties:

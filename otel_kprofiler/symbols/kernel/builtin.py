@@ -1,16 +1,14 @@
 """Reads which modules are built into vmlinux (``modules.builtin.ranges``, ``/proc/kallmodsyms``).
 
 ``modules.builtin.ranges`` (Linux 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
-``section start-end module...`` with offsets from the start of a section in vmlinux. It also has at
-most one anchor per section, ``section offset-offset = symbol``: the section starts at the symbol's
+``section start-end module...`` with offsets from the start of a section in vmlinux. A line
+``section offset-offset = symbol`` is the section's anchor: the section starts at the symbol's
 address minus the offset. Sections without an anchor cannot be placed.
 
-``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) is kallsyms with the modules of built-in
-symbols. Its lines are ``address [size] type name [module]...``. A type such as ``b`` is also a
-hexadecimal digit, so only the number of fields before the first bracket shows whether there is a
-size. The sizes give the ends of functions, which kallsyms lacks.
-
-Only code ranges are kept, because the addresses of sections are derived from code symbols.
+``/proc/kallmodsyms`` (out-of-tree, in Oracle's kernels) has lines ``address [size] type name
+[module]...``. A type such as ``b`` is also a hexadecimal digit, so only the number of fields before
+the first bracket shows whether there is a size. Sizes give the ends of functions, which kallsyms
+lacks.
 """
 
 from __future__ import annotations
@@ -58,9 +56,8 @@ class BuiltinSection(NamedTuple):
 class BuiltinRanges:
     """The built-in modules, by runtime address. Takes 12 bytes per range; immutable.
 
-    Args:
-        ranges: the ranges at runtime addresses, in any order. Where two ranges overlap, that with
-            the higher start takes precedence. Ranges more than 4 GiB above the first are dropped.
+    Where two ranges overlap, the one with the higher start takes precedence. Ranges more than 4 GiB
+    above the first are dropped.
     """
 
     __slots__ = ("_base", "_ends", "_owners", "_sets", "_starts")
@@ -89,7 +86,7 @@ class BuiltinRanges:
         return self._sets[self._owners[index]]
 
     def size_bytes(self) -> int:
-        """Returns the memory used by the ranges, in bytes."""
+        """Returns the memory used by the ranges."""
         return sum(map(sys.getsizeof, (self._starts, self._ends, self._owners, self._sets))) + sum(
             sys.getsizeof(modules) + sum(map(sys.getsizeof, modules)) for modules in self._sets
         )
@@ -102,7 +99,7 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
     """Parse ``modules.builtin.ranges``; returns sections by name, and the number of bad lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
-    lower. The end of a range can therefore be below its start; such a range is returned empty.
+    lower. If a range's end is therefore below its start, an empty range is returned.
     """
     sections: dict[str, BuiltinSection] = {}
     bad = 0
@@ -131,10 +128,9 @@ def place_ranges(
 ) -> tuple[list[BuiltinRange], list[str]]:
     """Returns the ranges at runtime addresses, and the sections that do not match the kernel.
 
-    ``modules.builtin.ranges`` does not identify its build of the kernel. However, each range starts
-    at an object file's start, and therefore at a symbol. A section is rejected if fewer than three
-    quarters of its ranges start at a symbol. Sections whose anchor is not code are skipped. An
-    empty range is extended to the symbol at its start.
+    ``modules.builtin.ranges`` does not identify its build of the kernel. Ranges start at symbols,
+    so a section is rejected if fewer than three quarters of its ranges do. Sections whose anchor is
+    not code are skipped. An empty range is extended to the symbol at its start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -180,9 +176,8 @@ class KallModSyms(NamedTuple):
     """The code of vmlinux, according to kallmodsyms.
 
     Attributes:
-        ranges: the ranges of built-in modules. Adjacent code of the same modules is a single range,
-            including the padding in between. A symbol without a size extends to the symbol on the
-            next line.
+        ranges: code of built-in modules. Adjacent code of the same modules is a single range. A
+            symbol without a size extends to the symbol on the next line.
         sizes: the address and the size, in turn, of each function whose size is listed.
         bad: the number of malformed lines.
     """
@@ -232,10 +227,8 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
     """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
-    Args:
-        core: the symbols of vmlinux.
-        sizes: the address and size of each function, in turn, sorted by address. If functions
-            overlap, only the last end is used.
+    ``sizes`` contains the address and size of each function, in turn, sorted by address. If
+    functions overlap, only the last end is used.
     """
     if not sizes:
         return core
@@ -254,7 +247,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Returns the names in ``a] [b]``. They may be followed by an object file's name in braces."""
+    """Returns the names in ``a] [b]``, which an object file's name in braces may follow."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -284,10 +277,6 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_hex(text: str | bytes) -> bool:
-    """Returns whether a string is a 64-bit hexadecimal number.
-
-    Signs, which ``int`` accepts, are rejected.
-    """
     digits = text.encode("ascii", "replace") if isinstance(text, str) else text
     return 0 < len(digits) <= 16 and not digits.translate(None, b"0123456789abcdefABCDEF")
 
@@ -319,13 +308,8 @@ def read_builtin(
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Read the built-in modules; returns them, and the symbols with function sizes added.
 
-    The modules come from the first source that lists any; most kernels have neither source.
-
-    Args:
-        files: the host's files, or a captured tree.
-        core: the symbols of vmlinux.
-        problems: receives one sentence per unusable source.
-        ranges_of_build: the modules, if they have already been read.
+    The modules come from the first source that lists any, unless ``ranges_of_build`` is given. Most
+    kernels have no source. ``problems`` receives one sentence per unusable source.
     """
     if not len(core):
         return NO_BUILTIN, core
@@ -347,7 +331,6 @@ def read_builtin(
 
 @contextmanager
 def _reporting(path: str, problems: list[str]) -> Iterator[Callable[[str], None]]:
-    """Yields a function that records problems. A missing file is not a problem."""
     try:
         yield lambda text: problems.append(f"{path}: {text}")
     except FileNotFoundError:

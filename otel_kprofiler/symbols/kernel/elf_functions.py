@@ -40,10 +40,8 @@ class ElfMatch(NamedTuple):
     """The function at an RVA.
 
     Attributes:
-        line: the cleaned name and the linker name.
         names: all names, the displayed name first.
         start: the RVA of the function's start.
-        section: the name of the section.
         section_offset: the offset of the RVA in the section, for disassemblers.
     """
 
@@ -111,8 +109,8 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
     """Returns the RVA of each code section, by index.
 
     In vmlinux, the RVA is the offset from ``_text``, or from ``_stext`` if there is no ``_text``.
-    In a module, the code sections other than ``.init*`` are laid out from 0, in section-header
-    order and aligned, as by the kernel's loader (kernel/module/main.c, ``layout_sections``).
+    In a module, code sections other than ``.init*`` are laid out from 0, in section-header order
+    and aligned, as by the kernel's loader (kernel/module/main.c, ``layout_sections``).
     """
     code = {index: s for index, s in enumerate(image.sections) if s.is_code}
     if not image.relocatable:

@@ -58,13 +58,9 @@ class ElfImage(NamedTuple):
     """A 64-bit ELF file.
 
     Attributes:
-        path: the path from which the file was read.
-        name: the name of the file's mapping: ``vmlinux``, or the module's name with ``_`` for
-            ``-``.
+        name: ``vmlinux``, or the module's name with ``_`` for ``-``.
         relocatable: whether the file is a module, whose sections have no addresses yet.
         byte_order: the byte order, as in ``struct``: ``<`` or ``>``.
-        sections: the section headers, by index.
-        build_id: the GNU build id; None if the file has none.
         data: the decompressed content of the file.
     """
 
@@ -77,10 +73,9 @@ class ElfImage(NamedTuple):
     data: bytes | mmap.mmap
 
     def content(self, section: Section) -> bytes:
-        """Returns the bytes of a section.
+        """Returns a section's bytes.
 
-        The content is empty if a debug file omits the section, and incomplete if the file is
-        truncated.
+        The content is empty if a debug file omits it, and incomplete if the file is truncated.
         """
         if section.type == SHT_NOBITS:
             return b""
@@ -113,7 +108,6 @@ def open_elf(path: str) -> ElfImage:
 
 
 def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Section, ...]:
-    """Returns the section headers (elf(5), Elf64_Shdr)."""
     shdr = struct.Struct(order + "IIQQQQIIQQ")
     start, count, names_index = header["e_shoff"], header["e_shnum"], header["e_shstrndx"]
     if not start:

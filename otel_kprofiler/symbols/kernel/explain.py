@@ -14,14 +14,12 @@ class Explanation(NamedTuple):
     """An explanation of an address, as shown to users.
 
     Attributes:
-        address: the runtime address.
         frame: the frame for a leaf at the address.
         section: the name of the executable range that contains the address; empty if there is none.
         names: all names of the symbol, the displayed name first.
         start: the runtime address of the symbol; 0 if there is none.
         end: the upper bound of the symbol's end.
-        freed: the clones of freed init functions at the symbol or address, which frames never show.
-        reason: why the address has this frame, in one sentence.
+        freed: clones of freed init functions at the symbol or address, which frames never show.
     """
 
     address: int
@@ -35,7 +33,7 @@ class Explanation(NamedTuple):
 
 
 def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[FreedSymbol]) -> str:
-    """Returns why an address has this frame, in one sentence."""
+    """Returns one sentence on why an address has this frame."""
     if frame.unresolved is Unresolved.HIDDEN and hidden is not None:
         return hidden.value
     if frame.unresolved is not None:

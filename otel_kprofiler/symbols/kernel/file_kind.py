@@ -17,10 +17,8 @@ _BEGINNING_BYTES: Final = 18
 def is_kernel_file(path: str) -> bool:
     """Returns whether a file is vmlinux, a module (compressed or not), or the debug file of one.
 
-    Also returns True for files that are not ELF files: the reader of kernel files rejects them.
-
-    Raises:
-        OSError: the file cannot be opened.
+    Also returns True for a file that is not an ELF file, which the reader of kernel files rejects.
+    Raises ``OSError`` if the file cannot be opened.
     """
     if os.path.basename(path).startswith("vmlinux"):
         return True

@@ -32,8 +32,8 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
     """Determines why ``/proc/kallsyms`` shows zero addresses.
 
     With ``kptr_restrict`` 0, the kernel shows addresses to holders of CAP_SYSLOG, and to all
-    processes if ``perf_event_paranoid`` is 1 or less. With 1, the kernel shows them only to holders
-    of CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
+    processes if ``perf_event_paranoid`` is 1 or less. With 1, it shows them only to holders of
+    CAP_SYSLOG, and with 2, to no process (kernel/ksyms_common.c).
     """
     try:
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:

@@ -2,14 +2,11 @@
 
 For code with a build id, the file id is the FNV-1a-128 hash of the build id's lower-case
 hexadecimal text. opentelemetry-ebpf-profiler sends this hash as ``htlhash`` for kernel code, and
-symbol stores use it as a key.
-
-For code without a build id, opentelemetry-ebpf-profiler sends a constant. Here, the file id is the
-FNV-1a-128 hash of one of these texts (UTF-8), which differ between builds:
+symbol stores use it as a key. For other code, the file id is the hash of a text (UTF-8):
 
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
-- a module: ``NAME@`` and the file id of the running vmlinux, and ``@SRCVERSION`` if the module
-  has one (RVAs are comparable only between the same builds of kernel and module);
+- a module: ``NAME@`` and the file id of the running vmlinux, and ``@SRCVERSION`` if the module has
+  one (RVAs are comparable only between the same builds of kernel and module);
 - a BPF program or trampoline: the symbol's name, which contains the program's tag.
 """
 

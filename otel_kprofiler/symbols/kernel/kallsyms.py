@@ -55,13 +55,10 @@ class Kallsyms(NamedTuple):
         core: the symbols of vmlinux, including init code.
         blocks: the other symbols, by the name in brackets, in file order.
         freed: the clones of freed init functions, which are never used as names.
-        lines: the number of lines.
-        bad_lines: the number of malformed or out-of-order lines that were skipped. Each of these
-            lines ends the preceding function, which might otherwise include the skipped symbol's
-            code.
+        bad_lines: the number of malformed or out-of-order lines that were skipped. Each ends the
+            preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
-        cut: whether the last line is incomplete. The parser skips this line, and the module to
-            which it belongs, if any.
+        cut: whether the last line is incomplete. This line and its module, if any, are skipped.
     """
 
     core: SymbolTable
@@ -103,7 +100,6 @@ class _Fields(NamedTuple):
         return _Fields(self.addresses, bytes(types), self.names).where(chosen)
 
     def split(self) -> tuple[_Fields, array[int]]:
-        """Returns the code symbols, and the addresses of the other symbols."""
         text = self.where(self.types.translate(_IS_TEXT))
         return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
 
@@ -111,8 +107,7 @@ class _Fields(NamedTuple):
 class KallsymsParser:
     """Parses a kallsyms file in pieces; not thread-safe.
 
-    If the kernel hides addresses, ``hidden`` is true after the first piece, and the rest of the
-    file need not be read.
+    If ``hidden`` is true after a piece, the rest of the file need not be read.
     """
 
     def __init__(self) -> None:
@@ -131,7 +126,7 @@ class KallsymsParser:
         self._skipped = array("Q")  # ends of the functions before skipped lines
 
     def feed(self, piece: bytes) -> None:
-        """Parse the next bytes of the file, preferably 64 KiB."""
+        """Parse the next bytes of the file."""
         text = self._rest + piece
         cut = _split_point(text)
         self._rest = text[cut:]
@@ -178,8 +173,7 @@ class KallsymsParser:
     def _skip(self, line: bytes) -> None:
         """Count a bad line, at which the preceding function ends.
 
-        The skipped symbol is assumed to start at the line's address, or directly after the last
-        symbol's start if the line has no address.
+        A symbol without an address is assumed to start directly after the previous symbol's start.
         """
         self.bad_lines += 1
         first, *others = line.split(maxsplit=1) or [b""]
@@ -191,7 +185,6 @@ class KallsymsParser:
             self._end_after(int(self._last_core, 16))
 
     def _end_after(self, address: int) -> None:
-        """End the function one byte after an address, unless it is the highest address."""
         if address < _LAST_ADDRESS:
             self._skipped.append(address + 1)
 
@@ -325,7 +318,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Parse a whole file, given in pieces of any size; never raises on bad content."""
+    """Parse a whole file, in pieces of any size; never raises on bad content."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)
@@ -349,10 +342,7 @@ def _split_point(text: bytes) -> int:
 
 
 def _columns(tokens: list[bytes], count: int) -> _Fields | None:
-    """Returns the columns of lines that have ``count`` fields each.
-
-    Returns None unless all addresses and types are valid.
-    """
+    """Returns the columns of lines of ``count`` fields; None if an address or type is invalid."""
     lines, surplus = divmod(len(tokens), count)
     addresses = tokens[0::count]
     types = b"".join(tokens[1::count])
@@ -383,8 +373,7 @@ def _address(token: bytes) -> bytes | None:
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
     """Sort a module's code symbols by address, with end entries for the other symbols.
 
-    Yields the symbols in parts, so that only a small part is in memory twice. All symbols at an
-    address are in the same part.
+    Yields the symbols in parts to limit memory. All symbols at an address are in the same part.
     """
     if not text.addresses:
         return
@@ -412,8 +401,7 @@ def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
 def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
     """Split the last module's lines into its code and the clones listed after it.
 
-    Clones are global (``T``) and come last. Trailing global symbols count as clones if they are
-    outside the pages of the module's other code.
+    Trailing global symbols (``T``) outside the pages of the module's other code count as clones.
     """
     pages = [int(address, 16) // PAGE_BYTES for address in fields.addresses]
     code_lines = max(1, len(fields.types.rstrip(b"T")))
@@ -427,7 +415,6 @@ def _block_name(brackets: bytes) -> str:
 
 
 def _values(addresses: Iterable[bytes]) -> array[int]:
-    """Converts addresses of 16 hexadecimal digits to numbers."""
     values = array("Q", unhexlify(b"".join(addresses)))
     if sys.byteorder == "little":
         values.byteswap()

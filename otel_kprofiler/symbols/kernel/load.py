@@ -56,10 +56,9 @@ PROC_VERSION: Final = "/proc/version"
 _ARM64_VECTORS: Final = b"vectors"
 """Name of a symbol that kallsyms lists on every arm64 kernel, but on no x86 kernel."""
 _HEAD_BYTES: Final = 64 << 10
-"""Number of bytes from ``_text`` to ``_stext`` on arm64. Kallsyms omits ``_text``, which is not in
-``.text``. The image's head is padded to this size, which is ``SEGMENT_ALIGN`` in
-arch/arm64/kernel/vmlinux.lds.S (5.10 to 6.18). The size is also ``BaseOfCode`` in an image's header
-(arch/arm64/kernel/efi-header.S).
+"""Number of bytes from ``_text``, which kallsyms omits on arm64, to ``_stext``. The image's head is
+padded to ``SEGMENT_ALIGN`` (arch/arm64/kernel/vmlinux.lds.S, 5.10 to 6.18), which is also
+``BaseOfCode`` in the image's header (arch/arm64/kernel/efi-header.S).
 """
 
 
@@ -70,16 +69,11 @@ def read_snapshot(
     since_ns: int = 0,
     previous: Snapshot | None = None,
 ) -> Snapshot:
-    """Read a host's kallsyms, its loaded modules and their build ids.
+    """Reads a host's kallsyms, its loaded modules and their build ids.
 
-    Missing or unreadable files are not errors; they are noted in the snapshot's ``problems`` or
-    ``hidden``.
-
-    Args:
-        files: the host's files, or a captured tree.
-        generation: number of the new snapshot.
-        since_ns: boottime from which the new snapshot is valid.
-        previous: the snapshot whose ``Module`` objects are reused for unchanged modules.
+    ``files`` are those of the host, or a captured tree. Missing or unreadable files are not errors;
+    they are noted in the snapshot's ``problems`` or ``hidden``. The snapshot is valid from boottime
+    ``since_ns`` on, and reuses the ``Module`` objects of ``previous`` for unchanged modules.
     """
     problems: list[str] = []
     kallsyms, hidden = _read_kallsyms(files, problems)
@@ -138,7 +132,6 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
 
 
 def _find_damage(kallsyms: Kallsyms) -> list[str]:
-    """Returns one sentence about each kind of damage in a kallsyms file."""
     damage = []
     if kallsyms.bad_lines:
         damage.append(
@@ -186,7 +179,7 @@ def _read_proc_modules(
 ) -> tuple[list[ProcModule], int]:
     """Returns the loaded modules, newest first, and the number of malformed lines.
 
-    Modules that ``/proc/modules`` does not list are taken from kallsyms.
+    Adds modules that only kallsyms lists.
     """
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
@@ -202,7 +195,6 @@ def _read_proc_modules(
 
 
 def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) -> Module | None:
-    """Returns the module ``vmlinux``; None if its text range is unknown."""
     text = _find_text(core)
     if text is None:
         return None
@@ -249,7 +241,6 @@ def make_module(
 
 
 def _keep(made: Module, earlier: Mapping[str, Module]) -> Module:
-    """Returns the module's earlier object if build id, base and ranges are equal; else ``made``."""
     old = earlier.get(made.name)
     if old is None:
         return made

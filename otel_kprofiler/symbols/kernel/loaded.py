@@ -28,10 +28,9 @@ class FoundModule(NamedTuple):
 
     Attributes:
         listed: the module's line in ``/proc/modules``.
-        files: build id, sections and other data of the module in sysfs.
+        files: the module's data in sysfs.
         loaded: the module and its symbols, made from ``listed`` and ``files``.
-        attempts: number of attempts to read the module's symbol names; None once they have been
-            read.
+        attempts: number of attempts to read the module's symbol names; None once they are read.
     """
 
     listed: ProcModule
@@ -71,16 +70,11 @@ def make_found(
     number: int,
     init_until_ns: int | None,
 ) -> FoundModule:
-    """Make a module whose symbol names are not known yet.
+    """Makes a module whose symbol names are not known yet.
 
-    Args:
-        line: the module's line in ``/proc/modules``.
-        files: the module's data in sysfs.
-        taken: start addresses of other modules, and pages that hold no code.
-        kernel_file_id: file id of vmlinux.
-        number: generation of the module.
-        init_until_ns: boottime by which the init function had returned; ``FOREVER`` while it runs;
-            None if unknown.
+    ``taken`` contains the start addresses of other modules, and pages that hold no code. ``number``
+    is the module's generation. ``init_until_ns`` is a boottime by which the init function had
+    returned; ``FOREVER`` while it runs; None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
     module = make_module(line, files, None, taken, file_id)
@@ -115,12 +109,7 @@ def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]
 
 
 class LineCollector:
-    """Collects the kallsyms lines of selected modules while kallsyms is read.
-
-    Args:
-        names: names of the selected modules.
-        until_bpf: whether to stop at the first line of a BPF program.
-    """
+    """Collects kallsyms lines of the named modules, optionally only until the first BPF program."""
 
     def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:
         self.lines: dict[str, bytes] = {}
@@ -129,7 +118,7 @@ class LineCollector:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bool:
-        """Scan the next piece. Returns False if no further piece is needed."""
+        """Scan the next piece; returns False if no further piece is needed."""
         text = self._rest + piece
         cut = text.rfind(b"\n") + 1
         text, self._rest = text[:cut], text[cut:]
@@ -159,8 +148,8 @@ class LineCollector:
 def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
     """Split a module's kallsyms lines into those of the core code and those of the init code.
 
-    While a module's init function runs, kallsyms shows the module's whole symbol table, including
-    references to kernel symbols, whose addresses are below all modules.
+    While a module's init function runs, kallsyms also shows the module's references to kernel
+    symbols, whose addresses are below all modules.
     """
     if INIT_TEXT not in sections:
         return lines, b""

@@ -17,7 +17,7 @@ _UNRESOLVED: Final = attrgetter("unresolved")
 
 
 def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
-    """Returns the kernel's side of a stack."""
+    """Makes the kernel side of a stack; provisional if a frame may be resolved later."""
     is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
     return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
 
@@ -25,9 +25,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 class MixedSide:
     """A kernel stack with addresses outside vmlinux and modules, where code may be replaced.
 
-    Args:
-        side: the side as resolved with vmlinux and modules alone.
-        table: symbols of the code at all other addresses.
+    ``side`` is resolved with vmlinux and modules alone; ``table`` has the code at other addresses.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")
@@ -77,5 +75,5 @@ def explain_ksymbol(code: LoadedKsymbol, address: int) -> Explanation:
 
 
 def is_outside(frame: Frame) -> bool:
-    """Returns whether a kernel frame is outside modules, so that its code may be unloaded."""
+    """Returns whether a kernel frame is outside modules."""
     return frame.module is None

@@ -1,9 +1,9 @@
 """Reads loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
 
-Since kernel 6.4, a module's text, data and read-only data are separate allocations, so the ranges
-given by ``address`` and ``size`` in ``/proc/modules`` would overlap. Executable ranges come from
-the section addresses. Sysfs still lists init sections after loading, but they are excluded, because
-their memory has been freed and may be reused.
+Executable ranges come from the section addresses. Since kernel 6.4, a module's text, data and
+read-only data are separate allocations, so ranges from ``address`` and ``size`` in
+``/proc/modules`` would overlap. Init sections are excluded: sysfs still lists them after loading,
+but their memory has been freed and may be reused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
 
 
 def read_module(files: HostFiles, name: str) -> ModuleFiles:
-    """Read those of a loaded module's sections, build id and srcversion that are readable."""
+    """Reads a loaded module's sections, build id and srcversion, where they are readable."""
     folder = f"{SYS_MODULE}/{name}"
     problem = ""
     sections = {}
@@ -95,12 +95,8 @@ def ranges_from_sections(
 
     A section counts as executable if it has the name of a text section, or contains a function of
     the module. It ends at the module's next section, or at ``limit``. The last text section ends
-    with the page in which its last function starts, because other allocations may follow.
-
-    Args:
-        sections: addresses by section name; ignored if there is no ``.text``.
-        table: the module's symbols, if known.
-        limit: upper bound, such as the start of another module.
+    with the page in which its last function starts, because other allocations may follow. Sections
+    below ``.text`` are ignored, as are all sections if the address of ``.text`` is 0.
     """
     if not sections.get(".text", 1):
         return ()
@@ -131,12 +127,8 @@ def ranges_from_symbols(
     """Returns one range with the functions of a module, or no range if it has no functions.
 
     The range ends with the page in which the last function starts, because other allocations may
-    follow.
-
-    Args:
-        table: the module's symbols, if known.
-        base: start address of the module's text; 0 if unknown.
-        limit: upper bound, such as the start of another module.
+    follow, or at ``limit`` if that is lower. ``base`` is the start of the module's text; 0 if
+    unknown.
     """
     if table is None:
         return ()
@@ -148,17 +140,14 @@ def ranges_from_symbols(
 
 
 def taken_pages(sections: Mapping[str, int]) -> Iterator[int]:
-    """Yields the addresses of a module's pages that hold no code.
-
-    Pages of init sections are omitted, because they are freed after loading.
-    """
+    """Yields the addresses of a module's pages that hold no code, except init pages."""
     for name, address in sections.items():
         if address and not _FREED.fullmatch(name) and not _EXECUTABLE.fullmatch(name):
             yield address & _PAGE_MASK
 
 
 def text_base(table: SymbolTable) -> int:
-    """Returns the page of the first symbol, the best estimate of where a module's text starts."""
+    """Returns the first symbol's page, the best estimate of where a module's text starts."""
     return table.address(0) & _PAGE_MASK
 
 

@@ -11,8 +11,8 @@ PAD_PREFIX: Final = b"__pfx_"
 """Prefix of the padding before a function (``objtool --prefix``, kernel 6.2 and later)."""
 END_OF_TEXT: Final = b"_etext"
 PREAMBLE: Final = re.compile(rb" __cfi_(?!(?:check(?:_fail)?|slowpath(?:_diag)?)\s)")
-"""A space, and the prefix of the preamble before a function that can be called indirectly (kCFI,
-6.1 and later). Functions in kernel/cfi.c have the same prefix, but are not preambles.
+"""Matches a space and the prefix of a function's preamble (kCFI, 6.1 and later). Functions in
+kernel/cfi.c have the same prefix, but are not preambles.
 """
 GENERIC_NAMES: Final = frozenset({b"init_module", b"cleanup_module"})
 """Names of generic entry points, which are the same in every module."""
@@ -40,25 +40,16 @@ def fold_preamble(name: bytes) -> bytes:
 
 
 def is_marker(name: bytes) -> bool:
-    """Returns whether a name is a boundary marker from the linker script, rather than a function.
-
-    Examples: ``_text``, ``_etext``, ``__irqentry_text_start``, ``__indirect_thunk_end``.
-    """
+    """Returns whether a name is a boundary marker of the linker script, such as ``_etext``."""
     return name.endswith(_MARKER_ENDINGS) and _MARKER.fullmatch(name) is not None
 
 
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
-    """Returns a sort key for the symbols at one address.
+    """Returns a sort key for the symbols at one address, of which the smallest is displayed.
 
-    The symbol with the smallest key is displayed.
-
-    The order is: functions before boundary markers, specific names before generic names, then
-    global before weak before local, then shorter names before longer names, then alphabetical
-    order.
-
-    Args:
-        kind: ASCII code of the kallsyms type letter (as in ``nm``).
-        name: the symbol's name.
+    Functions come before boundary markers, specific names before generic names, then global before
+    weak before local symbols, then shorter names before longer names. ``kind`` is the code of the
+    type letter in kallsyms.
     """
     if is_marker(name):
         return 5, 0, len(name), name

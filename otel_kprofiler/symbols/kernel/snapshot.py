@@ -34,10 +34,7 @@ INTERRUPT_SECTIONS: Final = ("entry", "irqentry", "softirqentry")
 class ModuleSymbols(NamedTuple):
     """A module and its symbols.
 
-    Attributes:
-        module: the :class:`Module` that frames in the module refer to.
-        table: the module's symbols; None if they could not be read.
-        pending: whether the module's symbols are still to be read.
+    ``table`` is None if the symbols could not be read, or are still ``pending``.
     """
 
     module: Module
@@ -53,10 +50,7 @@ class CodeBlock(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A symbol found by name; ``address`` is a runtime address, ``rva`` is relative to ``module``.
-
-    For ``builtin``, see :class:`Frame`.
-    """
+    """A symbol found by name; ``rva`` is relative to ``module``."""
 
     name: str
     address: int
@@ -70,11 +64,10 @@ class Snapshot:
     """The kernel symbols at a given time; immutable, hence thread-safe.
 
     Args:
-        modules: modules with their symbols, vmlinux first. Where ranges overlap, the later module
-            in this order takes precedence.
+        modules: modules with their symbols, vmlinux first. Where ranges overlap, later modules take
+            precedence.
         blocks: symbols outside modules.
         freed: symbols that ftrace keeps for init functions whose memory was freed.
-        generation: number of the snapshot.
         since_ns: boottime from which the snapshot is valid.
         hidden: why symbols are hidden; None if they are not hidden.
         problems: one sentence for each unreadable or damaged file.
@@ -143,7 +136,6 @@ class Snapshot:
         self._owners = [symbols for _, symbols in regions]
 
     def _find_init_text(self) -> AddressRange | None:
-        """Returns the kernel's init text, which is freed after boot."""
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
             return None
@@ -167,7 +159,7 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """Returns a copy whose modules, except for vmlinux, are ``loaded``, given oldest first.
+        """Returns a copy whose modules, besides vmlinux, are ``loaded``, oldest first.
 
         ``gone`` contains the address ranges of unloaded modules.
         """
@@ -184,8 +176,7 @@ class Snapshot:
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
         """Returns a copy in which some modules have different symbol tables.
 
-        ``make`` maps a module's build id to a function that makes the module's table from the base
-        address.
+        ``make`` maps a module's build id to a function that makes the table from the base address.
         """
         symbols = []
         for module_symbols in self._by_name.values():
@@ -205,7 +196,7 @@ class Snapshot:
         return symbols.module if symbols else None
 
     def frame(self, address: int) -> Frame:
-        """Make the frame for a runtime address that ``lookup_addresses`` has adjusted."""
+        """Makes the frame for a runtime address that :func:`lookup_addresses` has adjusted."""
         index = bisect_right(self._starts, address) - 1
         if index < 0 or address >= self._ends[index]:
             return self._frame_outside(address, self._starts[index] if index >= 0 else 0)
@@ -225,8 +216,7 @@ class Snapshot:
     def find(self, name: str, *, prefix: bool = False) -> tuple[Match, ...]:
         """Finds all symbols with this linker name (including suffixes), or with this prefix.
 
-        The result is sorted by module and address, and includes boundary markers such as
-        ``_etext``.
+        The result is sorted by module and address, and includes markers such as ``_etext``.
         """
         raw = name.encode("utf-8", "surrogateescape")
         matches = []
@@ -248,8 +238,7 @@ class Snapshot:
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
         """Returns the ranges of interrupt and system call entry code between linker markers.
 
-        The ranges are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing from
-        a kernel, and they may be nested.
+        They are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing or nested.
         """
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
@@ -258,11 +247,10 @@ class Snapshot:
         return tuple(filter(None, sections))
 
     def scheduler_rvas(self) -> range:
-        """Returns the RVAs in vmlinux of functions marked with ``__sched``.
+        """Returns the RVAs in vmlinux of functions marked with ``__sched``; empty if unknown.
 
         Threads wait in these functions; the kernel omits them from stacks of blocked threads
-        (``in_sched_functions()``, kernel/sched/core.c). The result is empty if the markers are
-        unknown.
+        (``in_sched_functions()``, kernel/sched/core.c).
         """
         core = self._by_name.get(VMLINUX)
         section = _find_section(core.table, "sched") if core and core.table else None
@@ -300,7 +288,7 @@ class Snapshot:
         )
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """Returns the symbols outside modules, without lengths, because kallsyms has no lengths."""
+        """Returns the symbols outside modules. Their lengths are 0, because kallsyms has none."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
@@ -309,7 +297,7 @@ class Snapshot:
         )
 
     def without_ksymbols(self) -> Snapshot:
-        """Returns a copy without symbols outside modules, for callers that track such symbols."""
+        """Returns a copy without symbols outside modules, for callers that track these."""
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
@@ -326,10 +314,7 @@ class Snapshot:
         return sum(len(table) for table in tables if table is not None)
 
     def _frame_outside(self, address: int, below: int) -> Frame:
-        """Returns the frame of an address outside modules.
-
-        ``below`` is the start of the module range that precedes the address.
-        """
+        """Makes a frame outside modules; ``below`` is the start of the module range below it."""
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
             # Nothing else is mapped in the init text, so the RVA is valid. The stack of the boot
@@ -354,7 +339,6 @@ class Snapshot:
         return Frame(module, offset, (make_line(name),), offset, KERNEL_SIDE)
 
     def _program(self, kind: ModuleKind, symbol: Symbol) -> Module:
-        """Returns the module that represents a BPF program or trampoline; cached."""
         name, start, end = symbol
         return self._programs.get(start) or self._programs.setdefault(
             start,
@@ -373,9 +357,8 @@ class Snapshot:
 def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int]:
     """Returns the addresses to look up and export for a stack's program counters, leaf first.
 
-    This is the only function that adjusts addresses. The leaf's address is exact if ``leaf_exact``.
-    All others are return addresses, which may be in the next line or function, so the address of
-    the byte before each is used.
+    This is the only function that adjusts addresses. A return address may be in the next line or
+    function, so the byte before it is used. With ``leaf_exact``, the leaf is not a return address.
     """
     addresses = [pc - 1 for pc in pcs]
     if leaf_exact and addresses:
@@ -384,10 +367,7 @@ def lookup_addresses(pcs: Sequence[int], *, leaf_exact: bool = True) -> list[int
 
 
 def _find_section(table: SymbolTable, section: str) -> AddressRange | None:
-    """Returns the address range of a section of the kernel's text, from the linker's markers.
-
-    Returns None if the kernel has no such section.
-    """
+    """Returns the range between a text section's linker markers; None if they are missing."""
     start = table.find_address(f"__{section}_text_start".encode())
     end = table.find_address(f"__{section}_text_end".encode())
     if start is None or end is None or start >= end:

@@ -50,8 +50,6 @@ _MODULE: Final = attrgetter("module")
 
 
 class _View(NamedTuple):
-    """A snapshot, and a cache of frames by adjusted address."""
-
     since_ns: int
     generation: int
     snapshot: Snapshot
@@ -71,7 +69,6 @@ class KernelSymbolizer:
         'schedule'
 
     Args:
-        snapshot: the initial symbols.
         files: files that ``reload`` reads; None if symbols cannot change.
         ksymbols: tracks BPF programs and other code outside modules. It must have been started
             before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
@@ -113,8 +110,8 @@ class KernelSymbolizer:
     ) -> KernelSymbolizer:
         """Read the symbols of this host, or of a captured tree given as ``access``.
 
-        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. The arguments
-        ``ksymbols`` and ``modules`` are those of the class.
+        Hidden or missing symbols are not errors; see ``hidden`` and ``problems``. For the other
+        arguments, see the class.
         """
         files = access or Access()
         return cls(read_snapshot(files), files=files, ksymbols=ksymbols, modules=modules)
@@ -180,10 +177,7 @@ class KernelSymbolizer:
     ) -> KernelSymbolizer:
         """Returns a symbolizer for a forked child, with the same symbols but other change trackers.
 
-        Args:
-            files: reads files of the host.
-            ksymbols: reports the changes of code outside modules since :attr:`complete_until_ns`.
-            modules: reports changes of modules.
+        ``ksymbols`` reports the changes of code outside modules since :attr:`complete_until_ns`.
         """
         snapshot = self.snapshot
         without_init = snapshot.with_modules(
@@ -228,7 +222,7 @@ class KernelSymbolizer:
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns the number of records about code outside modules that were lost so far, by cause.
+        """Returns how many records about code outside modules were lost so far, by cause.
 
         After a loss, everything is reread from the kernel; until then, frames may be unresolved.
         """
@@ -237,12 +231,7 @@ class KernelSymbolizer:
     def advance(self, now_boot_ns: int) -> int:
         """Apply the changes that ``ksymbols`` and ``modules`` have reported.
 
-        Args:
-            now_boot_ns: the current boottime.
-
-        Returns:
-            The boottime up to which the symbols are complete: samples up to then may be
-            resolved.
+        Returns the boottime up to which symbols are complete, so that samples can be resolved.
         """
         ksymbols_ns = modules_ns = now_boot_ns
         if self._source is not None and self._ksymbols is not None:
@@ -288,7 +277,7 @@ class KernelSymbolizer:
         return views[-1].generation
 
     def resolve(self, raw: RawSide, state: int) -> Side | VariableSide:
-        """Resolve the kernel side of a stack with the snapshot whose generation is ``state``."""
+        """Resolves the kernel side of a stack with the snapshot whose generation is ``state``."""
         view = self._views[0]
         for view in self._views:
             if view.generation == state:
@@ -306,12 +295,10 @@ class KernelSymbolizer:
         leaf_exact: bool = True,
         time_ns: int | None = None,
     ) -> tuple[Frame, ...]:
-        """Resolve the kernel addresses of a stack to frames, leaf first.
+        """Resolves the kernel addresses of a stack to frames, leaf first.
 
-        Args:
-            pcs: runtime addresses, leaf first.
-            leaf_exact: whether the first address is a program counter rather than a return address.
-            time_ns: boottime of the stack; None means the current time.
+        With ``leaf_exact``, the first address is a program counter rather than a return address.
+        ``time_ns`` is a boottime; None means now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         frames = _frames(view.frames, pcs, leaf_exact=leaf_exact)
@@ -338,11 +325,10 @@ class KernelSymbolizer:
         return self.snapshot.module(name)
 
     def explain(self, address: int, *, time_ns: int | None = None) -> Explanation:
-        """Explain a runtime address: its names, its section, and why it gets its frame.
+        """Explains a runtime address: its names, its section, and why it gets its frame.
 
-        Args:
-            address: a program counter, or a return address minus one.
-            time_ns: boottime; None means the current time.
+        ``address`` is a program counter, or a return address minus one. ``time_ns`` is a boottime;
+        None means now.
         """
         view = self._views[0] if time_ns is None else self._view(time_ns)
         explanation = view.snapshot.explain(address)
@@ -386,7 +372,6 @@ class KernelSymbolizer:
 def _frames(
     cache: BoundedCache[int, Frame], pcs: Sequence[int], *, leaf_exact: bool = True
 ) -> tuple[Frame, ...]:
-    """Returns the frames of one side of a stack, leaf first."""
     return tuple(map(cache.__getitem__, lookup_addresses(pcs, leaf_exact=leaf_exact)))
 
 

@@ -1,10 +1,8 @@
 """Stores a module's symbols in a compact, immutable, sorted table.
 
-A symbol takes four bytes for the offset, one byte for the length of the name, the bytes of the name
-itself, and less than a third of a byte for checkpoints and padding flags. The table is built on
-``array`` and ``bytes``.
-
-An entry without a name is an *end*: no address between it and the next entry has a name.
+Besides the characters of its name, a symbol takes about five bytes: an offset, the length of the
+name, and its share of checkpoints and padding flags. An entry without a name is an *end*: no
+address between it and the next entry has a name.
 """
 
 from __future__ import annotations
@@ -19,11 +17,8 @@ from typing import Final, NamedTuple
 from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
-"""Distance from a symbol's start, in bytes, within which the symbol always names the code.
-
-The largest function in Linux itself is about 20 KiB long. Code further away from a symbol's start
-may be in a hole whose start no symbol marks, such as between the sections of vmlinux or after the
-last BPF program.
+"""Distance from a symbol's start within which the symbol always names the code. Linux's largest
+function has about 20 KiB. Code further away may be in a hole, such as after the last BPF program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
@@ -33,7 +28,7 @@ _LONG = 255  # length byte of names of 255 bytes or more, whose lengths are in a
 
 
 class Symbol(NamedTuple):
-    """A symbol, with its runtime addresses ``[start, end)`` and the linker's name.
+    """A symbol at the runtime addresses ``[start, end)``.
 
     ``end`` is an upper bound if no other symbol follows closely.
     """
@@ -44,10 +39,7 @@ class Symbol(NamedTuple):
 
 
 class Addresses:
-    """Collects ascending addresses.
-
-    Stores the lower half of each address, and the indices at which the upper half changes.
-    """
+    """Collects ascending addresses, as lower halves and the places where the upper half changes."""
 
     def __init__(self) -> None:
         self._low = array("I")
@@ -86,9 +78,7 @@ class Entries(NamedTuple):
     """The columns of a table, sorted by address, with the preferred alias last.
 
     Attributes:
-        addresses: start address of each entry, ascending.
-        lengths: length of each name in bytes; 255 if the length is in ``long_lengths``, 0 for an
-            end.
+        lengths: length of each name; 255 if the length is in ``long_lengths``, 0 for an end.
         names: all names, concatenated.
         padded: one byte per entry: 1 if a ``__pfx_`` pad precedes it.
         long_lengths: lengths of names of 255 bytes or more, by index.
@@ -106,10 +96,8 @@ class Entries(NamedTuple):
 class SymbolTable:
     """Symbols by address and by name; immutable, hence thread-safe.
 
-    Args:
-        entries: the columns of the table.
-        max_function: distance from a symbol's start, in bytes, within which the symbol names code
-            even if no other symbol follows in the section.
+    A symbol names the code up to ``max_function`` bytes from its start even if no other symbol
+    follows in the section.
     """
 
     __slots__ = (
@@ -146,21 +134,16 @@ class SymbolTable:
         return len(self._offsets)
 
     def size_bytes(self) -> int:
-        """Returns the memory used by the table, in bytes."""
+        """Returns the memory used by the table."""
         parts = (self._offsets, self._lengths, self._names, self._checkpoints, self._padded)
         return sum(map(sys.getsizeof, parts)) + 128 * len(self._long)
 
     def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
         """Returns the name and start of the function at an address; None in a gap.
 
-        The padding before a function belongs to the function, though it is below the function's
-        start.
-
-        Args:
-            address: the address to look up.
-            section: the address range ``[start, end)`` of the section that contains the address. If
-                another function or an end follows a function in the section, the function may have
-                any size.
+        The padding before a function belongs to it, though it is below the function's start.
+        ``section`` is the range ``[start, end)`` around the address. If another function or an end
+        follows a function in the section, the function may have any size.
         """
         offset = address - self.base
         offsets = self._offsets
@@ -196,7 +179,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next entry are in the same section.
 
-        A following linker marker does not count, since it starts a page and may come after a hole.
+        A linker marker does not count, since it starts a page and may come after a hole.
         """
         start, end = section
         following = index + 1
@@ -228,8 +211,8 @@ class SymbolTable:
     def symbol(self, index: int) -> Symbol:
         """Returns an entry as a :class:`Symbol`.
 
-        The entry ends at the next entry's padding or start, or after ``max_function`` bytes if that
-        is less.
+        It ends at the next entry's padding or start, but at most ``max_function`` bytes after its
+        start.
         """
         start = self._offsets[index]
         following = bisect_right(self._offsets, start)
@@ -253,12 +236,8 @@ class SymbolTable:
     def with_ends(self, ends: Iterable[int], *, missing: bool = False) -> SymbolTable:
         """Returns a copy in which code from each of these addresses to the next symbol has no name.
 
-        An end inside padding removes all of the padding.
-
-        Args:
-            ends: the addresses.
-            missing: whether functions that the table lacks start there; the padding before the next
-                function may be theirs, and is removed.
+        An end inside padding removes all of the padding. If functions are ``missing`` at the ends,
+        the padding before the next function may be theirs, and is removed.
         """
         pending = sorted(set(ends), reverse=True)
         addresses, lengths, padded = array("Q"), bytearray(), bytearray()
@@ -348,7 +327,7 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """Returns a copy of an array without spare capacity, which is up to a sixteenth of its size."""
+    """Returns a copy of an array without spare capacity, up to a sixteenth of its size."""
     return array(values.typecode, values)
 
 

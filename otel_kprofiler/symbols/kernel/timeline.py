@@ -1,9 +1,9 @@
 """Keeps the history of loaded modules: makes a snapshot from each reading of the module list.
 
-A module runs before the kernel announces it. It is therefore treated as loaded since the previous
-reading, or since the removal of the module that previously used its memory, whichever is later. A
-module is removed at some time between two polls of the announcements. Between these two polls, the
-module's addresses belong to no module.
+A module runs before the kernel announces it, so it is treated as loaded since the previous reading,
+or since the removal of the module that last used its memory, whichever is later. A module is
+removed at some time between two polls of the announcements. Between these polls, its addresses
+belong to no module.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 
 KEEP_NS: Final = 15_000_000_000
-"""Time in nanoseconds for which unloaded modules are kept, for samples taken before the unloading.
-"""
+"""How long unloaded modules are kept for samples taken before the unloading."""
 MAX_SNAPSHOTS: Final = 64
 """Limit on the number of snapshots that are kept."""
 FOREVER: Final = 1 << 63
@@ -24,10 +23,8 @@ FOREVER: Final = 1 << 63
 class LoadedModule(NamedTuple):
     """A module from loading to unloading; ``main.module.generation`` is its number.
 
-    Attributes:
-        main: the module and the symbols of its core code.
-        init: the module's init code; None if unknown.
-        init_until_ns: boottime until which the init code was in memory.
+    ``init`` is the module's init code, or None if unknown. It was in memory until
+    ``init_until_ns``.
     """
 
     main: ModuleSymbols
@@ -36,26 +33,20 @@ class LoadedModule(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """The bounds of the time at which a module was unloaded.
-
-    Attributes:
-        there_ns: boottime at which the module was last seen loaded.
-        gone_ns: boottime at which the module was first seen gone.
-    """
+    """Boottimes at which a module was last seen loaded, and first seen gone."""
 
     there_ns: int
     gone_ns: int
 
 
 class ModuleReading(NamedTuple):
-    """One reading of all loaded modules.
+    """A reading of all loaded modules.
 
     Attributes:
         looked_ns: boottime at which the list of modules was read.
-        free_ns: boottime of the previous reading; modules that are not in that reading were loaded
-            later.
-        removed: bounds of the time at which each module was removed, by module number. A removed
-            module without an entry was unloaded between ``free_ns`` and ``looked_ns``.
+        free_ns: boottime of the previous reading; modules that are not in it were loaded later.
+        removed: when modules were removed, by module number. A removed module without an entry was
+            unloaded between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """
 
@@ -69,11 +60,11 @@ class ModuleCounts(NamedTuple):
     """Counters of a module watch.
 
     Attributes:
-        events: number of announcements of loaded and unloaded modules.
-        rescans: number of times that all modules were reread because announcements were lost.
-        readings: number of times that the modules were read.
-        names_read: number of times that kallsyms was read for names.
-        restarts: number of times that the watching thread was restarted after a failure.
+        events: announcements of loaded and unloaded modules.
+        rescans: readings of all modules because announcements were lost.
+        readings: readings of the modules.
+        names_read: readings of kallsyms for names.
+        restarts: restarts of the watching thread after a failure.
     """
 
     events: int = 0
@@ -106,18 +97,15 @@ class _Lifetime:
         self.since_ns = since_ns
         self.until_ns = FOREVER
         self.free_ns = FOREVER
-        """Boottime from which other modules may use the memory.
-
-        From ``until_ns`` until then, it is unknown which module uses the memory.
+        """Boottime from which other modules may use the memory. From ``until_ns`` until then, it is
+        unknown which module uses it.
         """
 
     def end(self, until_ns: int, free_ns: int) -> None:
-        """Set the end of the lifetime."""
         self.until_ns = max(self.since_ns, until_ns)
         self.free_ns = max(self.since_ns, free_ns)
 
     def overlaps(self, other: _Lifetime) -> bool:
-        """Returns whether this module and another have an address in common."""
         return any(
             mine.start < their.end and their.start < mine.end
             for mine in self.symbols.module.ranges
@@ -126,11 +114,7 @@ class _Lifetime:
 
 
 class Timeline:
-    """Snapshots of a kernel as modules are loaded and unloaded; not thread-safe.
-
-    Args:
-        first: the symbols at startup.
-    """
+    """Snapshots of a kernel as modules are loaded and unloaded; not thread-safe."""
 
     def __init__(self, first: Snapshot) -> None:
         self._first = first

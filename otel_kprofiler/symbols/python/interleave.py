@@ -1,10 +1,10 @@
 """Replaces native frames of the interpreter with the Python frames that they run.
 
 Each call from C code into the interpreter appears as one native frame, in the evaluation loop. This
-frame is identified by its name, or by its address if the loop's location in the file is known. The
-loop runs a chain of Python frames, from the leaf of the chain to the frame that C code entered. If
-the numbers of chains and native frames differ, they cannot be matched, and the Python frames follow
-all native frames, at the root end of the stack.
+frame is identified by its name, or by its address if the loop's location in the file is known. It
+is replaced by a chain of Python frames, whose last one is the frame that C code entered. If the
+numbers of chains and native frames differ, the Python frames follow all native frames, at the root
+end of the stack.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, which identify frames without a name.
-        on_replaced: called with the native frames that may be replaced, and their names, so that a
-            replay replaces the same frames.
+        on_replaced: called with each native frame that may be replaced, under its function's name,
+            so that a replay replaces the same frames.
     """
 
     def __init__(
@@ -73,11 +73,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Arranges the sides of a stack, with Python frames replacing evaluation loops.
-
-        Args:
-            sides: the sides from leaf to root, at most one of each kind.
-        """
+        """Arranges a stack's sides, given from leaf to root, with Python frames replacing loops."""
         native = python = None
         for side in sides:
             if side.kind is USER_SIDE:
@@ -99,7 +95,7 @@ class Interleaver:
         return others + tuple(_merge(native, python, chains, marks))
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Finds evaluation loops, and the functions into which they were split."""
+        """Returns the marks of evaluation loops and parts of them, by index of the frame."""
         if self._version != self._loops.version or len(self._marks) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()
@@ -140,7 +136,6 @@ def _split(python: Side) -> _Chains:
 
 
 def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool:
-    """Returns whether loops and chains match one to one."""
     is_whole, is_python_whole = native.status == STACK_OK, python.status == STACK_OK
     if not (is_whole and is_python_whole) and any(
         frame.found_by in _UNPROVEN for frame in native.frames
@@ -156,7 +151,7 @@ def _is_fitting(native: Side, python: Side, chains: _Chains, loops: int) -> bool
 def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]) -> list[Side]:
     """Merges both sides into alternating runs.
 
-    The outermost run has the status of the whole stack.
+    The outermost run of each kind has the status of that kind's side.
     """
     frames, left = tuple(native.frames), iter([*chains.closed, chains.rest])
     kinds: list[SideKind] = []

@@ -1,8 +1,8 @@
 """Decodes source lines from the location tables of CPython code objects.
 
-CPython 3.11 and later use this format. It is described in CPython's source, in
-``Objects/locations.md`` (3.11, 3.12) and ``InternalDocs/code_objects.md`` (3.13 and later). Tables
-are untrusted. Decoding stops at the first damaged entry.
+CPython 3.11 and later use this format, which is described in CPython's ``Objects/locations.md``
+(3.11, 3.12) and ``InternalDocs/code_objects.md`` (3.13 and later). Tables are untrusted. Decoding
+stops at the first damaged entry.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ NO_LINE: Final = 0
 """Line number of an instruction whose line is unknown."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Kinds of entries. Kinds 10 to 12 advance by kind - 10 lines, and 13 and 14 by a number that
-follows. Lower kinds keep the line.
+"""Kinds of entries. Kinds 10 to 12 advance by kind - 10 lines; 13 and 14 by a number that follows.
 """
 
 
 def _kind(head: int) -> int:
-    """Returns the kind of an entry from its first byte, the only byte whose highest bit is set."""
+    """Returns an entry's kind from its first byte, the only byte with the highest bit set."""
     return head >> 3 & 15 if head & 0x80 else -1
 
 
@@ -43,13 +42,13 @@ _DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")
 
 
 class LineTable(NamedTuple):
-    """The lines of a code object; immutable, without a reference to the code object.
+    """The lines of a code object; immutable.
 
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: the first line, then the line after each entry with a number. Line changes by other
-            entries are not included.
+        lines: the first line, then the line after each entry with a number, as if no other entry
+            changed the line.
     """
 
     heads: bytes
@@ -75,12 +74,9 @@ class LineTable(NamedTuple):
 
 
 def parse_line_table(table: bytes, first_line: int) -> LineTable:
-    """Decodes ``co_linetable``.
+    """Decodes ``co_linetable``, up to the first truncated or damaged entry.
 
-    Args:
-        table: the content of ``co_linetable``. If the table is truncated or damaged, only the
-            entries before the damage are used.
-        first_line: ``co_firstlineno``, a 32-bit number.
+    ``first_line`` is ``co_firstlineno``, a 32-bit number.
     """
     if table and not table[0] & 0x80:
         table = b""
@@ -95,7 +91,6 @@ def parse_line_table(table: bytes, first_line: int) -> LineTable:
 
 
 def _find_damage(table: bytes) -> int:
-    """Returns the offset of the first entry whose varint is missing."""
     damage = _DAMAGE.search(table)
     return damage.start() if damage else 0
 

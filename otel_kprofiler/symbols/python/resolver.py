@@ -25,20 +25,15 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Maximum number of instructions with a cached frame. Most instructions share a frame with
-others.
-"""
+"""Maximum number of instructions with a cached frame. Most of them share a frame with others."""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
-"""Memory limit for cached frames, in bytes, counted as if frames shared no strings."""
+"""Memory limit for cached frames, counted as if frames shared no strings."""
 _PLACE_BYTES: Final = 300
-"""Memory used by a frame without its strings, in bytes."""
+"""Memory used by a frame without its strings."""
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
-"""Memory limit for cached line tables, in bytes."""
 _TABLE_FACTOR: Final = 6
-"""Memory used per byte of a table, in bytes. Two bytes may become a run of eight bytes in the
-parsed form.
-"""
+"""Memory used per byte of a table. Two bytes may become a run of eight bytes when parsed."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
@@ -46,10 +41,7 @@ UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 class PythonResolver(Stateless):
     """Resolves the Python side of stacks by code-object ids.
 
-    Never waits for a code object to be described.
-
-    Args:
-        codes: descriptions of code objects, which the sampler adds when it first sees each object.
+    Never waits for a code object to be described. The sampler adds descriptions to ``codes``.
     """
 
     def __init__(self, codes: KnownCodes) -> None:
@@ -76,10 +68,7 @@ class PythonResolver(Stateless):
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
-        """Resolves a Python stack.
-
-        The result is provisional while a code object may still be described.
-        """
+        """Resolves a Python stack; provisional while a code object may still be described."""
         version = self.version
         side = self.make_side(raw)
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
@@ -99,7 +88,7 @@ class PythonResolver(Stateless):
         return Side(PYTHON_SIDE, frames, raw.status, is_pending, find_entries(words))
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``: descriptions are always read before samples that need them."""
+        """Returns ``now_boot_ns``, because descriptions are read before samples that need them."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
@@ -118,7 +107,6 @@ class PythonResolver(Stateless):
             return UNKNOWN
 
     def _find(self, word: int) -> Frame:
-        """Returns the frame for a word of a stack; equal frames are shared."""
         frame = parse_python_word(word)
         code = self._codes.get(frame.code)
         if code is None:
@@ -139,10 +127,7 @@ class _NotDescribedError(LookupError):
 
 
 class _PendingSide:
-    """A side with code objects that are not described yet.
-
-    Its frames get names as their code objects are described.
-    """
+    """A side whose frames get names as their code objects are described."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_version")
 
@@ -150,10 +135,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the names known so far.
-
-        Returns the same object until more code is described.
-        """
+        """Returns the side with the names known so far; the same object until it changes."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

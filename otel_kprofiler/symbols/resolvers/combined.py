@@ -16,10 +16,7 @@ class ChainResolver:
     """Queries resolvers in turn, each for the addresses that earlier resolvers could not name.
 
     If no resolver has a name, the most complete result is used: one with function bounds, else one
-    with a module.
-
-    Args:
-        resolvers: the resolvers, in order; closed with the chain.
+    with a module. The resolvers are closed with the chain.
     """
 
     def __init__(self, *resolvers: Resolver) -> None:
@@ -61,15 +58,13 @@ def _rank(answer: Resolution) -> tuple[bool, bool, bool]:
 
 
 class CachedResolver:
-    """Caches a resolver's results.
+    """Caches a resolver's results. The resolver is closed with this object.
 
     Args:
-        resolver: the resolver whose results are cached; closed with this object.
         state: maps a pid to the process's state, and None to the state that applies without a
-            process. Cached results are used until the state changes; see :meth:`Processes.state`.
-            By default, results never expire, which is correct for files.
-        entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
-            first.
+            process. Results are used until the state changes; see :meth:`Processes.state`. By
+            default, results never expire, which is correct for files.
+        entries: maximum number of results, of about 500 bytes each. The oldest are evicted first.
     """
 
     def __init__(
@@ -114,9 +109,7 @@ class CachedResolver:
 class PidFilter:
     """Resolves only addresses in the kernel and in selected processes.
 
-    Args:
-        resolver: performs the lookups; closed with this object.
-        pids: ids of the processes; may change at any time.
+    The set of pids may change at any time. The resolver is closed with this object.
     """
 
     def __init__(self, resolver: Resolver, pids: Container[int]) -> None:

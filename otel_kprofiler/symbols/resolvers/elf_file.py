@@ -19,9 +19,7 @@ class ElfResolver:
     kernel files, see :class:`ElfSymbols`.
 
     Args:
-        file: a path, the content, or an open descriptor, which the caller keeps and may close
-            afterwards.
-        symbols: reads the file's function names.
+        file: a path, the content, or an open descriptor, which the caller may close afterwards.
 
     Raises:
         OSError: the file cannot be opened.
@@ -44,7 +42,7 @@ class ElfResolver:
         return [self._answer(self._code.frame(address)) for address in addresses]
 
     def resolve_offsets(self, offsets: Sequence[int]) -> list[Resolution]:
-        """Resolves offsets in the file, in bytes."""
+        """Resolves file offsets."""
         answers = []
         for offset in offsets:
             svma = self._code.find_address(offset)

@@ -41,10 +41,7 @@ class SymbolReader(Protocol):
 class CodeFile:
     """Maps a file's addresses (SVMA) and offsets to frames. Thread-safe.
 
-    Args:
-        details: path, build id, hash and segments of the file.
-        loads: the file's loaded segments.
-        symbols: names of the file's functions, or the reason why there are no names.
+    ``symbols`` are the names of the file's functions, or the reason why there are no names.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class CodeFile:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory used by the file's symbols, in bytes."""
+        """Returns the memory used by the file's symbols."""
         return 0 if isinstance(self.symbols, Unresolved) else self.symbols.nbytes
 
     def frame(self, svma: int) -> Frame:
@@ -97,7 +94,7 @@ class CodeFile:
     def find_address(self, offset: int) -> int | None:
         """Returns the address (SVMA) at which a file offset is loaded; None if it is not loaded.
 
-        If the offset has several addresses, an address in code is preferred.
+        If there are several addresses, one in code is preferred.
         """
         address = find_address(self.details.texts, offset)
         return find_address(self._loads, offset) if address is None else address
@@ -120,18 +117,11 @@ class CodeFile:
 def read_code_file(
     source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
-    """Read a file. If its symbols are damaged, the result has no names.
+    """Reads a file, which is not needed afterwards. If its symbols are damaged, there are no names.
 
-    Args:
-        source: the file, which is not needed afterwards.
-        path: path of the file, as seen by the process that has mapped it.
-        symbols: reads the file's names.
-        root: root directory of the process that has mapped the file; empty for the root of this
-            process.
-        deleted: whether the file has been unlinked from all directories.
-
-    Raises:
-        ElfError: the file is not a 64-bit ELF file, or its headers are damaged.
+    ``path`` is the path as seen by a process that has mapped the file. ``root`` is the root
+    directory of that process; empty for the calling process. Raises ``ElfError`` if the headers are
+    damaged.
     """
     elf = read_elf(source, None)
     if not elf.texts:  # a debug file, which has no segment contents

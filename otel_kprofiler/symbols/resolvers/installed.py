@@ -35,13 +35,7 @@ MAX_FILES_LISTED: Final = 1_000_000
 
 
 class FileIdentity(NamedTuple):
-    """Identifies a file across hosts.
-
-    Attributes:
-        name: file name, without directories.
-        build_id: GNU build id; empty if unknown.
-        file_id: hash of the file (htlhash); empty if unknown.
-    """
+    """Identifies a file across hosts. Unknown ids are empty. The name has no directories."""
 
     name: str
     build_id: BuildId
@@ -49,17 +43,11 @@ class FileIdentity(NamedTuple):
 
 
 class InstalledFiles:
-    """Finds a profile's files on this host: by build id, or else by hash.
+    """Finds a profile's files on this host: by build id, or else by hash. Not thread-safe.
 
-    Candidates are the given files, files with the same name below :data:`DIRECTORIES` or mapped by
-    a process, and debug files with the build id. Each candidate is opened once. Not thread-safe.
-
-    Args:
-        sources: sources of function names.
-        paths: paths of further candidate files, regardless of their names.
-        directories: directories to search recursively for files with the same name; by default
-            :data:`DIRECTORIES`.
-        files: reads files of the host.
+    Candidates are the files at ``paths``, files with the same name below ``directories`` (by
+    default :data:`DIRECTORIES`) or mapped by a process, and debug files with the build id. Each
+    candidate is opened once.
     """
 
     def __init__(
@@ -85,12 +73,9 @@ class InstalledFiles:
         return self._found[wanted]
 
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
-        """Returns the frame at an address of a file; None if no file on this host matches.
+        """Returns the frame at an address (SVMA) of a file; None if no file on this host matches.
 
-        Args:
-            wanted: identity of the file.
-            address: address in the file (SVMA).
-            offset: the address as a file offset in bytes; None if unknown.
+        ``offset`` is the address as a file offset, which takes precedence; None if unknown.
         """
         code = self.find(wanted)
         if code is None:
@@ -109,7 +94,7 @@ class InstalledFiles:
         return None
 
     def _candidates(self, name: str) -> Iterator[str]:
-        """Yields possible paths of the file; searches directories last, and only once."""
+        """Yields possible paths of the file. Directories are searched last, and only once."""
         yield from self._given
         if self._mapped is None:
             self._mapped = _by_name(self._list_mapped())
@@ -136,7 +121,6 @@ class InstalledFiles:
                     yield os.path.join(folder, name)
 
     def _read(self, path: str, wanted: FileIdentity) -> CodeFile | None:
-        """Returns the code of the file at a path; None if it is not the wanted file."""
         try:
             fd, size, _ = open_regular(self._files, path)
         except OSError:
@@ -170,7 +154,6 @@ class InstalledFiles:
 
 
 def _by_name(paths: Iterator[str]) -> Mapping[str, list[str]]:
-    """Groups distinct paths by file name."""
     paths_by_name: dict[str, dict[str, None]] = {}
     for path in islice(paths, MAX_FILES_LISTED):
         paths_by_name.setdefault(os.path.basename(path), {})[path] = None

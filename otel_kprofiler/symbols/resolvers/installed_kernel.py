@@ -27,12 +27,9 @@ class InstalledKernel:
         self._files: dict[BuildId, ElfSymbols | None] = {}
 
     def lines(self, module: str, build_id: BuildId, rva: int) -> tuple[Line, ...]:
-        """Returns the function at an RVA; empty if unknown.
+        """Returns the function at an RVA; empty if unknown, or if ``build_id`` is empty.
 
-        Args:
-            module: ``vmlinux`` or the name of a module.
-            build_id: build id of the module. If it is empty, nothing is resolved.
-            rva: address relative to the module; see ``docs/symbols.md``.
+        ``module`` is ``vmlinux`` or a module's name.
         """
         if not build_id:
             return ()

@@ -15,11 +15,7 @@ MAX_PROCESSES: Final = 64
 
 
 class MadeCode:
-    """Names runtime-generated code. Not thread-safe.
-
-    Args:
-        files: reads files of the host.
-    """
+    """Names runtime-generated code. Not thread-safe."""
 
     def __init__(self, files: ReferableFiles) -> None:
         self._files = files
@@ -27,10 +23,7 @@ class MadeCode:
         self._processes: OrderedDict[ProcessKey, ProcessCode] = OrderedDict()
 
     def frame(self, process: ProcessKey, address: int) -> Frame | None:
-        """Returns the frame of the code that is currently at an address.
-
-        Returns None if the JIT compiler has not described the code.
-        """
+        """Returns the frame of the code now at an address; None if it has no description."""
         code = self._processes.get(process)
         if code is None:
             code = self._processes[process] = ProcessCode(process, self._files, self._clock)

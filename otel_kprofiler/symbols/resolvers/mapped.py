@@ -39,14 +39,9 @@ class _Place(NamedTuple):
 class MappedCode:
     """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
-    If a file's source lines may become readable later, for example once its file system is less
-    busy, the file is reread after 30 s, then at growing intervals.
-
-    Args:
-        symbols: reads the symbol names in a file.
-        files: reads files of the host.
-        max_bytes: memory limit for symbols; the least recently used files are evicted.
-        now_s: a steady clock, in seconds.
+    If symbols take more than ``max_bytes``, the least recently used files are evicted. If a file's
+    source lines may become readable later, for example once its file system is less busy, the file
+    is reread after 30 s, then at growing intervals.
     """
 
     def __init__(
@@ -103,10 +98,7 @@ class MappedCode:
             self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
-        """Find a mapping's file, and read it if it is new.
-
-        Returns None if there is no such file.
-        """
+        """Find a mapping's file, and read it if it is new; None if there is no such file."""
         pid = process.tgid
         request = FileRequest(
             FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
@@ -137,7 +129,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether the path still leads to the same file; its inode may have been reused."""
+        """Returns whether a path still leads to the same file. Its inode may have been reused."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

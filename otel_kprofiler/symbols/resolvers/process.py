@@ -31,8 +31,7 @@ _NO_RIGHT: Final = (errno.EPERM, errno.EACCES)
 def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
     """Returns the process that currently has a pid; None if there is no such process.
 
-    Its start time comes from ``/proc/PID/stat``, in nanoseconds of boottime, with a resolution of
-    10 ms.
+    Its start time has a resolution of 10 ms (``/proc/PID/stat``).
     """
     ticks = read_start_ticks(files or Access(), pid)
     return None if ticks is None else ProcessKey(pid, ticks * TICK_NS)
@@ -41,14 +40,12 @@ def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
 class ProcessesResolver:
     """Resolves addresses in user code of any process. Thread-safe.
 
-    Each call looks up the process's mappings, so that code loaded or unloaded since the last call
-    is named correctly; symbols of files are cached. If the pid has been reused, the address is
-    unresolved rather than named after the new process's code.
+    Each call reads the process's mappings, which requires permission to trace the process
+    (ptrace(2), PTRACE_MODE_READ). Symbols of files are cached. If the pid has been reused, the
+    address is unresolved rather than named after the new process's code.
 
     Args:
         symbols: reads the names in files; by default from files installed on this host.
-        files: reads files of the host. Reading a process's mappings requires permission to trace
-            the process (ptrace(2), PTRACE_MODE_READ).
         max_bytes: memory limit for symbols; the least recently used files are evicted.
     """
 
@@ -100,10 +97,7 @@ class ProcessesResolver:
     def find_offset(self, path: str, offset: int, pid: int) -> list[Resolution]:
         """Finds where a process has mapped a byte of a file as code.
 
-        Args:
-            path: path of the file as seen by the process.
-            offset: position of the byte in the file.
-            pid: id of the process.
+        ``path`` is the path of the file as seen by the process.
         """
         process = find_process(pid, self._files)
         if process is None:
@@ -125,7 +119,6 @@ class ProcessesResolver:
     def _look_up(
         self, process: ProcessKey, addresses: Sequence[int]
     ) -> list[Resolution] | Unresolved:
-        """Returns a result for each address, or why none can be resolved."""
         try:
             maps = ProcessMaps(process.tgid, self._files)
         except OSError as error:
@@ -158,14 +151,9 @@ class ProcessesResolver:
 
 
 class ProcessResolver:
-    """Resolves addresses in the process that had the pid when this object was created.
+    """Resolves addresses in the process that had the pid when this object was made. Thread-safe.
 
-    Thread-safe.
-
-    Args:
-        pid: id of the process.
-        processes: performs the lookups. By default, this is a new resolver, closed with this
-            object.
+    ``processes`` performs the lookups; by default a new resolver, closed with this object.
     """
 
     def __init__(self, pid: int, processes: ProcessesResolver | None = None) -> None:
@@ -194,7 +182,7 @@ class ProcessResolver:
 
 
 class _Question:
-    """Resolves the addresses of one call, looking up each mapping only once."""
+    """Resolves the addresses of a single call. Looks up each mapping only once."""
 
     def __init__(
         self, process: ProcessKey, maps: ProcessMaps, code: MappedCode, made: MadeCode
@@ -229,5 +217,4 @@ class _Question:
 
 
 def _shows(mapping: MemoryMapping, offset: int) -> bool:
-    """Returns whether a mapping contains a byte of its file."""
     return 0 <= offset - mapping.file_offset < mapping.end - mapping.start

@@ -1,7 +1,7 @@
 """Reads function bounds from unwind information, which even stripped files have.
 
-Each function has an entry (FDE) in ``.eh_frame``, with its length, the distance to its CIE, and the
-start and number of bytes of the function. ``.eh_frame_hdr`` lists the entries by start (Linux
+Each function has an entry (FDE) in ``.eh_frame``. It contains the entry's length, the distance to
+its CIE, and the function's start and size. ``.eh_frame_hdr`` lists the entries by start (Linux
 Standard Base, "Exception Frames").
 """
 
@@ -26,24 +26,18 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Size limit for ``.eh_frame`` without a search table, in bytes. Reading a section of this size
-takes half a second.
-"""
+"""Size limit for ``.eh_frame`` without a search table, which is read in half a second."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""First bytes of ``.eh_frame_hdr`` as linkers write it: version 1, then the encodings pcrel|sdata4
-(address of ``.eh_frame``), udata4 (count) and datarel|sdata4 (table).
+"""First bytes of ``.eh_frame_hdr`` as linkers write it: version, and encodings of address
+(pcrel|sdata4), count (udata4) and table (datarel|sdata4).
 """
 _PAIR_BYTES: Final = 8
 _PAIR_MEMORY_BYTES: Final = 28
-"""Memory used per pair of the search table while it is read, in bytes: the pair, both columns
-together and separately, and the function's size.
-"""
+"""Memory used to read a pair of the search table: the pair, two copies, and the function's size."""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
-"""Memory needed to index ``.eh_frame``, as a multiple of its size. An entry of 16 bytes becomes two
-tuples of numbers.
-"""
+"""Memory for indexing ``.eh_frame``, per byte. An entry of 16 bytes becomes two tuples."""
 _ENTRY_BYTES: Final = 8  # bytes of an entry before the function's start address
 _PROBES: Final = 32
 _PART: Final = 4096  # functions at a time
@@ -58,10 +52,9 @@ def read_bounds(
 ) -> Bounds | None:
     """Reads the bounds of a file's functions.
 
-    Returns None if the file has no bounds, or if their encodings are unusual.
-
-    Raises:
-        ElfError: the tables are damaged, have more than ``limit`` bytes, or exceed the budget.
+    Returns None if there are none, if their encodings are unusual, or if indexing needs too much
+    memory. Raises ``ElfError`` if the tables are damaged, have more than ``limit`` bytes, or exceed
+    the budget.
     """
     frames = next((section for section in sections if section.name == b".eh_frame"), None)
     if frames is None or not frames.size:
@@ -149,10 +142,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Reads the address of ``.eh_frame_hdr`` and the pairs of its search table.
-
-    Returns None if the file has no such section.
-    """
+    """Returns the address and pairs of ``.eh_frame_hdr``; None if it is missing or unusual."""
     if elf.search is None:
         return None
     origin, size = elf.search

@@ -29,13 +29,9 @@ class ReadingBudget:
 
     Before they allocate memory, readers reserve an amount estimated from sizes in the file.
 
-    Args:
-        limit_bytes: limit for one file, and thus for all memory reserved at a time, in bytes; no
-            limit by default.
-
     Attributes:
-        limit_bytes: limit on the reserved memory, in bytes.
-        make_space: called before a reservation, to evict finished tables.
+        limit_bytes: limit for a file, and thus for all reserved memory; no limit by default.
+        make_space: called after a reservation, to evict finished tables.
     """
 
     def __init__(self, limit_bytes: int = _UNBOUNDED) -> None:
@@ -58,10 +54,7 @@ class ReadingBudget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait until no other file is being read.
-
-        Releases all reservations at the end of the context.
-        """
+        """Context in which no other file is read; at its end, all reservations are released."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)
@@ -85,12 +78,7 @@ class ReadingBudget:
     def take(self, count_bytes: int, purpose: str) -> None:
         """Reserve memory until the file has been read or :meth:`give_back` is called.
 
-        Args:
-            count_bytes: number of bytes to reserve.
-            purpose: the data to be read, such as the name of a section, for error messages.
-
-        Raises:
-            ElfError: not enough memory is left.
+        Raises ``ElfError`` if not enough memory is left, with a message that names the ``purpose``.
         """
         with self._changed:
             if count_bytes > self.left_bytes:
@@ -122,8 +110,8 @@ class ReadingBudget:
     def read_content(self, source: Source, section: Section, limit: int) -> bytes:
         """Reads the content of a section, and reserves the memory that holds it.
 
-        Raises:
-            ElfError: the section has more than ``limit`` bytes, is damaged, or exceeds the budget.
+        Raises ``ElfError`` if the section has more than ``limit`` bytes, is damaged, or exceeds the
+        budget.
         """
         purpose = section.name.decode("ascii", "backslashreplace") or "a section"
         if section.kind == SHT_NOBITS:

@@ -1,13 +1,12 @@
 """Builds the function table of a user file from all its sources of names.
 
-Names come from these sources, in this order: ``.symtab`` of the file; if unwind information shows
-functions without names, ``.symtab`` of its debug file, ``.gnu_debugdata`` (a small ELF file
-compressed with xz) and the table of Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not
-name code inside functions of earlier sources.
+The sources are, in this order: ``.symtab``; if unwind information shows functions without names,
+``.symtab`` of the debug file, ``.gnu_debugdata`` (an ELF file compressed with xz) and the table of
+Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not name code inside functions of earlier
+sources.
 
-Bounds of functions without names come from unwind information. No name extends beyond the end of
-its symbol. A symbol without a size ends with its unwind entry, at the next symbol or with its
-section; if none of these is certain, it names only its first byte.
+A symbol without a size ends with its unwind entry, at the next symbol or with its section. If none
+of these is certain, it names only its first byte.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Size limit for a symbol table's names, or for ``.eh_frame``, in bytes."""
+"""Size limit for a symbol table's names, or for ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
 """Memory used by a symbol while the table is built, without its columns."""
@@ -66,9 +65,7 @@ _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
 """Memory used by an alias, and by an address with a list of aliases, in Python collections."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
-"""Rank by ``st_info``: global before weak before local; the lowest bit marks symbols without a
-size.
-"""
+"""Rank by ``st_info``: global, weak, local. The lowest bit marks symbols without a size."""
 _UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes
 _NOWHERE: Final = 1 << 64
 _STUB_KIND: Final = STB_LOCAL << 4 | STT_FUNC
@@ -85,15 +82,11 @@ def read_functions(
     max_bytes: int = MAX_SECTION_BYTES,
     budget: ReadingBudget | None = None,
 ) -> FunctionTable:
-    """Read the functions of a file.
+    """Reads the functions of a file.
 
-    Args:
-        source: bytes of the file.
-        elf: headers of the file; from :func:`read_debug_elf` if the file is only a debug file.
-        find_debug: opens the file's debug file, which the caller closes; called if ``.symtab`` is
-            missing, or does not name all functions.
-        max_bytes: size limit for each section, in bytes.
-        budget: memory for reading; None for no limit.
+    ``elf`` comes from :func:`read_debug_elf` if the file is only a debug file. ``find_debug`` opens
+    the file's debug file, which the caller closes; it is called if ``.symtab`` is missing, or does
+    not name all functions. ``max_bytes`` limits the size of each section.
 
     Raises:
         ElfError: a section with function names is damaged or too large, and no earlier source has
@@ -116,8 +109,6 @@ def read_functions(
 
 
 class _Columns:
-    """The columns of symbols from several tables, unsorted."""
-
     def __init__(self, tables: list[Symbols], budget: ReadingBudget) -> None:
         self._budget = budget
         first = tables[0] if tables else _NO_SYMBOLS
@@ -137,7 +128,6 @@ class _Columns:
             self._budget.give_back(shift)
 
     def add_stubs(self, stubs: list[Stub]) -> None:
-        """Add PLT stubs, named after their targets."""
         resolvers = self._named({stub.resolver for stub in stubs if stub.resolver})
         names, values, sizes, names_at = bytearray(), array("Q"), array("Q"), array("I")
         for stub in stubs:
@@ -150,7 +140,6 @@ class _Columns:
         self._add(Symbols(values, sizes, kinds, names_at, names))
 
     def _named(self, addresses: set[int]) -> dict[int, bytes]:
-        """Returns the preferred name of the function at each of these addresses."""
         if not addresses:
             return {}
         self._budget.take(_WANTED_BYTES * len(addresses), "its PLT")
@@ -164,13 +153,7 @@ class _Columns:
         return {value: sort_aliases(some)[0][2] for value, some in aliases.items() if some}
 
     def make_table(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> FunctionTable:
-        """Makes the table of all functions.
-
-        Args:
-            first_dynamic: index of the first symbol of ``.dynsym``.
-            code: sections with code.
-            bounds: address ranges (SVMA) of functions, from unwind information.
-        """
+        """Makes the table; symbols from ``first_dynamic`` on are from ``.dynsym``."""
         taken = _SORTED_BYTES * len(self._values) + sort_bytes(len(self._values))
         with self._budget.hold(taken, "its symbols"):
             return self._make_table(first_dynamic, code, bounds)
@@ -247,10 +230,7 @@ class _Columns:
 class _Limits:
     """Upper bounds for the ends of symbols without a size.
 
-    Args:
-        first_dynamic: index of the first symbol of ``.dynsym``, which omits local functions.
-        code: sections with code.
-        bounds: address ranges (SVMA) of functions, from unwind information.
+    Symbols from ``first_dynamic`` on are from ``.dynsym``, which omits local functions.
     """
 
     def __init__(self, first_dynamic: int, code: list[Section], bounds: Bounds) -> None:
@@ -260,7 +240,6 @@ class _Limits:
         )
 
     def is_entry(self, start: int) -> bool:
-        """Returns whether a label may start a function, rather than being inside a function."""
         around = self._bounds.around(start)
         return around is None or around[0] == start
 
@@ -287,5 +266,4 @@ def _zeros(sizes: array[int]) -> Iterator[int]:
 
 
 def _find_end(starts: array[int], sizes: array[int], span: slice, end_before: int) -> int:
-    """Returns the highest end of the symbols in ``span``, or ``end_before`` if that is higher."""
     return max(end_before, max(map(add, starts[span], sizes[span]), default=0))

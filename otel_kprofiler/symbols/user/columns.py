@@ -1,8 +1,7 @@
 """Columns of function tables, and their copies in temporary files.
 
-A lookup touches a few pages of a table. In a file, the other pages are page cache, which the
-kernel reclaims when a cgroup reaches its limit; anonymous memory would stay until the table is
-evicted.
+A lookup touches a few pages of a table. If the table is in a file, the other pages are page cache,
+which the kernel can reclaim; anonymous memory would stay until the table is evicted.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ MIN_MAPPED_BYTES: Final = 128 << 10
 
 _STRIDE: Final = 1024  # integers per page
 _WRITTEN_BYTES: Final = 16 << 10
-"""Bytes per write. An access to a page may map all bytes that were written together with the page.
-"""
+"""Bytes per write. An access to a page may map everything that was written with the page."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +31,8 @@ class NamedCode(NamedTuple):
     Attributes:
         starts: start of each function, as a distance from the table's base.
         sizes: size of each function in bytes, at least 1.
-        names_at: offset of each name in ``names``.
-        names: names without zero bytes, each followed by a zero byte.
-        ranks: rank of each name; among the names of the same start, the lowest rank is preferred.
+        names_at: offset of each name in ``names``, where a zero byte follows it.
+        ranks: rank of each name; the lowest rank at the same start is preferred.
     """
 
     starts: Sequence[int]
@@ -46,14 +43,9 @@ class NamedCode(NamedTuple):
 
 
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
-    """Copies columns to an unnamed file in the temporary directory; returns the copies.
+    """Copies columns to an unnamed temporary file, which exists as long as the copies.
 
-    The file exists as long as the copies. If there is no space or no writable directory, returns
-    the columns themselves.
-
-    Args:
-        named: columns of functions with names, with at least one function.
-        others: arrays, or other buffers of integers.
+    Returns the columns themselves if no such file can be written. ``named`` must not be empty.
     """
     columns = named.starts, named.sizes, named.names_at, named.ranks, *others
     contents = [memoryview(column) for column in columns]  # type: ignore[arg-type] # buffers
@@ -95,12 +87,7 @@ def sample(starts: Sequence[int]) -> list[int]:
 def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
     """Returns the number of items that are at most ``offset``, like ``bisect_right``.
 
-    Reads a single page of the column; a search of the whole column would map most of its pages.
-
-    Args:
-        samples: samples of the column. If there are none, the whole column is searched.
-        starts: the sorted column.
-        offset: the value to search for.
+    Reads a single page of the column, or searches the whole column if there are no samples.
     """
     if not samples:
         return bisect_right(starts, offset)
@@ -110,7 +97,7 @@ def bisect_by(samples: list[int], starts: Sequence[int], offset: int) -> int:
 
 
 def find_all(text: bytes | bytearray | mmap, wanted: bytes) -> Iterable[int]:
-    """Yields the offsets of a string in the names."""
+    """Yields each offset at which ``wanted`` occurs."""
     at = text.find(wanted)
     while at >= 0:
         yield at

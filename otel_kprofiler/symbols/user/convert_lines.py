@@ -1,8 +1,8 @@
 """Converts the DWARF of a file to a SymCache, in a child process.
 
-The file is read from standard input, the result is written to standard output, and the cause of a
-failure, in a few words, to standard error. Hostile DWARF can make symbolic use much time or memory,
-or abort; the parent process limits memory and CPU time.
+Reads the file from standard input, and writes the result to standard output and the cause of a
+failure to standard error. The parent process limits memory and CPU time, because hostile DWARF can
+make symbolic use much of both, or abort.
 """
 
 from __future__ import annotations

@@ -27,9 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed, in bytes. Computing the checksum of a file of
-this size takes half a second.
-"""
+"""Maximum size of a file whose checksum is computed, which then takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -51,8 +49,6 @@ class WantedDebugFile(NamedTuple):
     Attributes:
         path: path of the file as seen by its process.
         root: root directory of the process, such as ``/proc/PID/root``; empty for this process.
-        build_id: build id of the file and its debug file; None if the file has none.
-        debug_link: name and checksum of the debug file; None if the file has no debug link.
     """
 
     path: str
@@ -64,10 +60,8 @@ class WantedDebugFile(NamedTuple):
 class DebugSearch(NamedTuple):
     """A search for a file's debug file.
 
-    Attributes:
-        root: see :class:`WantedDebugFile`.
-        begin: called before the search, which may hang in users' directories; returns whether to
-            search.
+    ``begin`` is called before the search, which may hang in users' directories, and returns whether
+    to search. For ``root``, see :class:`WantedDebugFile`.
     """
 
     root: str = ""
@@ -78,14 +72,7 @@ HOST_SEARCH: Final = DebugSearch()
 
 
 class DebugFile(NamedTuple):
-    """An open debug file; the owner closes it.
-
-    Attributes:
-        path: path of the debug file.
-        fd: descriptor of the file.
-        source: bytes of the file.
-        elf: the file's parsed headers.
-    """
+    """An open debug file; the owner closes it."""
 
     path: str
     fd: int
@@ -101,15 +88,11 @@ class DebugFileFinder(Protocol):
     """Finds debug files."""
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open, verified candidates, the best first; the caller closes each."""
+        """Yields open, verified candidates, the best first. The caller closes each."""
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
-    """Returns the keys for a search for the debug file of an open file.
-
-    Raises:
-        ElfError: the section headers are damaged.
-    """
+    """Returns the search keys for the debug file of an open file. Raises ``ElfError``."""
     content = _read_small(source, read_sections(source, elf), _LINK)
     return WantedDebugFile(path, root, elf.build_id, parse_debug_link(content))
 
@@ -128,12 +111,9 @@ def parse_debug_link(content: bytes) -> DebugLink | None:
 
 
 class BuildIdDirectories:
-    """Finds debug files by build id in directories: ``DIRECTORY/.build-id/xx/….debug``.
+    """Finds debug files by build id: ``DIRECTORY/.build-id/xx/….debug``.
 
-    Args:
-        files: reads files of the host.
-        directories: directories to search, first below the root of the process, then below the root
-            of this process.
+    Directories are searched first below ``WantedDebugFile.root``, then below this process's root.
     """
 
     def __init__(
@@ -155,10 +135,8 @@ class BuildIdDirectories:
 class DebugLinkDirectories:
     """Finds debug files by ``.gnu_debuglink``, in the directories that debuggers search.
 
-    Args:
-        files: reads files of the host.
-        directories: directories that mirror the paths of files, below the root of the process, then
-            below this process's root.
+    ``directories`` mirror the paths of files. They are searched first below
+    ``WantedDebugFile.root``, then below this process's root.
     """
 
     def __init__(
@@ -167,7 +145,7 @@ class DebugLinkDirectories:
         self._files, self._directories = files, tuple(directories)
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open files with the debug link's file name, and the same build id or checksum."""
+        """Yields open files with the debug link's name, and with the build id or checksum."""
         if wanted.debug_link is None or not wanted.path.startswith("/"):
             return
         name, crc = wanted.debug_link
@@ -188,8 +166,7 @@ def find_alternate(
 ) -> DebugFile | None:
     """Opens the alternate debug file written by dwz(1); returns None if there is none.
 
-    Raises:
-        ElfError: the section headers of ``debug`` are damaged.
+    Raises ``ElfError`` if the section headers of ``debug`` are damaged.
     """
     content = _read_small(debug.source, read_sections(debug.source, debug.elf), _ALTERNATE_LINK)
     name, _, build_id = content.partition(b"\0")
@@ -225,7 +202,6 @@ def _path_below(files: ReferableFiles, root: str, path: str) -> str:
 def _open_same(
     files: ReferableFiles, root: str, path: str, build_id: BuildId | None, crc: int | None
 ) -> Iterator[DebugFile]:
-    """Yields the opened file if it is the wanted debug file."""
     try:
         fd, size, _ = open_regular(files, path, root)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Finds debug files on debuginfod servers by build id, and caches them on disk.
 
-Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: responses are bounded on arrival, never
-decompressed, and used only if they are ELF files with the requested build id.
+Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: responses are limited in size, also when
+decompressed, and are used only if they are ELF files with the requested build id.
 """
 
 from __future__ import annotations
@@ -37,14 +37,11 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DownloadLimits(NamedTuple):
-    """The limits on a download.
+    """Limits on a download. Times are in seconds.
 
     Attributes:
-        file_bytes: maximum size of the file, in bytes.
-        connect_s: time limit for connecting to a server, and for each read of its response, in
-            seconds.
-        total_s: time limit for the whole download, in seconds.
-        missing_s: time in seconds until a file that no server had is requested again.
+        connect_s: time limit for connecting to a server, and for each read of its response.
+        missing_s: time until a file that no server had is requested again.
     """
 
     file_bytes: int = 1 << 30
@@ -62,13 +59,7 @@ class _DownloadError(Exception):
 
 @dataclass(slots=True)
 class _Server:
-    """A server, and the time of the next attempt after a failure.
-
-    Attributes:
-        address: URL of the server, without a slash at the end.
-        failures: number of consecutive failures.
-        not_before_s: monotonic time of the next attempt, in seconds.
-    """
+    """A server, with its consecutive failures and the monotonic time of the next attempt."""
 
     address: str
     failures: int = 0
@@ -82,11 +73,8 @@ class Debuginfod:
     fails is skipped for 5 seconds; each further failure doubles this time, up to 10 minutes.
 
     Args:
-        servers: http or https URLs, in order of preference; URLs of other schemes are ignored with
-            a warning.
+        servers: http or https URLs, in order of preference; others are ignored with a warning.
         cache: keeps downloads, and the build ids for which no server has a file.
-        limits: limits on each download.
-        clock: returns the monotonic time in seconds.
     """
 
     def __init__(
@@ -127,8 +115,7 @@ class Debuginfod:
     def fetch(self, build_id: str) -> int | None:
         """Opens a debug file, downloading it if needed; None if no server provides it.
 
-        Args:
-            build_id: the build id in lower-case hexadecimal.
+        The caller closes the descriptor. ``build_id`` must be in lower-case hexadecimal.
         """
         if not _BUILD_ID.fullmatch(build_id):
             return None
@@ -172,7 +159,6 @@ class Debuginfod:
         return None
 
     def _ask(self, server: _Server, build_id: str, name: str) -> int | None:
-        """Downloads a file from a server; None if the server does not have it."""
         file = self._cache.create(name)
         try:
             address = f"{server.address}/buildid/{build_id}/debuginfo"
@@ -210,11 +196,9 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Download the file at an address to a descriptor; returns whether the server has the file.
+        """Download a file to the descriptor ``target``; returns whether the server has it.
 
-        Raises:
-            _DownloadError: the server failed, or its response is not acceptable.
-            OSError: the file could not be written.
+        Raises ``_DownloadError``, or ``OSError`` if the file could not be written.
         """
         import requests  # noqa: PLC0415
         import urllib3  # noqa: PLC0415
@@ -278,7 +262,7 @@ def find_servers(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _redirected(address: str, location: str) -> str:
-    """Returns the target address of a redirect. Rejects redirects from https to http."""
+    """Returns the target of a redirect. Rejects redirects from https to http."""
     with contextlib.suppress(ValueError):
         following = urljoin(address, location)
         weaker = address.startswith("https:") and not following.startswith("https:")
@@ -301,7 +285,7 @@ def _name(build_id: str) -> str:
 
 
 def _check(fd: int, build_id: str) -> None:
-    """Raises an error unless a file is an ELF file with the build id."""
+    """Raises ``_DownloadError`` unless the file has the build id."""
     try:
         received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:

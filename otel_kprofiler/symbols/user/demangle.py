@@ -15,13 +15,9 @@ from otel_kprofiler.symbols.user.rust_names import MAX_CHARS, demangle_rust
 MAX_MANGLED_CHARS: Final = 8_192
 """Longer names are not demangled."""
 _MAX_CXX_CHARS: Final = 1024
-"""Longer C++ names may exceed libstdc++'s recursion limit (``DEMANGLE_RECURSION_LIMIT`` in
-libiberty).
-"""
+"""Longer C++ names may exceed libiberty's recursion limit (``DEMANGLE_RECURSION_LIMIT``)."""
 _MAX_CXX_GROWTH: Final = 20.0
-"""Limit on log2 of a name's growth by repeated parts. Demangling a name at this limit takes about
-0.1 s.
-"""
+"""Limit on log2 of a name's growth by repeated parts. Demangling takes about 0.1 s at the limit."""
 _RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
 _REFERENCE: Final = re.compile("[ST][0-9A-Z]*_")
 
@@ -33,9 +29,8 @@ def demangle(name: str) -> str:
 
     Suffixes of clones and parts (``.cold``, ``.isra.0``) and hashes are dropped, as in kernel
     names. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192
-    (Rust), or longer than 16,384 when readable. C++ names also stay mangled if no C++ runtime
-    library is installed (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never
-    raises.
+    (Rust), or longer than 16,384 when readable. C++ names need an installed C++ runtime library
+    (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:
         return name
@@ -63,10 +58,9 @@ def _demangle_cxx(name: str) -> str | None:
 def _growth(name: str) -> float:
     """Returns log2 of an upper bound on how often a part of the name can appear in the result.
 
-    At worst, two references to an earlier part double the number of its copies (more exactly, three
-    references triple it), and a pack expansion (``Dp``, ``sp``) repeats its pattern once for each
-    element. A name of 230 characters can expand to 27 MB, and a name of 400 characters to more than
-    any memory holds. https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling
+    Two references to an earlier part can double its copies (three can triple them), and a pack
+    expansion (``Dp``, ``sp``) repeats its pattern for each element. A name of 230 characters can
+    expand to 27 MB. https://itanium-cxx-abi.github.io/cxx-abi/abi.html#mangling
     """
     packs = name.count("Dp") + name.count("sp")
     return len(_REFERENCE.findall(name)) * math.log2(3) / 3 + packs * math.log2(len(name))
@@ -83,12 +77,7 @@ def _find_runtime() -> _Demangler | None:
 
 
 def _load(library: str) -> _Demangler:
-    """Loads ``__cxa_demangle`` of a C++ runtime library.
-
-    Raises:
-        OSError: the library does not exist.
-        AttributeError: the library has no such function.
-    """
+    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if it is missing."""
     run = ctypes.CDLL(library)["__cxa_demangle"]
     run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     run.restype = ctypes.c_void_p  # not c_char_p, which would lose the pointer to free

@@ -29,15 +29,14 @@ _MAX_FAILURES: Final = 3
 
 
 class WorkerLimits(NamedTuple):
-    """The limits on a worker process.
+    """Limits on a worker process. Times are in seconds.
 
     Attributes:
-        memory_bytes: limit on the worker's data segment, in bytes; at most half of the memory that
-            the cgroup has left.
-        open_s: time limit to open the file, in seconds.
-        answer_s: time limit to look up one address, in seconds.
-        idle_s: time without requests, in seconds, after which the worker exits; it is restarted on
-            demand.
+        memory_bytes: limit on the data segment; at most half of the memory that the cgroup has
+            left.
+        open_s: time limit to open the file.
+        answer_s: time limit to look up one address.
+        idle_s: time without requests after which the worker exits. It is restarted on demand.
     """
 
     memory_bytes: int = 4 << 30
@@ -50,9 +49,7 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 
 
 class DrgnLines:
-    """The source lines and inlined functions of one file.
-
-    Thread-safe; performs one lookup at a time.
+    """Source lines and inlined functions of one file. Thread-safe; performs one lookup at a time.
 
     A lookup takes about 0.3 ms, but seconds at worst, so threads that sample must not perform
     lookups. A worker that takes too long or exits is replaced; after three such failures, lookups
@@ -61,9 +58,7 @@ class DrgnLines:
 
     Args:
         source: the file, or its debug file.
-        path: path of the file, for messages.
         alternate: the alternate debug file that the file's ``.gnu_debugaltlink`` names.
-        limits: limits on the worker process.
 
     Raises:
         DependencyError: drgn is not installed.
@@ -135,8 +130,6 @@ class DrgnLines:
 
 
 class _Worker:
-    """A worker process; see :mod:`otel_kprofiler.symbols.user.drgn_worker`."""
-
     def __init__(self, task: Task, limits: WorkerLimits) -> None:
         self._limits = limits
         grant = grant_memory(limits.memory_bytes)
@@ -165,15 +158,10 @@ class _Worker:
             raise LinesError(f"the DWARF cannot be read: {cause}")
 
     def has_ended(self) -> bool:
-        """Returns whether the worker has exited, as it does after ``idle_s`` without requests."""
         return self._child.poll() is not None
 
     def ask(self, svma: int) -> tuple[Line, ...]:
-        """Returns the lines at an address.
-
-        Raises:
-            LinesError: the response did not arrive in time, or is malformed.
-        """
+        """Returns the lines at an address. Raises ``LinesError``."""
         try:
             cast("IO[bytes]", self._child.stdin).write(b"%x\n" % svma)
             return parse_answer(self._read(self._limits.answer_s))
@@ -183,7 +171,6 @@ class _Worker:
             ) from error
 
     def end(self) -> None:
-        """Kill the worker."""
         self._child.kill()
         self._child.wait()
         self._held.close()
@@ -191,7 +178,7 @@ class _Worker:
             cast("IO[bytes]", pipe).close()
 
     def _read(self, seconds: float) -> str:
-        """Reads a line of the worker's output, within the given time."""
+        """Reads a line of output. Raises ``LinesError`` if the worker exits or takes too long."""
         pipe = cast("IO[bytes]", self._child.stdout)
         deadline = time.monotonic() + seconds
         content = b""
@@ -210,13 +197,7 @@ class _Worker:
 
 
 def parse_answer(text: str) -> tuple[Line, ...]:
-    """Parses a worker's response.
-
-    The response is untrusted, because hostile DWARF may have taken over the worker.
-
-    Raises:
-        ValueError: the response is malformed.
-    """
+    """Parses a worker's response, which hostile DWARF may have forged. Raises ``ValueError``."""
     try:
         return tuple(
             _make_line(str(function), str(file), int(line))

@@ -1,9 +1,9 @@
 """Looks up source lines with drgn; runs as a child process.
 
-Each line of standard input is an address (SVMA) in hexadecimal; each response on standard output is
-a line of JSON: ``[[function, file, line], …]``, innermost first. The first line of output contains
-the reason why the file cannot be read, and is empty if the file can be read. The process exits
-after a while without requests.
+Each line of standard input is an address (SVMA) in hexadecimal. Each line of standard output is a
+response in JSON: ``[[function, file, line], …]``, innermost first. The first line of output is the
+reason why the file cannot be read; it is empty if the file can be read. The process exits after a
+while without requests.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ class Task(NamedTuple):
     """The files that the worker process reads, and the worker's idle timeout.
 
     Attributes:
-        idle_s: time without requests, in seconds, after which the process exits.
-        fd: descriptor of the file.
         alternate: descriptor of the alternate debug file written by dwz(1); -1 if there is none.
         path: path of the file, to find files next to it (``.dwp``).
     """

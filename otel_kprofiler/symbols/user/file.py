@@ -19,8 +19,7 @@ class NamedAddress(NamedTuple):
         lines: functions, innermost inlined function first; empty if there is no name.
         start: start address of the physical function; 0 if there is none.
         unresolved: why there is no name; None if there is a name.
-        is_interim: whether a later lookup may return more, such as lines, or the names of an
-            evicted file that is being reread.
+        is_interim: whether a later lookup may return more, such as source lines.
     """
 
     lines: tuple[Line, ...]
@@ -41,7 +40,7 @@ class LineTable(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory that the table uses in this process, in bytes."""
+        """Returns the memory that the table uses in this process."""
 
 
 _MAX_LINES_KEPT: Final = 256
@@ -60,11 +59,8 @@ class FileSymbols:
     """The names of a file's functions, by address (SVMA); thread-safe.
 
     Args:
-        functions: the table of the file's functions.
-        demangle: returns the readable form of a linker name.
         lines: source lines and inlined functions; None for physical functions only.
-        lines_problem: why lines cannot be read; None if they can be read, or if the file has no
-            lines.
+        lines_problem: why lines cannot be read; None if they can be read, or if the file has none.
         lines_may_come: whether rereading the unchanged file may yield its lines.
     """
 
@@ -86,7 +82,7 @@ class FileSymbols:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory that the tables use, in bytes."""
+        """Returns the memory that the tables use."""
         return self.functions.nbytes + (self._lines.nbytes if self._lines else 0)
 
     def name(self, svma: int) -> NamedAddress:
@@ -105,10 +101,10 @@ class FileSymbols:
         return NamedAddress((self.make_line(function.name),), start, None)
 
     def find(self, name: str) -> tuple[Function, ...]:
-        """Finds functions by linker name, else by readable name, sorted by address.
+        """Finds functions by linker name, or else by readable name, sorted by address.
 
-        A readable name without parameters matches functions with any parameters. A readable name is
-        compared with at most ``MAX_CANDIDATES`` names that contain its last identifier.
+        A readable name without parameters matches functions with any parameters. It is compared
+        with at most ``MAX_CANDIDATES`` names that contain its last identifier.
         """
         if found := self.functions.find(name):
             return found
@@ -126,9 +122,9 @@ class FileSymbols:
     def _name_by_symbol(
         self, lines: tuple[Line, ...], function: Function | None
     ) -> tuple[Line, ...]:
-        """Returns the lines, with the physical function named by its symbol.
+        """Names the physical function by its symbol.
 
-        DWARF has no name for a part of a function, and a different name for an alias.
+        DWARF has no name for a part such as ``f.cold``, and a different name for an alias.
         """
         if function is None or not function.name:
             return lines
@@ -139,7 +135,7 @@ class FileSymbols:
         )
 
     def make_line(self, name: str) -> Line:
-        """Returns a linker name as shown in frames; usually the same object for a function."""
+        """Returns a linker name as shown in frames, usually from a cache."""
         line = self._made.get(name)
         if line is None:
             readable = self._demangle(name)

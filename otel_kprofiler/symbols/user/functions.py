@@ -1,7 +1,6 @@
 """Finds functions of a user file by address or name, in compact and immutable tables.
 
-A function with a name takes thirteen bytes and the name's length; a function without a name takes
-eight bytes.
+A function takes thirteen bytes and its name's length; a function without a name takes eight bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ from otel_kprofiler.symbols.user.columns import (
 MAX_NAME_BYTES: Final = 1 << 16
 """Longer names are truncated; real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
-"""Maximum distance from the first function, and maximum size of a function. Other functions are
-dropped.
-"""
+"""Maximum size of a function. Functions further than this from the first function are dropped."""
 
 
 MAX_DEPTH: Final = 16
@@ -45,10 +42,7 @@ _MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
 class Function(NamedTuple):
     """A function at the SVMAs ``[start, end)``.
 
-    Attributes:
-        start: start of the function, even if it contains another function.
-        end: address after the last byte of the function.
-        name: linker name, without a symbol version; empty if only the bounds are known.
+    ``name`` is the linker name without a symbol version; empty if only the bounds are known.
     """
 
     start: int
@@ -69,8 +63,8 @@ def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) ->
 def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
     """Sorts names with the same start, the best first.
 
-    An exported name comes before the library's internal name with a prefix: ``write`` comes before
-    ``__write``, and ``puts`` before ``_IO_puts``.
+    Exported names precede the library's internal names: ``write`` before ``__write``, and ``puts``
+    before ``_IO_puts``.
     """
     ranked = sorted(aliases)
     best = ranked[0][2] if ranked else b""
@@ -80,12 +74,11 @@ def sort_aliases(aliases: Iterable[Alias]) -> list[Alias]:
 
 
 class Bounds(NamedTuple):
-    """The columns of functions from unwind information, without names, sorted by start.
+    """Functions without names, from unwind information, sorted by start.
 
     Attributes:
         base: SVMA that the starts are relative to.
-        starts: distance of each function's start from the base, signed or unsigned.
-        sizes: size of each function in bytes.
+        starts: distance of each function's start from the base; may be negative.
         samples: samples of ``starts``, if ``starts`` is in a file.
     """
 
@@ -121,12 +114,8 @@ class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
     An address belongs to the innermost of nested functions, or if their starts are equal, to the
-    function with the best name. Bounds without a name count only outside named functions.
-
-    Args:
-        base: SVMA that the starts are relative to.
-        named: functions with names.
-        bounds: functions from unwind information, with or without a name in ``named``.
+    function with the best name. Addresses outside the functions in ``named`` are looked up in
+    ``bounds``, which may contain all functions. Starts are relative to ``base`` (SVMA).
     """
 
     __slots__ = (
@@ -159,7 +148,7 @@ class FunctionTable:
 
     @classmethod
     def of(cls, functions: Iterable[Function]) -> FunctionTable:
-        """Makes a table of a few functions; functions without a name become bounds."""
+        """Makes a table of a few functions. Functions without a name become bounds."""
         ordered = sorted(functions, key=lambda function: (function.start, -function.end))
         base = ordered[0].start if ordered else 0
         kept = [
@@ -185,7 +174,7 @@ class FunctionTable:
 
     @property
     def nbytes(self) -> int:
-        """Returns the size of the table in bytes, whether it is held in memory or in a file."""
+        """Returns the size of the table in bytes, whether in memory or in a file."""
         return self._nbytes
 
     def lookup(self, svma: int) -> Function | None:
@@ -230,7 +219,6 @@ class FunctionTable:
         return tuple(dict.fromkeys(map(self._name, self._rank(start - self._base))))
 
     def _rank(self, start: int) -> list[int]:
-        """Returns the functions with the given start, best names first."""
         first = bisect_left(self._starts, start)
         last = bisect_right(self._starts, start, first, min(first + MAX_RANKED, len(self)))
         aliases = sort_aliases(
@@ -256,9 +244,7 @@ class FunctionTable:
     def _bound(self, svma: int, last: int) -> Function | None:
         """Returns the function at an address from ``bounds``, clipped to exclude named functions.
 
-        Args:
-            svma: the address, which is in no named function.
-            last: index of the last named function that starts before the address.
+        ``last`` is the index of the last named function that starts before the address.
         """
         around = self._bounds.around(svma)
         if around is None:
@@ -280,7 +266,7 @@ def _columns(functions: list[Function], base: int) -> tuple[array[int], array[in
 
 
 def _find_outer(starts: Sequence[int], sizes: Sequence[int]) -> Mapping[int, int]:
-    """Maps each function that ends inside an earlier function to the earlier one, by index."""
+    """Maps each function that ends inside an earlier function to the earlier function, by index."""
     ends = array("Q", map(add, starts, sizes))
     if all(map(le, ends, islice(ends, 1, None))):
         return {}

@@ -1,16 +1,16 @@
 """Reads functions and lines of Go programs from the runtime's table (``.gopclntab``).
 
-Linkers keep this table even if all symbols are stripped. Its format is the ``pclntab`` of Go 1.16,
-1.18, and 1.20 and later (src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go,
+Linkers keep this table even in stripped programs. Supported formats are those of Go 1.16, 1.18, and
+1.20 and later (``pclntab`` in src/runtime/symtab.go, src/cmd/link/internal/ld/pcln.go and
 src/internal/abi/symtab.go)::
 
-    0  magic (u32), two zeros, quantum of code, size of a pointer
-    8  words: number of functions, of files, start of the code (not in 1.16; unused from 1.26 on);
-       then offsets of the parts: names, files of units, files, pc tables, functions
+    0  magic (u32), two zero bytes, code quantum, pointer size
+    8  words: number of functions, number of files, start of the code (not in 1.16; unused since
+       1.26), then the offsets of five parts: names, units, files, pc tables, functions
 
-The functions part begins with each function's start and the offset of its struct ``_func``. Starts
-are relative to the start of the code, which is in the module data. The module data is found by
-searching for the table's address.
+The functions part begins with the start of each function and the offset of its struct ``_func``.
+Starts are relative to the start of the code, which is read from the module data. The module data is
+found by searching for the table's address.
 """
 
 from __future__ import annotations
@@ -42,18 +42,16 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit for the names, and for the functions, in bytes. This suffices for a million functions.
-"""
+"""Size limit for the names, and for the functions. Suffices for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
-"""Size limit of the sections that may contain the module data, in bytes."""
+"""Size limit of the sections that may contain the module data."""
 MAX_INLINED: Final = 64
-"""Limit on nested inlined calls."""
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Size limit of a pc table in bytes: about 5,000 entries, read in 2 ms into 100 KB."""
+"""Size limit of a pc table: about 5,000 entries, read in 2 ms into 100 KB."""
 _MAX_KEPT_BYTES: Final = 4 << 20
-"""Memory limit for cached functions, pc tables and names of all files, in bytes."""
+"""Memory limit for cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
-"""Memory in bytes used by a cached value, by a byte of a pc table, and by a character of a name."""
+"""Memory used by a cached value, by a byte of a pc table, and by a character of a name."""
 _MAX_NAME_BYTES: Final = 4096
 _MOST_PC_TABLES_BYTES, _MOST_NAMES_BYTES, _MOST_FUNCTIONS_BYTES = 256, 128, 128  # read first
 
@@ -80,8 +78,6 @@ _MODULE_WORDS: Final = 41
 
 
 class _Format(NamedTuple):
-    """The properties that differ between versions of the format."""
-
     parts: int  # index of the first part among the words
     start: str  # format character of a start address
     count_at: int  # offset of nfuncdata in _func; pcdata offsets follow
@@ -96,10 +92,7 @@ _FORMATS: Final = {
 
 
 class _Function(NamedTuple):
-    """The required fields of a struct ``_func``.
-
-    The offset of a missing pc table is 0.
-    """
+    """Fields of a struct ``_func``. The offset of a missing pc table is 0."""
 
     name_at: int
     files: int
@@ -124,14 +117,7 @@ def find_go_section(sections: list[Section]) -> Section | None:
 
 
 class GoTable:
-    """The table of a Go program. Not thread-safe.
-
-    Args:
-        source: bytes of the file.
-        elf: the file's parsed headers.
-        sections: the file's sections, one of which is ``section``.
-        section: the section with the table.
-        budget: memory budget for functions and names; None for no limit.
+    """The function table of a Go program. Not thread-safe.
 
     Raises:
         ElfError: the table is damaged or too large; with ``NO_SECTION`` if the table's version is
@@ -170,10 +156,7 @@ class GoTable:
         return sys.getsizeof(self._starts) + sys.getsizeof(self._structs)
 
     def symbols(self) -> Symbols:
-        """Returns the functions' symbols.
-
-        Each function extends to the start of the next function.
-        """
+        """Returns the functions. Each extends to the start of the next function."""
         text = self._module.text
         at = self._functions
         functions_bytes = max(self._structs) + self._form.count_at + 1
@@ -194,8 +177,7 @@ class GoTable:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first; empty if there are none.
 
-        Raises:
-            ElfError: the file is no longer readable, or is damaged.
+        Raises ``ElfError`` if the file is damaged or no longer readable.
         """
         pc = svma - self._module.text
         index = bisect_right(self._starts, pc) - 1
@@ -217,7 +199,6 @@ class GoTable:
         return tuple(lines)
 
     def _line(self, function: _Function, name_at: int, pc: int) -> Line:
-        """Returns the line of an instruction in a named function."""
         file = self._pc_value(function.files, pc)
         line = self._pc_value(function.lines, pc)
         path = ""
@@ -231,7 +212,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns the functions' starts and the last function's end, and the structs' offsets."""
+        """Returns the functions' starts and the last end as one array, and the structs' offsets."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
@@ -279,7 +260,7 @@ class GoTable:
             raise _damaged("a pc table has no end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
-        """Returns the value at an offset in this file from the cache, or else reads it."""
+        """Returns a value from the cache that all files share, reading it first if needed."""
         key = (self._number, read.__name__, *place)
         value: _T | None = _KEPT.get(key)
         if value is None:
@@ -310,10 +291,6 @@ class GoTable:
         raise ElfError(ElfProblem.NO_SECTION, "the start address of the Go code is unknown")
 
     def _find_words(self, section: Section, wanted: bytes) -> tuple[int, ...]:
-        """Returns the words of the ``moduledata`` that starts with ``wanted``.
-
-        Returns an empty tuple if the section does not contain such a ``moduledata``.
-        """
         size = 8 * _MODULE_WORDS
         for at in range(0, section.size, _PART_BYTES):
             part = min(_PART_BYTES + size - 1, section.size - at)
@@ -336,7 +313,7 @@ class GoTable:
         return self._source.read(self._at + at, size)
 
     def _read_most(self, at: int, size: int) -> bytes:
-        """Reads ``size`` bytes, or fewer at the end of the file."""
+        """Reads ``size`` bytes, or fewer at the end of the table."""
         size = min(size, self._size - at)
         if at < 0 or size < 0:
             raise _damaged(f"a part at {at} of {self._size}")
@@ -346,7 +323,6 @@ class GoTable:
         return int.from_bytes(self._read(at, 4), "little")
 
     def _read_path(self, index: int) -> str:
-        """Returns the path of a source file."""
         at = self._word(self._units + 4 * index)
         return self._read_text(self._files + at) if at != _NO_OFFSET else ""
 
@@ -359,14 +335,10 @@ class GoTable:
 
 
 class GoLines(GoTable):
-    """The lines and inlined calls of a Go program.
+    """Source lines and inlined calls of a Go program. Thread-safe.
 
-    Owns a descriptor of the file. Lines of inlined calls are available for Go 1.20 and later.
-    Thread-safe.
-
-    Raises:
-        ElfError: as for :class:`GoTable`.
-        OSError: the limit on open descriptors is reached.
+    For Go before 1.20, inlined code is attributed to the function that contains it, without a line.
+    Duplicates the file's descriptor, which may raise ``OSError``.
     """
 
     def __init__(
@@ -387,7 +359,7 @@ class GoLines(GoTable):
             raise
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """Returns the functions at an address, innermost inlined first; empty if unknown."""
+        """Like :meth:`GoTable.lookup`, but empty if the file is damaged or closed."""
         with self._lock:
             if self._fd < 0:
                 return ()
@@ -414,8 +386,7 @@ def read_go_symbols(
 ) -> Symbols | None:
     """Reads the functions of a Go program; None for other programs and unknown versions of Go.
 
-    Raises:
-        ElfError: the program's table is damaged, too large, or exceeds the budget.
+    Raises ``ElfError`` if the program's table is damaged, too large, or exceeds the budget.
     """
     section = find_go_section(sections)
     if section is None:

@@ -11,16 +11,11 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class PcTable:
-    """A pc-value table, which maps positions in a function to values.
+    """A pc-value table, which maps positions in a function to values. Not thread-safe.
 
-    Positions are in units of the smallest instruction size.
-
-    The table is a list of pairs of varints: the change of the value (zigzag), and the number of
-    positions with the new value. A change of 0, except in the first pair, ends the table. Pairs are
-    decoded on demand. Not thread-safe.
-
-    Args:
-        data: bytes of the file from the start of the table on.
+    Positions are in units of the smallest instruction size. The table is a list of pairs of
+    varints: the change of the value (zigzag), and the number of positions with the new value. A
+    change of 0, except in the first pair, ends the table. ``data`` may extend beyond the table.
     """
 
     __slots__ = ("_ends", "_left", "_values")
@@ -33,8 +28,7 @@ class PcTable:
     def find(self, place: int) -> int:
         """Returns the value at a position; -1 if the table has no value for it.
 
-        Raises:
-            StopIteration: the table extends beyond ``data``.
+        Raises ``StopIteration`` if the table extends beyond ``data``.
         """
         ends, values, left = self._ends, self._values, self._left
         if ends and place < ends[-1]:

@@ -23,13 +23,8 @@ CHECK_NS: Final = 1_000_000_000
 class ProcessCode:
     """Runtime-generated code of one process. Thread-safe, but only one thread may ``update`` it.
 
-    The jitdump takes precedence, because its records have timestamps; the perf map covers all other
-    code. A name is valid until the memory of its code is unmapped, or a file is mapped over it.
-
-    Args:
-        process: pid and start time of the process.
-        files: reads files of the host.
-        clock: converts the process's start time to Unix time, for comparison with file times.
+    The jitdump takes precedence, because its records have timestamps. A name is valid until the
+    memory of its code is unmapped, or a file is mapped over it.
     """
 
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:
@@ -45,8 +40,7 @@ class ProcessCode:
     def update(self, now_ns: int) -> bool:
         """Reads new data from the jitdump and the perf map; see :meth:`JitFile.update`.
 
-        Raises:
-            OSError: there is neither a perf map nor a jitdump.
+        Raises ``OSError`` if there is neither a perf map nor a jitdump.
         """
         has_more = False
         missing: OSError | None = None
@@ -70,7 +64,6 @@ class ProcessCode:
         return has_more
 
     def _end_unmapped(self, now_ns: int) -> None:
-        """End functions in memory that was unmapped since the last call."""
         mappings = parse_mappings(read_maps(self._host, self._process.tgid))
         memory = find_memory(mappings)
         if not memory:

@@ -16,9 +16,7 @@ from otel_kprofiler.symbols.user.jit_table import JitCode, JitTable
 MAX_FILE_BYTES: Final = 256 << 20
 """Limit on bytes read from a file. A perf map of this size has about five million functions."""
 MAX_UPDATE_BYTES: Final = 256 << 10
-"""Limit on bytes read by an update: about 5,000 perf map lines, read in 25 ms. In the worst case,
-40,000 lines of 6 bytes, an update takes 15 MB of memory.
-"""
+"""Limit on bytes read by an update: about 5,000 perf map lines, read in 25 ms."""
 MAX_NAME_BYTES: Final = 1024
 """Longer names are truncated."""
 ADDRESS_LIMIT: Final = 1 << 64
@@ -29,12 +27,7 @@ EventT = TypeVar("EventT")
 class MadeFunction(NamedTuple):
     """A runtime-generated function ``[start, end)``, with the source of one of its addresses.
 
-    Attributes:
-        start: runtime address of the first byte.
-        end: runtime address after the last byte.
-        name: name given by the JIT compiler.
-        file: source file of the address; empty if unknown.
-        line: 1-based source line of the address; 0 if unknown.
+    ``file`` is empty, and ``line`` is 0, if unknown.
     """
 
     start: int
@@ -48,11 +41,9 @@ class JitCounts(NamedTuple):
     """Counters of a perf map or jitdump.
 
     Attributes:
-        functions: number of functions held in memory.
         damaged: number of lines or records that are malformed or too long.
         dropped: number of functions dropped to limit memory.
         unread_bytes: number of bytes in the file that the last read did not reach.
-        nbytes: memory in use, in bytes.
     """
 
     functions: int
@@ -65,10 +56,7 @@ class JitCounts(NamedTuple):
 class Parsed(NamedTuple, Generic[EventT]):
     """The records in a piece of a file.
 
-    Attributes:
-        events: the records, in order.
-        used: number of bytes parsed. The rest of the piece is parsed again.
-        damaged: number of malformed lines or records.
+    Bytes after the first ``used`` are parsed again. ``damaged`` counts malformed lines or records.
     """
 
     events: Sequence[EventT]
@@ -79,10 +67,7 @@ class Parsed(NamedTuple, Generic[EventT]):
 class JitFile(ABC, Generic[EventT]):
     """A file in which a process describes its code. Thread-safe, but only one thread may update it.
 
-    Args:
-        process: pid and start time of the process; the file of a later process with the same pid is
-            not read.
-        files: reads files of ``/proc``.
+    The file of a later process with the same pid is not read.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles) -> None:
@@ -97,18 +82,10 @@ class JitFile(ABC, Generic[EventT]):
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
-        """Read new data. Call it again immediately if it returns True.
+        """Read up to :data:`MAX_UPDATE_BYTES` of new data; returns whether there is more.
 
-        Reads at most :data:`MAX_UPDATE_BYTES`. May block on the file system of the file.
-
-        Args:
-            now_ns: the current boottime.
-
-        Returns:
-            Whether there is more to read.
-
-        Raises:
-            OSError: the process has no such file, or other users could have written it.
+        May block on the file system. ``now_ns`` is the current boottime. Raises ``OSError`` if the
+        process has no such file, or if other users could have written it.
         """
         self._open()
         size = os.fstat(self._fd).st_size
@@ -131,7 +108,7 @@ class JitFile(ABC, Generic[EventT]):
         return has_more
 
     def lookup(self, address: int, at_ns: int) -> MadeFunction | None:
-        """Returns the function at an address at a boottime; None if unknown."""
+        """Returns the function that was at an address at boottime ``at_ns``; None if unknown."""
         with self._lock:
             if at_ns > self._read_ns:
                 return None
@@ -191,7 +168,7 @@ class JitFile(ABC, Generic[EventT]):
         return MadeFunction(code.start, code.end, code.name.decode("utf-8", "backslashreplace"))
 
     def _add(self, code: JitCode, now_ns: int) -> None:
-        """Add a function without a timestamp, which was written since the last read."""
+        """Add a function that has no timestamp and was written since the last read."""
         since_ns = 0 if self._table.is_first(code) else now_ns
         self._table.add(code, since_ns=since_ns, seen_ns=now_ns, gone_ns=self._read_ns)
 
@@ -204,7 +181,7 @@ class JitFile(ABC, Generic[EventT]):
         self._offset, self._mark = 0, b""
 
     def _open(self) -> None:
-        """Open the current file. After the process has exited, keep the open file."""
+        """Open the current file. If this fails, the file opened last is kept."""
         try:
             fd = self._open_file()
         except OSError:
@@ -222,14 +199,14 @@ class JitFile(ABC, Generic[EventT]):
 
 
 class Writer(NamedTuple):
-    """The process that writes a file: its effective user, and its pid in its own namespace."""
+    """The process that writes a file: its effective user, and its pid in its pid namespace."""
 
     user: int
     pid: int
 
 
 def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
-    """Read ``/proc/PID/status`` (proc_pid_status(5)). Raises ``OSError``."""
+    """Reads the writer from ``/proc/PID/status`` (proc_pid_status(5)). Raises ``OSError``."""
     status = files.read_bytes(f"/proc/{process.tgid}/status")
     fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     try:

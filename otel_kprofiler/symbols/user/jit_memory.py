@@ -16,10 +16,8 @@ _MEMORY: Final = ("/memfd:", "/dev/")
 def find_memory(mappings: Iterable[MemoryMapping]) -> list[Range]:
     """Returns the mapped ranges without a file on disk. Adjacent ranges are merged.
 
-    Permissions are ignored, because compilers change them while they write code.
-
-    Args:
-        mappings: all mappings of a process, sorted by address.
+    Permissions are ignored, because compilers change them while they write code. Mappings must be
+    sorted.
     """
     ranges: list[Range] = []
     for mapping in mappings:

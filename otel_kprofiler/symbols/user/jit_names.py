@@ -20,8 +20,6 @@ _MAX_NAMES: Final = 4096
 
 
 class _Process:
-    """The runtime-generated code of a process, and whether it is queued for reading."""
-
     __slots__ = ("code", "is_waiting", "key", "looked_ns", "nbytes")
 
     def __init__(self, key: ProcessKey, code: ProcessCode) -> None:
@@ -35,11 +33,7 @@ class _Process:
 class JitNames:
     """Looks up names for the thread that drains samples, while another thread reads files.
 
-    Thread-safe.
-
-    Args:
-        open_code: makes the :class:`ProcessCode` of a process, without reading its files.
-        boot_ns: returns the current boottime.
+    Thread-safe. ``open_code`` must not read files.
     """
 
     def __init__(
@@ -61,10 +55,9 @@ class JitNames:
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
-        """Returns the function at an address of a process at a boottime; never waits.
+        """Returns the function that was at a process's address at boottime ``at_ns``; never waits.
 
-        Returns:
-            The function, and whether :meth:`read_one` has more to do now.
+        Also returns whether :meth:`read_one` has more to do now.
         """
         process = self._processes.get(key)
         if process is None:
@@ -78,7 +71,7 @@ class JitNames:
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
-        """Read some or all new data of one process. May wait for a file system."""
+        """Read new data of one process, if any. May wait for a file system."""
         with self._lock:
             if not self._waiting:
                 return

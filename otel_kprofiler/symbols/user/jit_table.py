@@ -12,9 +12,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 MAX_BYTES: Final = 8 << 20
-"""Memory limit for a process's table, which suffices for 60,000 functions with names of 64
-bytes.
-"""
+"""Memory limit for a process's table, which suffices for 60,000 functions with 64-byte names."""
 MAX_FORMER: Final = 1024
 """Maximum number of replaced functions that are kept."""
 MAX_FORMER_BYTES: Final = 1 << 20
@@ -25,14 +23,7 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A runtime-generated function at ``[start, end)``.
-
-    Attributes:
-        start: runtime address of the first byte.
-        end: runtime address after the last byte.
-        name: name of the function, as in the file.
-        lines: source lines of the function; their format depends on the file.
-    """
+    """A runtime-generated function ``[start, end)``. The form of ``lines`` depends on the file."""
 
     start: int
     end: int
@@ -47,17 +38,13 @@ class _Former(NamedTuple):
 
 
 class JitTable:
-    """The functions of one process.
+    """The functions of one process. Not thread-safe.
 
-    Not thread-safe. Rows without a name are left over from replaced functions, and show where code
-    used to be.
-
-    Args:
-        max_bytes: memory limit; functions that do not fit are dropped.
+    Rows without a name are left over from replaced functions, and show where code used to be.
 
     Attributes:
-        dropped: number of functions that did not fit.
-        nbytes: approximate memory used by current functions, in bytes.
+        dropped: number of functions that did not fit the memory limit.
+        nbytes: approximate memory used by current functions.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -82,11 +69,8 @@ class JitTable:
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
         """Add a function in place of those that it overlaps.
 
-        Args:
-            code: the function to add.
-            since_ns: boottime from which the function is at its address.
-            seen_ns: boottime at which the function was read.
-            gone_ns: latest boottime at which the overlapped functions certainly existed.
+        The function is at its address from boottime ``since_ns`` on, and was read at ``seen_ns``.
+        ``gone_ns`` is the latest boottime at which the overlapped functions certainly existed.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:
@@ -138,13 +122,12 @@ class JitTable:
         return index >= 0 and address < self._end(index)
 
     def last_at(self, address: int) -> JitCode | None:
-        """Returns the latest function at an address."""
+        """Returns the latest function at an address; None if it is gone."""
         index = self._find(address)
         is_there = index >= 0 and self._until[index] == _FOREVER
         return self._code(index) if is_there else None
 
     def _find(self, address: int) -> int:
-        """Returns the row of the last function at an address; -1 if there is none."""
         index = bisect_right(self._starts, address) - 1
         is_named = index >= 0 and address < self._end(index) and self._names[index]
         return index if is_named else -1
@@ -158,7 +141,7 @@ class JitTable:
         )
 
     def _overlapped(self, code: JitCode) -> tuple[int, int]:
-        """Returns the rows that a function overlaps, as a range of indices."""
+        """Returns the range of rows that a function overlaps."""
         first = bisect_right(self._starts, code.start)
         if first and code.start < self._end(first - 1):
             first -= 1

@@ -2,17 +2,16 @@
 
 The format is specified in Linux's tools/perf/Documentation/jitdump-specification.txt. Writers
 include V8 (``--perf-prof``), OpenJDK (perf's libperf-jvmti), LLVM's perf listener, .NET, and
-wasmtime. A process maps the file that it writes, and only such files are read.
+wasmtime. A file is read only if its process has mapped it.
 
-Records have timestamps, so a name is valid from its record until the record of other code at the
-address, until the code is moved, or until the compiler closes or unmaps the file. Timestamps come
-from ``CLOCK_MONOTONIC``, which stops while the host is suspended. Code replaced around a suspension
-therefore keeps its old name at most until the suspension, and has its new name from the resumption
-on. Records with timestamps of a different clock are treated like lines of a perf map, by the time
-they were read.
+A name is valid from the timestamp of its record until other code is recorded at its address, the
+code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
+which stops while the host is suspended. Code replaced around a suspension keeps its old name until
+the suspension at most, and has its new name from the resumption on. Records with timestamps of a
+different clock are dated by when they were read.
 
-Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
-then, these functions have no name, and the code formerly at their addresses keeps its name.
+Compilers that buffer their output, such as V8, list their latest functions with a delay. Until
+then, the code formerly at their addresses keeps its name.
 """
 
 from __future__ import annotations
@@ -102,10 +101,9 @@ class JitDumpParser:
 
     Attributes:
         pid: pid of the process in its namespace; records of its children are skipped.
-        header: header of the file; empty until it is parsed.
+        header: the file's header; empty until it is parsed.
         has_other_clock: whether timestamps come from a clock other than ``CLOCK_MONOTONIC``.
         sources: names of source files by number; 0 means none.
-        nbytes: memory used by the names of source files, in bytes.
     """
 
     def __init__(self, pid: int = 0) -> None:
@@ -128,14 +126,10 @@ class JitDumpParser:
         return len(self._lines)
 
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
-        """Parse the next piece.
+        """Parse the next piece: the bytes after the last byte consumed.
 
-        Args:
-            text: the bytes after the last used byte.
-            left: number of bytes in the file from the start of ``text`` on.
-
-        Raises:
-            NotADumpError: the header is not a jitdump header.
+        ``left`` is the number of bytes in the file from the start of ``text`` on. Raises
+        ``NotADumpError`` if the header is invalid.
         """
         records: list[Record] = []
         damaged = 0
@@ -195,7 +189,7 @@ class JitDumpParser:
         return None
 
     def _parse_lines(self, body: bytes, code: JitCode) -> bytes:
-        """Returns each line and the offset at which it starts; empty if the record is invalid."""
+        """Returns packed ``_PLACE`` entries, sorted by offset; empty if the record is invalid."""
         if not body:
             return b""
         start, count = _TABLE.unpack_from(body)
@@ -244,10 +238,10 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Splits a record if all lines are in the file of the function's name (``JS:*f a.js:1:13``).
+    """Splits a record of V8 whose lines are all in the function's file (``JS:*f a.js:1:13``).
 
-    Returns an empty list if the sizes of the entries do not match this file name. V8 may write file
-    names after they were freed, but their sizes are still valid.
+    Returns an empty list if the lengths of file names do not match. V8 may write file names after
+    freeing them, but their lengths are still valid.
     """
     file = name.rpartition(b":")[0].rpartition(b":")[0]
     while file := file.partition(b" ")[2]:
@@ -281,12 +275,8 @@ def _check(start: int, size: int) -> None:
 class JitDump(JitFile[Record]):
     """The jitdump of one process. Thread-safe, but only one thread may ``update`` it.
 
-    Args:
-        process: pid and start time of the process; dumps of later processes with the same pid are
-            not read.
-        files: reads files of ``/proc``.
-        get_suspended_ns: returns the total time for which the host has been suspended since boot,
-            in nanoseconds.
+    Dumps of later processes with the same pid are not read. ``get_suspended_ns`` returns how long
+    the host has been suspended since boot.
     """
 
     def __init__(
@@ -316,7 +306,6 @@ class JitDump(JitFile[Record]):
         return has_more
 
     def _open_file(self) -> int:
-        """Open the mapped file that is named like a jitdump."""
         writer = read_writer(self._process, self._files)
         maps = read_maps(self._files, self._process.tgid)
         shift_ns = _read_clock_shift(self._process, self._files)
@@ -353,7 +342,6 @@ class JitDump(JitFile[Record]):
             self._apply_at(event, time_ns, now_ns)
 
     def _apply_at(self, record: Record, time_ns: int | None, now_ns: int) -> None:
-        """Apply a record at a boottime, which is None if unknown."""
         until_ns = self._read_ns if time_ns is None else time_ns - self._slack_ns - 1
         if isinstance(record, Closed):
             self._table.end_all(until_ns)
@@ -366,10 +354,7 @@ class JitDump(JitFile[Record]):
                 self._table.add(code, since_ns=time_ns, seen_ns=time_ns, gone_ns=until_ns)
 
     def _move(self, record: Moved) -> list[JitCode]:
-        """Moves code.
-
-        Returns an unnamed entry for the old address, and a named entry for the new one.
-        """
+        """Returns an unnamed entry for the old address, and a named entry for the new one."""
         code = self._table.last_at(record.old)
         end = record.new + record.size
         if code is None or code.start != record.old:
@@ -394,11 +379,9 @@ class JitDump(JitFile[Record]):
 
 
 def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """Finds the mapping that announces the dump of a process; None if there is none.
+    """Finds the mapping that announces a process's dump in the content of ``/proc/PID/maps``.
 
-    Args:
-        maps: content of ``/proc/PID/maps``.
-        pid: pid in the namespace of the process.
+    ``pid`` is the pid in the namespace of the process.
     """
     for mapping in parse_mappings(maps, only_code=True):
         named = _NAME.search(mapping.path)

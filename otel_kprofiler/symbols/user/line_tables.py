@@ -17,10 +17,7 @@ _log = logging.getLogger(__name__)
 class LineTables:
     """Opens files with symbolic, or with drgn if symbolic can read them only in part. Thread-safe.
 
-    Args:
-        symbolic: converts and caches lines.
-        use_drgn: whether to use drgn if it is installed. Must be False if threads that must not
-            block look up lines.
+    ``use_drgn`` must be False if threads that must not block look up lines.
     """
 
     def __init__(self, symbolic: SymbolicLines, *, use_drgn: bool = True) -> None:
@@ -30,17 +27,9 @@ class LineTables:
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
         """Open the lines of a file, or of its debug file; the caller closes them.
 
-        Look-ups take microseconds, but block for longer if the DWARF is split or shared with other
-        files; see :class:`DrgnLines`.
-
-        Args:
-            source: bytes of the file.
-            path: path of the file.
-            alternate: the alternate debug file that ``.gnu_debugaltlink`` names.
-
-        Raises:
-            LinesError: a limit was exceeded, or the DWARF is damaged.
-            ElfError: the file cannot be read.
+        Lookups take microseconds, but longer if the DWARF is split or shared with other files; see
+        :class:`DrgnLines`. Raises :class:`LinesError`, or :class:`ElfError` if the file cannot be
+        read.
         """
         table = self._symbolic.open(source)
         if table.is_partial and self._use_drgn:

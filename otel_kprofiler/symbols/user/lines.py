@@ -1,7 +1,6 @@
 """Reads source lines and inlined functions of user files from their DWARF.
 
-symbolic converts a file's DWARF once, in a child process, to a format in which a lookup reads
-only a few pages.
+symbolic converts a file's DWARF once, in a child process, to a format for fast lookups.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 from otel_kprofiler.symbols.user.symcache import VERSION, SymCache
 
 _LEAST_BYTES: Final = 16 << 20
-"""Memory used by the interpreter and symbolic before a conversion, in bytes."""
+"""Memory used by the interpreter and symbolic before a conversion."""
 _OLD_PREFIX: Final = b".zdebug_"
 _OLD_HEADER: Final = struct.Struct(">4sQ")
 """Header that GNU tools wrote before SHF_COMPRESSED existed: "ZLIB" and the decompressed size."""
@@ -63,17 +62,15 @@ _EXCEEDED: Final = (LinesProblem.CPU_TIME, LinesProblem.TIME)
 
 
 class ConversionLimits(NamedTuple):
-    """The limits on a file, and on the process that converts the file's DWARF.
+    """Limits on a file, and on the process that converts the file's DWARF.
 
     Attributes:
-        file_bytes: maximum size of the file.
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
-            left. Converting an 11 MB debug file takes 60 MB of memory; a 350 MB file takes about 1
-            GB.
+            left. A debug file of 11 MB takes 60 MB of memory; one of 350 MB takes about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: CPU time limit, which depends on the size of the uncompressed DWARF. It is five times
-            the CPU time for the output of C, C++, Rust and Go compilers.
-        wall_s: limit on elapsed time, in seconds, which allows for busy machines.
+        cpu: CPU time limit by size of the uncompressed DWARF; five times what common compilers'
+            output needs.
+        wall_s: limit on elapsed time, which allows for busy machines.
     """
 
     file_bytes: int = 1 << 30
@@ -89,17 +86,13 @@ DEFAULT_LIMITS: Final = ConversionLimits()
 class SymbolicLines:
     """Opens source lines and inlined functions with symbolic. Thread-safe.
 
-    Split DWARF is not read, so its functions have no lines. The common files of ``dwz -m`` are not
-    read either, so inlined functions have no names. The cache identifies a file by its size, its
-    first and last page, and its change time. The child process has no capabilities. Files are
-    converted one at a time.
+    Functions have no lines if their DWARF is split, and inlined functions have no names if these
+    are in the common file of ``dwz -m``. The cache identifies a file by its size, its first and
+    last page, and its modification time. Files are converted one at a time, in a child process
+    without capabilities.
 
-    Args:
-        cache: keeps converted lines for later runs; None keeps them only while in use.
-        limits: limits on a file and its conversion.
-
-    Raises:
-        DependencyError: symbolic is not installed.
+    ``cache`` keeps converted lines for later runs; None keeps them only while in use. Raises
+    ``DependencyError`` if symbolic is not installed.
     """
 
     def __init__(
@@ -122,13 +115,8 @@ class SymbolicLines:
         """Open the lines of a file, or of its debug file, and convert them if necessary.
 
         The file is not needed afterwards. Conversion takes about 0.2 s, or 30 s for a kernel. After
-        a failed conversion, the file is not converted again for an hour, unless it changes, or for
-        30 s if the cause is temporary, such as a full disk.
-
-        Args:
-            source: bytes of the file.
-            path: unused.
-            alternate: the alternate debug file written by dwz(1); unused.
+        a failure, an unchanged file is not converted again for an hour, or for 30 s if the cause is
+        temporary, such as a full disk. ``path`` and ``alternate`` are unused.
 
         Raises:
             LinesError: a limit was exceeded, or the DWARF is damaged.
@@ -183,7 +171,6 @@ class SymbolicLines:
             return _map(file.fileno())
 
     def _run(self, source: FileSource, result: int) -> None:
-        """Convert a file in a new interpreter."""
         of_file = self._limits
         limits = ChildLimits(
             of_file.memory_bytes,

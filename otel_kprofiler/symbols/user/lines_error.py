@@ -23,12 +23,7 @@ class LinesProblem(enum.Enum):
 class LinesError(KProfilerError):
     """Raised if the source lines of a file cannot be read.
 
-    The file is damaged, too large, or too slow to convert.
-
-    Args:
-        message: description of the failure.
-        problem: the reason, which is also counted in ``/status``.
-        may_pass: whether a retry with the unchanged file may succeed.
+    ``problem`` is also counted in ``/status``. With ``may_pass``, a retry may succeed.
     """
 
     def __init__(

@@ -53,9 +53,7 @@ _UNUSED_WEIGHT: Final = 4
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Owner id shared by the code without files of all processes, which therefore gets a single turn in
-the queue. Within this turn, the processes alternate.
-"""
+"""Queue owner of all code without files. The processes alternate within its turns."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -66,23 +64,17 @@ CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
 
 
 class SymbolLoader(ForkAware):
-    """Names user frames with symbols that its threads load. Thread-safe.
+    """Names user frames, and loads the symbols in background threads. Thread-safe.
 
-    Files are read once for all processes. Identical files, such as in containers of the same image,
-    are also read only once. The threads start with the first file.
+    Files with the same build ID and file ID are read only once, for all processes.
 
     Args:
-        read: reads the symbols of a file.
-        code: names code without files; closed with the loader. None leaves such code without names.
-        code_sink: receives the names of code without files as they are looked up.
+        code: names code that is not in a file; closed with the loader. None leaves it without
+            names.
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for tables and for reading. Large tables and tables not used
             recently are evicted first. A table larger than half of the limit is refused.
-        budget: limits the memory held while reading; None if that memory is not counted.
         cpu_share: share of one CPU for reading, in CPU seconds per second.
-        workers: number of threads.
-        now_ns: returns the time of a steady clock, in nanoseconds.
-        cpu_ns: returns the CPU time of the calling thread, in nanoseconds.
     """
 
     def __init__(
@@ -133,11 +125,8 @@ class SymbolLoader(ForkAware):
     ) -> None:
         """Queue a file; returns immediately.
 
-        Args:
-            key: identity of the file.
-            details: details of the file.
-            content: the file, which stays open during the call, or its image in memory.
-            owner: id of the process that has mapped the file; processes take turns.
+        ``content`` is the open file, which the caller closes, or its image in memory. ``owner`` is
+        the pid of a process that has mapped the file; processes take turns.
         """
         # Files without a build id may differ in parts that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
@@ -265,7 +254,7 @@ class SymbolLoader(ForkAware):
         self._gate.after_fork()
 
     def after_fork_in_child(self) -> None:
-        """Close inherited files; the child has no reading threads."""
+        """Close inherited files. The child loads nothing."""
         self._stopping = True
         self._threads = []
         self._changed = threading.Condition()
@@ -300,7 +289,6 @@ class SymbolLoader(ForkAware):
                     self._do(turn)
 
     def _wait_for_work(self) -> bool:
-        """Wait for work and CPU time; returns False when closing."""
         with self._changed:
             while not self._stopping:
                 if (wait_ns := self._waiting.wait_ns()) == 0:
@@ -375,10 +363,7 @@ class SymbolLoader(ForkAware):
         self._settle(waiting, names, self._thread_ns() - began_ns)
 
     def _give_up(self, waiting: Waiting) -> None:
-        """Postpone a file because the search for its debug file hangs.
-
-        The file is later read without its debug file.
-        """
+        """Postpone a file whose debug-file search hangs. It is read later, without a debug file."""
         file = waiting.file
         if file.reading is waiting:
             self._unread -= 1
@@ -416,9 +401,8 @@ class SymbolLoader(ForkAware):
     def _make_space(self, new: QueuedFile | None = None) -> None:
         """Evict tables until the others and the memory held by reading fit the limit.
 
-        The largest tables are evicted first, so that a large table does not displace many small
-        tables. A table that has not been used since the last eviction is ranked as if it were
-        larger than it is.
+        Large tables are evicted first, so that they do not displace many small ones. A table that
+        has not been used since the last eviction is ranked as if it were larger than it is.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

@@ -11,18 +11,16 @@ class LoaderCounts(NamedTuple):
 
     Attributes:
         loaded: files that were read, even if evicted later.
-        refused: files that are damaged, too large or unreadable. A file counts once, regardless of
-            the number of attempts; this also applies to ``gone`` and to each reason in
-            ``lines_refused``.
+        refused: files that are damaged, too large or unreadable. A file counts once, however often
+            it is tried. This also applies to ``gone`` and to each reason in ``lines_refused``.
         dropped: files that were not read because the queue was full. They are requested again if
-            still needed.
+            needed.
         evicted: files whose symbols were dropped from memory to make room for others.
-        gone: files that were needed again but could not be reopened, because no visible process
-            maps them and the files at their paths are different. They are retried at growing
-            intervals.
+        gone: files that could not be reopened when needed again, because no visible process maps
+            them and the files at their paths are different. They are retried at growing intervals.
         pending: files waiting to be read.
-        bytes: memory used by the symbol tables of all loaded files, in bytes.
-        cpu_ns: CPU time that this process spent on reading, in nanoseconds.
+        bytes: memory used by the symbol tables of all loaded files.
+        cpu_ns: CPU time that this process spent on reading.
         lines_refused: loaded files whose source lines cannot be read, by reason.
     """
 

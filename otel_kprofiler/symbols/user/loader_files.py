@@ -24,9 +24,7 @@ EVICTED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED, is_interim=True
 
 
 ReadSymbols = Callable[[FileDetails, OpenFile | bytes, DebugSearch], FileSymbols]
-"""Function that reads the symbols of an open file, or of an image in memory, and of its debug file.
-Raises ``SymbolsRefused``.
-"""
+"""Reads the symbols of an open file, or of an image in memory. Raises ``SymbolsRefused``."""
 
 
 class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
@@ -37,11 +35,9 @@ class QueuedFile:
     """A file's symbol names, or the reason why it has none; shared by all identical files.
 
     Attributes:
-        names: the symbol names, or the reason why there are no names.
         used: whether the names were used since the last eviction.
         again_ns: time at which the file may be read again after a failure or an eviction.
-        reading: the file's queue entry while the file is queued or read; results of other entries
-            are ignored.
+        reading: the file's queue entry; results of other entries are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -56,12 +52,12 @@ class QueuedFile:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory used by the file's symbol tables, in bytes."""
+        """Returns the memory used by the file's symbol tables."""
         return 0 if isinstance(self.names, NamedAddress) else self.names.nbytes
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the file is not queued, and another attempt may yield more."""
+        """Returns whether the file is not queued, and reading it again may yield more."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
@@ -71,12 +67,9 @@ class QueuedFile:
         return is_first
 
     def postpone(self, now_ns: int, *, least_ns: int = 0, is_first_free: bool = False) -> None:
-        """Postpone reading by growing delays. Names are kept.
+        """Postpone reading, by a delay that doubles each time. Names are kept.
 
-        Args:
-            now_ns: the current time.
-            least_ns: minimum delay in nanoseconds.
-            is_first_free: whether the first delay is zero.
+        With ``is_first_free``, the first delay is zero.
         """
         self.reading = None
         if isinstance(self.names, NamedAddress):
@@ -93,30 +86,19 @@ class QueuedFile:
 
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
-    """Returns whether source lines are missing that another attempt may yield."""
+    """Returns whether source lines are missing that reading the file again may yield."""
     return not isinstance(names, NamedAddress) and names.lines_may_come
 
 
 class Entry(NamedTuple):
-    """A file's entry under one of its keys.
-
-    Attributes:
-        file: the symbol names, shared with identical files.
-        wanted: how to open the file, or a file identical to it.
-    """
+    """A file's entry under one of its keys, and how to open it or an identical file."""
 
     file: QueuedFile
     wanted: WantedFile
 
 
 class Waiting(NamedTuple):
-    """A file in the queue.
-
-    Attributes:
-        file: receives the symbol names.
-        wanted: how to open the file, or a file identical to it.
-        content: the open file, or its image in memory; None if the file must be reopened.
-    """
+    """A file in the queue; ``content`` is None if the file must be reopened."""
 
     file: QueuedFile
     wanted: WantedFile
@@ -124,13 +106,7 @@ class Waiting(NamedTuple):
 
 
 class FileReader:
-    """Reads the symbol names in queued files; thread-safe.
-
-    Args:
-        read: reads the symbols of a file.
-        reopen: reopens a file; returns None on failure.
-        max_bytes: size limit of a file's table, in bytes.
-    """
+    """Reads the symbol names in queued files; thread-safe."""
 
     def __init__(
         self,
@@ -145,9 +121,7 @@ class FileReader:
     ) -> FileSymbols | NamedAddress:
         """Reads and closes a file. Returns ``EVICTED`` if it cannot be reopened.
 
-        Raises:
-            SymbolsRefused: the names cannot be used.
-            OSError: the file cannot be read.
+        Raises ``SymbolsRefused``, or ``OSError`` if the file cannot be read.
         """
         content, owner = waiting.content, waiting.wanted.owner
         if content is None:

@@ -30,9 +30,7 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
 _LINE_SHARE: Final = 8
-"""Memory limit of a process that converts DWARF, as a multiple of symbol memory. CPython's largest
-file needs 60 MB.
-"""
+"""Memory limit of a process that converts DWARF, as a multiple of symbol memory."""
 _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 
@@ -41,14 +39,12 @@ class UserSymbolSettings:
     """Settings for the details of user frames beyond file and address.
 
     Attributes:
-        detail: which details to read: none, function names, or also source lines and inlined
-            functions.
+        detail: which details to read; ``lines`` also includes names and inlined functions.
         max_bytes: memory limit for symbols. Up to three quarters of it may be used to read files;
             large tables are evicted if necessary. A process that converts DWARF may use eight times
             this limit, but at most half of the memory that the cgroup has left.
         cpu_share: share of one CPU for reading symbols, in CPU seconds per second.
-        may_block: whether naming an address may take seconds, as for source lines of split DWARF.
-            If False, such files have only function names.
+        may_block: whether lookups may take seconds; False omits source lines in split DWARF.
     """
 
     detail: Literal["off", "names", "lines"] = "off"
@@ -62,12 +58,7 @@ def open_user_names(
 ) -> SymbolLoader | None:
     """Opens the loader that names user frames; None if disabled. The caller closes it.
 
-    Args:
-        settings: the details to read.
-        code_sink: receives the names of code without files as they are looked up.
-
-    Raises:
-        DependencyError: symbolic, which reads source lines, is not installed.
+    Raises ``DependencyError`` if symbolic, which reads source lines, is not installed.
     """
     if settings.detail == "off":
         return None
@@ -104,16 +95,9 @@ def read_names(
     content: OpenFile | bytes,
     search: DebugSearch = HOST_SEARCH,
 ) -> FileSymbols:
-    """Reads the symbol names in a file.
+    """Reads the symbol names in an open file, or in its image in memory.
 
-    Args:
-        sources: reads the names.
-        details: details of the file.
-        content: the open file, or its image in memory.
-        search: where to search for the debug file, besides this process's directories.
-
-    Raises:
-        SymbolsRefused: the file is too large, damaged, or not an ELF file.
+    Raises ``SymbolsRefused`` if the file is too large, damaged, or not an ELF file.
     """
     source = _open(content)
     sources = replace(sources, begin_search=search.begin)

@@ -7,15 +7,14 @@ tools/perf/Documentation/jit-interface.txt). Writers include V8 (``--perf-basic-
 Lines have no timestamps, and code memory is reused. A name is returned for an address and a time
 under these rules:
 
-- The file must have been read after that time. Later times have no name until the next read.
-- An address with a single owner in the entire file has that owner's name.
-- An address whose owner changed between two reads has the old name until the first read, the new
-  name from the second read on, and no name in between.
+- Times after the last read of the file have no name until the next read.
+- An address that is listed for only one function has that function's name.
+- If the function at an address changed between two reads, the address has the old name until the
+  first read, the new name from the second read on, and no name in between.
 
 New code therefore never gets an old name, provided that the writer lists functions before it calls
 them, as all writers above do. If a writer buffers its lines, old names may be shown until it
-flushes them. Nothing is written when memory is unmapped or code is freed, so the file does not
-reveal that other, unlisted code has taken its place.
+flushes them. Old names also remain if unlisted code takes the place of freed code.
 """
 
 from __future__ import annotations
@@ -71,12 +70,8 @@ def parse_perf_map(text: bytes) -> PerfMapLines:
 class PerfMap(JitFile[JitCode]):
     """The perf map of one process. Thread-safe, but only one thread may ``update`` it.
 
-    Args:
-        process: pid and start time of the process; the map of a later process with the same pid is
-            not read.
-        files: reads files of ``/proc``.
-        clock: converts the process's start time to Unix time.
-        root: path at which the host's root directory is mounted; empty for ``/``.
+    The map of a later process with the same pid is not read. The host's root directory is mounted
+    at ``root``; empty for ``/``.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> None:
@@ -104,17 +99,8 @@ class PerfMap(JitFile[JitCode]):
 def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> int:
     """Open the map of a process in ``/tmp`` as the process sees it, else in the host's ``/tmp``.
 
-    It must be a regular file owned by the process's user or root, not world-writable, and written
-    since the process started.
-
-    Args:
-        process: pid and start time of the process.
-        files: reads files of ``/proc``.
-        clock: converts the process's start time to Unix time.
-        root: where the host's root directory is mounted; empty for ``/``.
-
-    Raises:
-        OSError: the process has no perf map, or has exited.
+    The map must be a regular file owned by the process's user or root, not world-writable, and
+    written since the process started. Otherwise, raises ``OSError``.
     """
     writer = read_writer(process, files)
     began_ns = process.start_time_ns or 0

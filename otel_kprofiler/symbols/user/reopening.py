@@ -30,12 +30,8 @@ _MAX_LIKELY: Final = 64
 class WantedFile(NamedTuple):
     """A file that may have to be reopened.
 
-    Attributes:
-        key: identity of the file.
-        details: details of the file.
-        owner: id of a process that has mapped the file.
-        size: size of the file in bytes; 0 if unknown.
-        modified_ns: Unix time of the file's last write, in nanoseconds; 0 if unknown.
+    ``owner`` is the pid of a process that has mapped the file, and ``modified_ns`` the Unix time of
+    the last write. Unknown values are 0.
     """
 
     key: FileKey
@@ -46,19 +42,11 @@ class WantedFile(NamedTuple):
 
 
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
-    """Reopen a file; None if no visible process maps it, and its path has no such file.
+    """Reopen a file through a process that maps it, even if the file was deleted.
 
-    The file is opened through a process that maps it, whatever that process's root directory is,
-    even if the file was deleted. The opened file has the same inode number, size, modification
-    time, hash and build id; a file at its path may have a different inode number if it has the same
-    build id, which implies the same content.
-
-    Args:
-        wanted: the file to reopen.
-        files: reads files of the host.
-
-    Returns:
-        The file, which the caller closes, or the image of the vDSO.
+    The opened file has the same inode number, size, modification time, hash and build id. If no
+    visible process maps the file, the file at its path is opened if it has the same hash and build
+    id. Returns the file, which the caller closes, the image of the vDSO, or None.
     """
     details = wanted.details
     if details.path == VDSO_NAME:
@@ -92,8 +80,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
     """Yields requests to open the file through processes that map it, the most reliable first.
 
     On overlayfs, the kernel shows a device other than the inode's (file_user_inode(),
-    include/linux/fs.h). In that case, inode number and path must match, and such requests come
-    last.
+    include/linux/fs.h). Requests that match only by inode number and path therefore come last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []
@@ -121,10 +108,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
-    """Yields process ids: ``first``, then all others, newest first.
-
-    Stops when the CPU time is used up.
-    """
+    """Yields pids: ``first``, then the others from the highest, until CPU time is used up."""
     if first:
         yield first
     began_ns = time.thread_time_ns()

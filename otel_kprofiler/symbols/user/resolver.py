@@ -34,9 +34,7 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Default limit on cached stack words and frames. Each new process adds words of its own. Frames
-stay cached while in use.
-"""
+"""Default limit on cached stack words and frames. Each new process adds stack words."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -56,9 +54,7 @@ _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROP
 
 
 _Place = int | tuple[int, str]
-"""An offset in a file, paired with the unwind method if that method does not prove that the frame
-is the caller.
-"""
+"""A file offset, with the unwind method if that does not prove that the frame is the caller."""
 
 
 class UserNames(Protocol):
@@ -70,7 +66,7 @@ class UserNames(Protocol):
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Add a file with sampled code; see :data:`FileReader`."""
+        """Queue a file with sampled code to be read; returns immediately."""
 
     @property
     def version(self) -> int:
@@ -80,7 +76,7 @@ class UserNames(Protocol):
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at a process's address outside files, as of a boottime."""
+        """Returns the functions at a process's address outside files, at boottime ``at_ns``."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -90,8 +86,6 @@ class UserNames(Protocol):
 
 
 class _KnownFile:
-    """A file with one module for each of its segments."""
-
     def __init__(
         self, details: FileDetails, name: Callable[[int], NamedAddress] | None = None
     ) -> None:
@@ -107,10 +101,9 @@ class _KnownFile:
         self._earlier_interim: dict[_Place, Frame] = {}
 
     def frame(self, offset: int, found_by: str) -> tuple[Frame, bool]:
-        """Returns the frame at a file offset, shared by all processes, and whether it is final.
+        """Returns the frame at a file offset, and whether it is final.
 
-        The frame's address (SVMA) is computed from the segment. Outside segments, and in non-ELF
-        files, the offset is used as the address.
+        Outside segments, and in non-ELF files, the offset is used as the address (SVMA).
         """
         key = (offset, found_by) if found_by else offset
         frame = self.final.get(key)
@@ -155,14 +148,13 @@ class _KnownFile:
 
 
 class _Mapping(NamedTuple):
-    """A mapped file, or memory whose file is unknown, with the reason."""
+    """A mapped file, or memory whose file is unknown for a given reason."""
 
     file: _KnownFile | None
     bias: int
     reason: Unresolved
 
     def frame(self, word: int) -> tuple[Frame, bool]:
-        """Returns the frame for a word of a stack, and whether the frame is final."""
         source, is_moved = word >> SOURCE_BITS & ~IN_MOVED_TEXT, word >> SOURCE_BITS & IN_MOVED_TEXT
         place = (word & _ADDRESS_MASK) - (source not in _EXACT) - self.bias & _WORD_MASK
         found_by = _FOUND_BY.get(source, _MOVED_TEXT if is_moved else "")
@@ -176,9 +168,9 @@ class _Words(dict[int, Frame]):
     """Caches the frames of all stacks with the same mappings, by stack word.
 
     Attributes:
-        pending: number of lookups of frames that may be improved later.
-        may_have_code: whether a word has a frame outside files.
-        has_signals: whether a word has a frame that a signal interrupted.
+        pending: number of lookups whose frame may get a name or source lines later.
+        may_have_code: whether a frame is outside files.
+        has_signals: whether a signal interrupted a frame.
     """
 
     __slots__ = ("_mappings", "has_signals", "may_have_code", "pending")
@@ -216,7 +208,7 @@ class _Words(dict[int, Frame]):
 
 
 class _PendingSide:
-    """A side with files that have not been read yet. Its frames get names as the files are read."""
+    """A side whose frames get names as their files are read."""
 
     __slots__ = ("_raw", "_resolver", "_side", "_unknown", "_version")
 
@@ -227,10 +219,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the files read so far.
-
-        Returns the same object until more files are read.
-        """
+        """Returns the side with the names read so far; the same object until it changes."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -250,7 +239,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side of a process, which is the same object until a name changes."""
+        """Returns the side for the sample's process; the same object until a name changes."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -264,7 +253,6 @@ class _SideWithCode:
 
 
 def _may_be_code(frame: Frame) -> bool:
-    """Returns whether a frame is outside files, as far as the stack shows."""
     return frame.module is None and frame.unresolved is not Unresolved.FILE_UNKNOWN
 
 
@@ -287,15 +275,11 @@ def _with_code(side: Side, addresses: tuple[NamedAddress, ...]) -> Side:
 
 
 class UserResolver(Stateless):
-    """Resolves the user side of stacks from known files; never waits for files.
-
-    Stacks contain the keys of their files.
+    """Resolves the user side of stacks; never waits for files.
 
     Args:
-        files: the known files, which the table store adds when they are first sampled.
-        names: looks up function names in the files; closed when the resolver is closed. None leaves
-            frames as addresses.
-        max_frames: limit on cached stack words and frames.
+        files: details of files, which the table store adds when a file is first sampled.
+        names: looks up function names; closed with the resolver. None leaves frames as addresses.
     """
 
     def __init__(
@@ -329,18 +313,12 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Makes the side from the files known so far.
-
-        Also returns the number of frames that may get names later.
-        """
+        """Returns the side as of now, and the number of its frames that may get names later."""
         side, words = self._find(raw)
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Makes the side from the files known so far.
-
-        Also returns the cached words of the stack's mappings.
-        """
+        """Returns the side from the files added so far, and the cached words of its mappings."""
         if self._kept >= self._max_frames:
             self._forget()
         if not self._has_files and self._known.version:
@@ -360,7 +338,7 @@ class UserResolver(Stateless):
         return new(Side, (USER_SIDE, frames, raw.status, cached.pending > 0, ())), cached
 
     def advance(self, now_boot_ns: int) -> int:
-        """Returns ``now_boot_ns``: provisional sides are completed once their files are known."""
+        """Returns ``now_boot_ns``, because provisional sides are completed later."""
         return now_boot_ns
 
     def finish(self, timeout_s: float) -> None:
@@ -376,7 +354,6 @@ class UserResolver(Stateless):
             self._names.close()
 
     def _map_all(self, mappings: bytes) -> _Words:
-        """Returns the frames of a stack's mappings; cached if all files are known."""
         mapped = [self._map(fields) for fields in mapping_fields(mappings)]
         words = _Words(mapped, has_files=self._has_files)
         if all(mapping.file for mapping in mapped):
@@ -385,7 +362,6 @@ class UserResolver(Stateless):
         return words
 
     def _map(self, fields: tuple[int, int, int, int]) -> _Mapping:
-        """Returns a mapping; cached if its file is known."""
         cached = self._mapped.get(fields)
         if cached is not None:
             return cached
@@ -404,7 +380,6 @@ class UserResolver(Stateless):
         return mapping
 
     def _forget(self) -> None:
-        """Forget all mappings, and frames not used recently."""
         self._words.clear()
         self._mapped.clear()
         left = {key: file.forget() for key, file in self._files.items()}

@@ -1,9 +1,9 @@
 """Demangles Rust names: the legacy form (``_ZN…17h<hash>E``) and v0 (``_R…``).
 
 Grammar of v0: https://rust-lang.github.io/rfcs/2603-rust-symbol-name-mangling-v0.html, with the
-constants added later (https://doc.rust-lang.org/rustc/symbol-mangling/v0.html). Names are printed
-as rustc-demangle does in its alternate form: without the hashes of crates and the types of integer
-constants.
+constants added later (https://doc.rust-lang.org/rustc/symbol-mangling/v0.html). As in
+rustc-demangle's alternate form, the hashes of crates and the types of integer constants are
+omitted.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _CONTROLS: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", "\\": "\
 
 
 def demangle_rust(name: str) -> str | None:
-    """Returns the demangled Rust name.
-
-    Returns None if ``name`` is not a mangled Rust name, is malformed, or nests too deeply.
+    """Returns the demangled Rust name; None if ``name`` is not mangled, malformed or too complex.
 
     Time and memory are bounded for any name. Thread-safe; never raises.
     """
@@ -100,14 +98,13 @@ class _Printer:
         return False
 
     def _enter(self) -> None:
-        """Enter an element that may contain others. Leaving it lowers the depth again."""
+        """Enter a nested element. The caller decrements ``_depth`` when leaving it."""
         self._steps += 1
         self._depth += 1
         if self._depth > _MAX_DEPTH or self._steps > _MAX_STEPS:
             raise _DamagedError
 
     def _list(self, read: Callable[[], None], separator: str = ", ") -> int:
-        """Reads elements until ``E``, and returns their number."""
         count = 0
         while not self._eat("E"):
             if count:
@@ -212,10 +209,7 @@ class _Printer:
             self._type()
 
     def _lifetime(self, index: int) -> None:
-        """Prints a lifetime.
-
-        Index 0 is an erased lifetime; other indices count bound lifetimes from the innermost.
-        """
+        """Prints a lifetime: 0 means erased; others count bound ones from the innermost."""
         if not index:
             self._print("'_")
             return
@@ -225,7 +219,6 @@ class _Printer:
         self._print(f"'{chr(97 + depth)}" if depth < 26 else f"'_{depth}")
 
     def _binder(self, read: Callable[[], None]) -> None:
-        """Prints ``for<'a, 'b>`` and the bound element."""
         bound = self._optional_number("G")
         if bound > _MAX_DEPTH:
             raise _DamagedError

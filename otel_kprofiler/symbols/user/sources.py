@@ -34,14 +34,12 @@ from otel_kprofiler.symbols.user.go import GoLines, find_go_section
 from otel_kprofiler.symbols.user.lines_error import LinesError, LinesProblem
 
 MAX_CACHE_BYTES: Final = 2 << 30
-"""Size limit of the cache of downloads, and of the cache of source lines, in bytes."""
+"""Size limit of the cache of downloads, and of the cache of source lines."""
 _LINE_MEMORY_BYTES: Final = 4 << 30
 _log: Final = logging.getLogger(__name__)
 _DEBUG_INFO: Final = b".debug_info"
 _MOST_OF_READING: Final = 2 / 3
-"""Fraction of the reading budget that a file's tables may use. The budget is three quarters of the
-memory limit.
-"""
+"""Fraction of the reading budget that a file's tables may use."""
 
 
 class LineReader(Protocol):
@@ -50,12 +48,12 @@ class LineReader(Protocol):
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
         """Opens the lines of a file, or of its debug file. Raises ``KProfilerError`` on failure.
 
-        ``path`` is the file's path; ``alternate`` is the alternate debug file written by dwz(1).
+        ``alternate`` is the alternate debug file written by dwz(1).
         """
 
 
 def find_installed(directories: Sequence[str] = DEBUG_DIRECTORIES) -> tuple[DebugFileFinder, ...]:
-    """Returns finders of debug files in directories of this host and of containers."""
+    """Returns finders for debug files in directories of this host and of containers."""
     files = Access()
     return BuildIdDirectories(files, directories), DebugLinkDirectories(files, directories)
 
@@ -65,12 +63,9 @@ class SymbolSources:
     """Reads function names from a file and its debug file. Thread-safe.
 
     Attributes:
-        finders: finders of debug files, in order; custom finders implement
-            :class:`DebugFileFinder`.
-        lines: reads source lines and inlined functions, such as :class:`LineTables`; None to read
-            only function names.
-        demangle: returns the readable form of a linker name.
-        max_section_bytes: size limit for each section, in bytes.
+        finders: find debug files, in this order; None for :func:`find_installed`.
+        lines: reads source lines and inlined functions; None to read only function names.
+        max_section_bytes: size limit for each section.
         begin_search: called before debug files are searched for; returns whether to search.
         budget: memory budget for reading names, one file at a time; no limit by default.
     """
@@ -96,15 +91,15 @@ class SymbolSources:
         """Opens the sources that most tools need.
 
         Args:
-            lines: whether to read source lines and inlined functions, which requires the extra
+            lines: whether to read source lines and inlined functions, which needs the extra
                 ``dwarf``.
             directories: directories with debug files, by build id or by path.
-            servers: addresses of debuginfod servers to query for debug files.
+            servers: addresses of debuginfod servers.
             cache_path: directory for downloads and source lines; by default the user's cache
                 directory.
             line_memory_bytes: memory limit of the process that converts DWARF; at most half of the
                 memory that the cgroup has left.
-            may_block: whether looking up source lines may take seconds; False omits lines in split
+            may_block: whether lookups of source lines may take seconds; False omits lines in split
                 DWARF.
 
         Raises:
@@ -130,17 +125,10 @@ class SymbolSources:
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """Reads the symbol names in a file.
+        """Reads the symbols of a file, which is not needed afterwards. Raises ``KProfilerError``.
 
-        Args:
-            source: the file, which is not needed afterwards.
-            elf: the file's parsed headers.
-            details: the file's path, build id, hash and segments.
-            root: root directory of a process that has mapped the file; empty for the root of this
-                process.
-
-        Raises:
-            KProfilerError: the file is damaged, or too large.
+        ``root`` is the root directory of a process that has mapped the file; empty for this
+        process's root.
         """
         own = _section_names(source, elf)
         with ExitStack() as opened:
@@ -175,7 +163,6 @@ class SymbolSources:
     def _open_lines(
         self, source: Source, elf: ElfFile, path: str, root: str, functions: FunctionTable
     ) -> tuple[LineTable | None, LinesError | None]:
-        """Opens lines from DWARF, else from the table of Go's runtime."""
         if self.lines is None or not isinstance(source, FileSource):
             return None, None
         sections = read_sections(source, elf)

@@ -37,13 +37,9 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_UNPACKED_BYTES: Final = 64 << 20
-"""Limit on the decompressed content of ``.gnu_debugdata``, and on the memory for decompression, in
-bytes.
-"""
+"""Limit on the decompressed ``.gnu_debugdata``, and on the memory for decompressing it."""
 _UNPACKING: Final = 2.25
-"""Memory used for decompression per byte of the limit: the dictionary, and the result with spare
-capacity.
-"""
+"""Memory for decompression per byte of its limit: dictionary, and result with spare capacity."""
 _PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step
@@ -130,8 +126,6 @@ class StaticSymbols:
 
 
 class _Covered:
-    """Addresses covered by functions with sizes."""
-
     def __init__(self, tables: list[Symbols]) -> None:
         starts, sizes = array("Q"), array("Q")
         for table in tables:
@@ -157,10 +151,9 @@ def _covered_bytes(tables: list[Symbols]) -> int:
 def _have_holes(
     tables: list[Symbols], bounds: Bounds, sections: list[Section], budget: ReadingBudget
 ) -> bool:
-    """Returns whether unwind information lists a function without a symbol.
+    """Returns whether unwind information lists a function without a symbol, except PLT stubs.
 
-    PLT stubs do not count, since they are named after their targets. The middle of a function is
-    compared, because some entries begin a byte before their function.
+    The middle of each function is compared, because some entries begin a byte before the function.
     """
     if not bounds.starts:
         return False
@@ -181,7 +174,6 @@ def _have_holes(
 
 
 def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
-    """Decompresses ``.gnu_debugdata``, reserving memory for the result."""
     memory = most = min(MAX_UNPACKED_BYTES, int(budget.left_bytes / _UNPACKING))
     content, rest = bytearray(), memoryview(packed)
     try:

@@ -1,11 +1,10 @@
 """Names PLT stubs after their targets, using the relocations of their GOT slots.
 
 On x86-64, a stub has 8 or 16 bytes: an optional ``endbr64`` and ``bnd``, and a jump through a slot
-of the GOT. Files with indirect branch tracking have a second kind of stub in ``.plt``, which pushes
-the index of its relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage
-Table"). On arm64, a stub has 16 to 24 bytes: an optional ``bti c``; instructions that load the
-slot's page, the slot's content, and the slot's address for the dynamic linker; an optional pointer
-authentication; and the jump (binutils, elfnn-aarch64.c).
+of the GOT. With indirect branch tracking, ``.plt`` contains stubs that push the index of their
+relocation for the dynamic linker (System V ABI for x86-64, "Procedure Linkage Table"). On arm64, a
+stub has 16 to 24 bytes, with an optional ``bti c`` and pointer authentication (binutils,
+elfnn-aarch64.c).
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Size limit of a stub section in bytes. The section in libLLVM-14 has 8 KiB."""
+"""Size limit of a stub section. The section in libLLVM-14 has 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # relocations read at a time
 _STUB_MEMORY: Final = 40
 """Memory used per byte of a stub section. Each stub takes two tuples of numbers and two keys."""
 _NAME_FACTOR: Final = 3
-"""Number of copies of a name: the name itself, a copy among the names of all stubs, and a copy in
-the table.
-"""
+"""Number of copies of a name: the name itself, in the names of all stubs, and in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -52,8 +49,6 @@ class Stub(NamedTuple):
     """A stub at the SVMAs ``[start, start + size)``.
 
     Attributes:
-        start: SVMA of the stub.
-        size: length of the stub in bytes.
         name: name of the stub's target; empty if unknown.
         resolver: SVMA of the resolver of an STT_GNU_IFUNC target; 0 for other targets.
     """
@@ -82,16 +77,8 @@ def read_stubs(
 ) -> list[Stub]:
     """Reads the stubs of a file; empty for machines other than x86-64 and arm64.
 
-    Args:
-        source: bytes of the file.
-        elf: the file's parsed headers.
-        sections: the file's section headers.
-        symbols: ``.dynsym``, which the relocations refer to; None if there is none.
-        limit: maximum size of a relocation table, in bytes.
-        budget: memory budget for stubs and their names.
-
-    Raises:
-        ElfError: a section is damaged, has more than ``limit`` bytes, or exceeds the budget.
+    The relocations refer to ``symbols``, which is ``.dynsym``. Raises ``ElfError`` if a section is
+    damaged, has more than ``limit`` bytes, or exceeds the budget.
     """
     find = _FINDERS.get(elf.machine)
     if find is None:
@@ -122,7 +109,7 @@ def read_stubs(
 def _relocations(
     source: Source, section: Section, skipped: int, slots: Collection[int], rows: Collection[int]
 ) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """Yields the row and fields of each relocation for one of ``slots`` or in one of ``rows``."""
+    """Yields the row and fields of each relocation whose slot or row is wanted."""
     for at in range(skipped * _RELOCATION.size, section.size, _PART_BYTES):
         if not slots and not rows:
             return
@@ -140,7 +127,6 @@ def _name(
     symbols: SymbolTable | None,
     budget: ReadingBudget,
 ) -> Iterator[Stub]:
-    """Yields the stub with its target, if known."""
     _, kind, symbol, addend = relocation
     if kind in _IRELATIVE:
         yield Stub(stub.start, stub.size, b"", addend)
@@ -180,7 +166,7 @@ _FINDERS: Final = {MACHINES["x86_64"]: _find_x86, MACHINES["aarch64"]: _find_a64
 
 
 def _relative_count(source: Source, dynamic: Section | None, limit: int) -> int:
-    """Returns the number of relative relocations, which are at the start of the table."""
+    """Returns the number of relative relocations, which come first in the table."""
     content = read_content(source, dynamic, limit) if dynamic else b""
     rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
     return next((value for tag, value in rows if tag == _DT_RELACOUNT), 0)

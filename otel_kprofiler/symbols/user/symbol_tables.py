@@ -1,8 +1,8 @@
 """Decodes ``.symtab`` and ``.dynsym`` of user files, a column at a time.
 
 An entry has 24 bytes (elf(5), Elf64_Sym): the name, a word with type, binding and section index,
-the value, and the size. Columns of integers are sliced by ``memoryview`` and filtered by
-``itertools``, which handles hundreds of thousands of entries without a native library.
+the value, and the size. Slicing columns with ``memoryview`` is fast enough for hundreds of
+thousands of entries without a native library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
-"""Size limit of a symbol table in bytes, which suffices for 1.4 million symbols."""
+"""Size limit of a symbol table, which suffices for 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory used by a symbol in :class:`Symbols`, without its name."""
 _RUN: Final = 1 << 14  # number of symbols sorted at once
@@ -47,13 +47,7 @@ _KIND_AT, _SECTION_AT = 4, 6
 
 
 class SymbolTable(NamedTuple):
-    """A raw symbol table.
-
-    Attributes:
-        content: the entries.
-        names: the names, each followed by a zero byte.
-        code: indices of sections with code.
-    """
+    """A raw symbol table; ``code`` contains the indices of sections with code."""
 
     content: bytes
     names: bytes
@@ -67,8 +61,7 @@ class Symbols(NamedTuple):
         values: SVMA of each symbol.
         sizes: size of each symbol in bytes; 0 if unknown.
         kinds: values of ``st_info``, with the type in the lower four bits and the binding above.
-        names_at: offset of each name in ``names``.
-        names: names, each followed by a zero byte.
+        names_at: offset of each name in ``names``, where a zero byte follows it.
     """
 
     values: array[int]
@@ -83,15 +76,8 @@ def read_table(
 ) -> SymbolTable | None:
     """Reads a symbol table with its names; None if it is missing or empty.
 
-    Args:
-        source: bytes of the file.
-        sections: the file's section headers.
-        kind: ``SHT_SYMTAB`` or ``SHT_DYNSYM``.
-        limit: maximum size of the table, and of its names, in bytes.
-        budget: memory that the table may use.
-
-    Raises:
-        ElfError: the table is damaged or too large.
+    ``kind`` is ``SHT_SYMTAB`` or ``SHT_DYNSYM``. Raises ``ElfError`` if the table is damaged, or if
+    it or its names have more than ``limit`` bytes.
     """
     table = next((section for section in sections if section.kind == kind), None)
     content = (
@@ -115,17 +101,10 @@ def read_table(
 
 
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
-    """Parses the symbols that may name code.
+    """Parses the symbols that may name code, without their versions (``@GLIBC_2.34``).
 
     Keeps the whole string table, which takes more memory but fewer copies than picking names.
-    Versions (``@GLIBC_2.34``) are cut off.
-
-    Args:
-        table: the raw table.
-        budget: memory budget for the columns, and for names whose versions are removed.
-
-    Raises:
-        ElfError: the symbols exceed the budget.
+    Raises ``ElfError`` if the symbols exceed the budget.
     """
     content, names, code = table
     budget = budget or ReadingBudget()
@@ -148,7 +127,6 @@ def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Sy
 
 
 def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
-    """Remove versions one part of the names at a time, since each name may have a version."""
     if b"@" not in names:
         return names
     budget.take(len(names), "its names")
@@ -164,7 +142,7 @@ def _cut_versions(names: bytes, budget: ReadingBudget) -> bytes | bytearray:
 def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
     """Returns a byte for each entry: 1 if the entry may name code, else 0.
 
-    Each column of bytes is translated, then combined with the other columns as one large integer.
+    Each column of bytes is translated, then combined with the others as one large integer.
     """
     kinds = content[_KIND_AT::ENTRY_BYTES]
     low, high = content[_SECTION_AT::ENTRY_BYTES], content[_SECTION_AT + 1 :: ENTRY_BYTES]
@@ -191,10 +169,7 @@ def sort_bytes(count: int) -> int:
 
 
 def sort_symbols(values: array[int]) -> array[int]:
-    """Returns the indices of the symbols, sorted by value.
-
-    The symbols are sorted in runs, since a sort takes about 90 bytes per symbol.
-    """
+    """Returns the indices of the symbols, sorted by value. Sorts in runs to limit memory."""
     count = len(values)
     # A list keeps all its integers in memory, so it is used only for a single run.
     get = (values.tolist() if count <= _RUN else values).__getitem__

@@ -1,8 +1,8 @@
 """Reads SymCaches, which contain the source lines and inlined functions of one file by address.
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
-https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The format is
-designed to be mapped and read in place, so a lookup touches a few pages and needs no library.
+https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. It is read in
+place, so a lookup touches a few pages of the mapped file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Limit on functions at an address, which guards against damaged files. Compilers inline far
-fewer functions.
-"""
+"""Limit on functions at an address, for damaged files. Compilers inline far fewer functions."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
 """Limit on cached names and paths of all files; a character takes up to four bytes."""
 _ENTRY_CHARACTERS: Final = 200
@@ -38,8 +36,6 @@ _MAX_STRING_BYTES: Final = 8192
 
 
 class _Name(NamedTuple):
-    """The displayed name of a function, and its linker name if that differs."""
-
     function: str
     system_name: str
 
@@ -50,15 +46,12 @@ _PATHS: Final = KeptValues[tuple[int, int], str](_MAX_KEPT_CHARACTERS)
 
 
 class SymCache:
-    """The source lines and inlined functions of one file.
-
-    Thread-safe. Caches a few thousand names and paths across all files.
+    """Source lines and inlined functions of one file. Thread-safe.
 
     Args:
         data: the SymCache. Lookups in truncated parts return nothing.
         base: SVMA of the first segment, to which the addresses in ``data`` are relative.
-        is_partial: whether parts of the file's DWARF are in other files, and therefore missing from
-            ``data``.
+        is_partial: whether ``data`` lacks DWARF that is in other files.
 
     Raises:
         ValueError: the data is not a SymCache of version 9, or its tables are truncated.
@@ -89,7 +82,7 @@ class SymCache:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first.
 
-        Returns no functions if the address has none, or if the data adds nothing to symbol tables.
+        Empty if there are none, or if the data adds nothing to symbol tables.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:
@@ -145,7 +138,7 @@ class SymCache:
         return path
 
     def _string(self, offset: int) -> str:
-        """Reads a string, which is preceded by its length in LEB128."""
+        """Reads a string after its length (LEB128)."""
         length = shift = 0
         while offset < len(self._strings):
             byte = self._strings[offset]

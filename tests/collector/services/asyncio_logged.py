@@ -16,7 +16,6 @@ def work():
 
 
 async def pause(span):
-    """Lets other tasks run."""
     step(None)
     await asyncio.sleep(0)
     step(span)

@@ -35,7 +35,6 @@ def _until(end_s: float, scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
 
 
 def main() -> int:
-    """Runs the requested scenarios."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults.table", description="Make the table of faults, as root."
     )

@@ -25,11 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs scenarios; host-wide ones run one at a time.
-
-    Args:
-        together: the number of concurrent agents, besides the undisturbed one.
-    """
+    """Runs up to ``together`` scenarios beside an undisturbed agent; host-wide ones run alone."""
 
     def __init__(self, together: int):
         self.together = together
@@ -37,7 +33,6 @@ class Batches:
         self._baseline, self._baseline_at = {}, 0.0
 
     def run(self, scenarios: Iterable[Scenario]) -> Iterator[dict]:
-        """Runs all scenarios; yields a row for each."""
         waiting = []
         for scenario in scenarios:
             if scenario.alone:
@@ -51,7 +46,6 @@ class Batches:
             yield from self._run_together(waiting)
 
     def close(self) -> None:
-        """Stops watching processes."""
         self._peak.stop()
 
     def _run_together(self, scenarios) -> Iterator[dict]:

@@ -26,12 +26,7 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 class Received:
-    """The distinct samples and the last accounts in received requests.
-
-    Attributes:
-        samples: the number of samples by kind and stream.
-        accounts: the last account by kind and stream.
-    """
+    """The distinct samples and the last accounts in received requests, by kind and stream."""
 
     def __init__(self, payloads: Iterable[bytes], control_pid: int):
         self.samples, self.accounts = Counter(), {}
@@ -90,12 +85,10 @@ class Received:
 
     @property
     def control(self) -> int:
-        """The number of on-CPU samples of the control program."""
         return len(self._control)
 
     @property
     def missed_share(self) -> float:
-        """The share of ticks that were missed."""
         accounts = [account for (kind, _), account in self.accounts.items() if kind == "on_cpu"]
         missed = sum(account.get(STREAM + "missed", 0) for account in accounts)
         return missed / (missed + sum(account[STREAM + "taken"] for account in accounts))
@@ -107,11 +100,9 @@ class Received:
         return sum(named for _, named in later) / max(len(later), 1)
 
     def sum(self, kind: str) -> int:
-        """Returns the number of samples of a kind in all streams."""
         return sum(count for (of, _), count in self.samples.items() if of == kind)
 
     def streams(self, kind: str) -> list[str]:
-        """Returns the streams of a kind, in order of arrival."""
         return [stream for of, stream in self.accounts if of == kind]
 
     def missing(self, kind: str) -> int:

@@ -45,8 +45,6 @@ def _build(source: str, *options: str) -> Path:
 
 
 class Programs:
-    """Starts programs, and kills them at the end."""
-
     def __init__(self, directory: Path):
         self.public = directory / "public"
         self.public.mkdir()
@@ -68,15 +66,12 @@ class Programs:
         return self._programs[-1]
 
     def python(self, code: str, *words, **options) -> subprocess.Popen:
-        """Starts Python code with the system's interpreter."""
         return self.start(PYTHON, "-c", code, *words, **options)
 
     def c(self, source: str, *words, **options) -> subprocess.Popen:
-        """Compiles C source, and starts the program."""
         return self.start(build(source), *words, **options)
 
     def end_programs(self) -> None:
-        """Kills all running programs and their children."""
         for program in self._programs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)

@@ -18,15 +18,7 @@ _LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class HttpReceiver:
-    """Receives over HTTP.
-
-    Args:
-        answer: the handler of each request until the receiver is healed; by default, it accepts the
-            request.
-
-    Attributes:
-        payloads: the accepted requests, in order of arrival.
-    """
+    """Receives over HTTP; until it is healed, ``answer`` handles each request."""
 
     exporter = "otlp_http"
 
@@ -48,11 +40,9 @@ class HttpReceiver:
         return {"endpoint": f"http://{host}:{port}"}
 
     def heal(self) -> None:
-        """Accepts everything from now on."""
         self.answer = Request.accept
 
     def close(self) -> None:
-        """Stops listening."""
         self.server.close()
 
 
@@ -63,7 +53,6 @@ class Request:
         self.receiver, self.handler, self.body = receiver, handler, body
 
     def store(self) -> None:
-        """Stores the request's samples."""
         self.receiver.payloads.append(self.body)
 
     def reply(self, status=200, body=b"", kind="application/x-protobuf", **headers) -> None:
@@ -71,16 +60,13 @@ class Request:
         self.handler.reply(status, body, **{"Content_Type": kind, **headers})
 
     def send(self, data: bytes) -> None:
-        """Sends raw bytes."""
         self.handler.wfile.write(data)
 
     def accept(self) -> None:
-        """Stores the samples and reports success."""
         self.store()
         self.reply()
 
     def close(self, *, reset=False) -> None:
-        """Closes the connection, with RST if requested."""
         self.handler.close_connection = True
         if reset:
             self.handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_0)
@@ -90,13 +76,7 @@ class Request:
 
 
 class GrpcReceiver:
-    """Receives over gRPC.
-
-    Args:
-        answer: the function called with receiver, request and context until the receiver is healed;
-            it returns the response or aborts. By default, it accepts the request.
-        max_bytes: the size of the largest request that the receiver accepts, in bytes.
-    """
+    """Receives over gRPC; until healed, ``answer`` responds to (receiver, request, context)."""
 
     exporter = "otlp_grpc"
 
@@ -111,33 +91,23 @@ class GrpcReceiver:
         self.tls = {} if credentials else {"insecure": True}
 
     def configure(self, address=None) -> dict:
-        """Returns the exporter's configuration; a different ``address`` is a proxy's."""
         host, port = address or self.address
         return {"endpoint": f"{host}:{port}", "tls": self.tls}
 
     def heal(self) -> None:
-        """Accepts everything from now on."""
         self.answer = accept
 
     def close(self) -> None:
-        """Stops listening."""
         self.server.stop(0).wait()
 
 
 def accept(receiver, request, context) -> bytes:
-    """Stores a gRPC request, and responds with success."""
     receiver.payloads.append(request)
     return b""
 
 
 class Proxy:
-    """A receiver behind connections that misbehave.
-
-    Args:
-        behind: the receiver that the connections lead to.
-        manner: the function called with each connection, and with a function that connects it to
-            the receiver.
-    """
+    """A receiver behind a proxy; ``manner(connection, connect)`` handles its connections."""
 
     def __init__(self, behind, manner: Callable[[socket.socket, Callable], None]):
         self.behind, self.manner, self.exporter = behind, manner, behind.exporter
@@ -147,20 +117,16 @@ class Proxy:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Returns the requests that the receiver has accepted."""
         return self.behind.payloads
 
     def configure(self) -> dict:
-        """Returns the exporter's configuration."""
         return self.behind.configure(self.address)
 
     def heal(self) -> None:
-        """Forwards every connection from now on."""
         self.manner = lambda connection, connect: connect()
         self.behind.heal()
 
     def close(self) -> None:
-        """Stops listening."""
         self.listener.close()
         self.behind.close()
 
@@ -199,11 +165,7 @@ def _copy(source, target, limit, pause_s, piece) -> None:
 
 
 class FileReceiver:
-    """The file written by the exporter ``file``, in a directory of the run.
-
-    Attributes:
-        others: the paths of files that have been moved away from the exporter's path.
-    """
+    """The file written by the exporter ``file``; ``others`` are files moved away from its path."""
 
     exporter = "file/subject"
 
@@ -211,7 +173,6 @@ class FileReceiver:
         self.settings, self.others, self.path = settings, [], None
 
     def place(self, directory: Path) -> None:
-        """Creates a directory for the file in the run's directory."""
         (directory / "disk").mkdir()
         self.path = directory / "disk" / "subject.otlp"
 
@@ -223,7 +184,6 @@ class FileReceiver:
         return [payload for path in sorted(paths) for payload in split(path.read_bytes())]
 
     def configure(self) -> dict:
-        """Returns the exporter's configuration."""
         return {"path": str(self.path), "format": "proto", **self.settings}
 
     def heal(self) -> None:

@@ -14,19 +14,16 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
 def key(row: dict) -> str:
-    """Returns the key of the row's scenario."""
     return f"{row['kind']}: {row['name']}"
 
 
 def read(path: Path) -> dict[str, dict]:
-    """Reads the last row of each scenario, by key."""
     if not path.exists():
         return {}
     return {key(row): row for row in map(json.loads, path.read_text().splitlines())}
 
 
 def failures(row: dict) -> list[str]:
-    """Returns the reasons why a row fails."""
     results = list(row["problems"])
     if row["difference"]:
         results.append(f"{row['difference']} samples without an account")
@@ -52,7 +49,6 @@ def _others(row: dict) -> str:
 
 
 def line(row: dict) -> str:
-    """Returns a row as a line for the terminal."""
     return (
         f"{key(row)}: taken {row['taken']}, arrived {row['arrived']}, lost {_lost(row['lost'])}, "
         f"left {row['left']}, difference {row['difference']}, others {_others(row)}, "
@@ -134,9 +130,7 @@ def parse(page: str) -> list[dict]:
 def write(rows: dict[str, dict], keys: list[str]) -> None:
     """Writes both pages, with kinds in the order of their first scenarios.
 
-    Args:
-        rows: the new rows by key; other rows of the page are kept.
-        keys: the keys of all scenarios, in order; rows of other scenarios are removed.
+    Keeps the other rows of the page, except those of scenarios that are not in ``keys``.
     """
     kept = {key(row).lower(): row for row in parse((DOCS / "faults.md").read_text())}
     kinds = list(dict.fromkeys(scenario.split(": ")[0] for scenario in keys))

@@ -30,12 +30,8 @@ class Run(Programs):
     """An agent, its directory and receiver, and the programs that a fault starts.
 
     Attributes:
-        scenario: the scenario that is run.
-        directory: the directory of the agent's files.
         public: a world-writable directory, for other users' files.
-        receiver: the receiver of the fault's exporter.
         config: the agent's configuration; ``write_config`` writes changes to it.
-        process: the agent's process.
         seconds: the intended duration of the fault, in seconds.
         has_moved_spool: whether the last agent uses a different spool, and thus a separate account.
     """
@@ -90,7 +86,6 @@ class Run(Programs):
 
     @property
     def spool(self) -> Path:
-        """The directory of the spool."""
         return self.directory / "spool"
 
     @property
@@ -105,25 +100,20 @@ class Run(Programs):
 
     @property
     def log(self) -> str:
-        """The text of the agent's log."""
         return (self.directory / "log").read_text(errors="replace")
 
     @property
     def config_path(self) -> Path:
-        """The path of the agent's configuration file."""
         return self.directory / "agent.yaml"
 
     def write_config(self) -> None:
-        """Writes the configuration as JSON, which is valid YAML."""
         self.config_path.write_text(json.dumps(self.config, indent=1))
 
     def reload(self) -> None:
-        """Writes the configuration, and makes the agent reload it."""
         self.write_config()
         self.process.send_signal(signal.SIGHUP)
 
     def launch(self) -> None:
-        """Starts the agent, without waiting for it."""
         self.write_config()
         outputs = self.scenario.outputs(self)
         with (
@@ -139,7 +129,6 @@ class Run(Programs):
         self._peak.add(self.process.pid)
 
     def wait_ready(self) -> None:
-        """Waits until the agent samples."""
         self.wait_until(lambda: (self.get_status() or {}).get("status") == "sampling", READY_S)
 
     def wait_until(self, condition, seconds: float, what="it is ready") -> None:
@@ -160,11 +149,9 @@ class Run(Programs):
         return None
 
     def measure(self) -> None:
-        """Starts to measure the agent's CPU time."""
         self._cpu_from = cpu_seconds(self.process.pid)
 
     def end_measuring(self) -> None:
-        """Stops measuring, if started."""
         if self._cpu_from is not None:
             self.cpu_s += cpu_seconds(self.process.pid) - self._cpu_from
             self._cpu_from = None
@@ -181,7 +168,6 @@ class Run(Programs):
             self.wait_until(is_settled, HEALED_S)
 
     def stop(self) -> None:
-        """Stops the agent with SIGTERM and reads its account."""
         self.end_measuring()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(STOP_S)
@@ -192,7 +178,6 @@ class Run(Programs):
         self.accounts.append(json.loads(lines[-1])["account"])
 
     def kill(self) -> None:
-        """Kills the agent as the OOM killer would."""
         self.end_measuring()
         self.process.kill()
         self.process.wait()
@@ -200,13 +185,11 @@ class Run(Programs):
         self.killed += 1
 
     def restart(self) -> None:
-        """Restarts the agent, and waits until it samples."""
         self.launch()
         self.wait_ready()
         self.measure()
 
     def close(self) -> None:
-        """Stops all processes and the receiver, and reverts what the fault has registered."""
         self.end_programs()
         if self.process and self.process.poll() is None:
             self.process.kill()

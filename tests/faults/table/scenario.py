@@ -18,7 +18,6 @@ SECONDS = 4.0
 
 
 def wait(run: Run) -> None:
-    """Leaves receiver and agent alone while the fault lasts."""
     time.sleep(run.seconds)
 
 
@@ -29,9 +28,9 @@ class Scenario:
     Attributes:
         kind: the section of the table that it belongs to.
         name: a description, unique within its kind.
-        fault: the function called once the agent samples; its return ends the measurement.
-        receiver: the function that opens the receiver, which is healed after the fault.
-        before: the function called before the agent starts.
+        fault: called once the agent samples; its return ends the measurement.
+        receiver: opens the receiver, which is healed after the fault.
+        before: called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.
         spool: whether the exporter queues on disk.
         heals: whether the receiver is healed and waited for before the agent stops.
@@ -41,10 +40,8 @@ class Scenario:
         misses: whether the kernel takes too few samples of all programs; the agent must count the
             missing samples as missed.
         seconds: the duration of the fault, in seconds.
-        outputs: the function that returns replacements for the agent's ``stdout`` and ``stderr``,
-            given the run.
-        environment: the function that returns additional environment variables for the agent, given
-            the run.
+        outputs: returns replacements for the agent's ``stdout`` and ``stderr``, given the run.
+        environment: returns additional environment variables for the agent, given the run.
     """
 
     kind: str
@@ -66,12 +63,10 @@ class Scenario:
 
     @property
     def key(self) -> str:
-        """The unique key of the scenario."""
         return f"{self.kind}: {self.name}"
 
 
 def load() -> list[Scenario]:
-    """Returns all scenarios, sorted by module name."""
     kinds = importlib.import_module("tests.faults.table.kinds")
     scenarios = []
     for module in sorted(pkgutil.iter_modules(kinds.__path__), key=lambda module: module.name):

@@ -59,12 +59,10 @@ class Peak:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def add(self, pid: int) -> None:
-        """Starts watching a process."""
         with self._lock:
             self.bytes[pid] = resident_bytes(pid)
 
     def stop(self) -> None:
-        """Stops watching all processes."""
         self._ended.set()
 
     def _watch(self) -> None:

@@ -22,7 +22,6 @@ def write(path: str, text: str) -> None:
 
 @contextmanager
 def sysctl(name: str, value: int) -> Iterator[None]:
-    """Sets a sysctl, and restores it at the end."""
     path = Path("/proc/sys") / name.replace(".", "/")
     before = path.read_text()
     path.write_text(str(value))

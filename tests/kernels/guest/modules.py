@@ -37,7 +37,6 @@ class KernelObject:
 
     @cached_property
     def build_id(self) -> str:
-        """The GNU build id in hexadecimal."""
         for section in self._elf.iter_sections():
             if isinstance(section, NoteSection):
                 for note in section.iter_notes():
@@ -109,13 +108,11 @@ def insert(variant: str = "spin", **parameters: int) -> None:
 
 
 def insert_command(variant: str = "spin", **parameters: int) -> list[str]:
-    """Returns the command line that loads the test module."""
     options = [f"{name}={value}" for name, value in parameters.items()]
     return ["insmod", str(spin_object(variant)), *options]
 
 
 def remove(name: str = "kprof_spin") -> None:
-    """Unloads a module if it is loaded."""
     if Path(f"/sys/module/{name}/refcnt").exists():
         _call(_DELETE_MODULE, name.encode(), os.O_NONBLOCK)
 
@@ -128,7 +125,6 @@ def _call(number: int, *arguments: object) -> None:
 
 @contextmanager
 def spinning(variant: str = "spin", **parameters: int) -> Iterator[KernelObject]:
-    """Keeps the test module loaded and spinning during the block."""
     insert(variant, **parameters)
     try:
         yield KernelObject(spin_object(variant))
@@ -137,8 +133,6 @@ def spinning(variant: str = "spin", **parameters: int) -> Iterator[KernelObject]
 
 
 class KernelSymbol(NamedTuple):
-    """One line of /proc/kallsyms."""
-
     address: int
     type: str
     name: str

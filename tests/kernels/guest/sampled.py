@@ -35,7 +35,6 @@ def sampler(
 
 
 def drain_for(running: EbpfSampler, seconds: float) -> list[RawSample]:
-    """Drains for a number of seconds, as the pipeline does; returns the samples."""
     samples: list[RawSample] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -56,7 +55,6 @@ def drain_until(
 
 
 def finish(running: EbpfSampler) -> list[RawSample]:
-    """Stops and drains the sampler; checks that every sample is accounted for."""
     running.stop()
     rest = running.drain()
     counts = running.counts()["on_cpu"]
@@ -65,6 +63,5 @@ def finish(running: EbpfSampler) -> list[RawSample]:
 
 
 def sample(seconds: float) -> list[RawSample]:
-    """Samples for a number of seconds; returns all samples."""
     with sampler() as running:
         return drain_for(running, seconds) + finish(running)

@@ -1,8 +1,7 @@
 """Accesses Debian's archive with apt, for this machine's release or another release.
 
 apt verifies signatures in either case. For another release, apt uses a separate configuration,
-separate lists and an empty package database in the cache, so that those of this machine are not
-touched.
+separate lists and an empty package database in the cache, so this machine's are not touched.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class Archive:
     options: tuple[str, ...] = ()
 
     def update(self) -> None:
-        """Updates the package lists; raises MatrixError."""
         call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
 
     def dependencies(self, package: str, pattern: str) -> list[str]:
@@ -57,20 +55,14 @@ class Archive:
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 
     def version(self, package: str) -> str:
-        """Returns the newest version of a package."""
         shown = call(["apt-cache", *self.options, "show", "--no-all-versions", package])
         return re.findall(r"^Version: (\S+)$", shown, re.MULTILINE)[0]
 
     def download(self, packages: Sequence[str], folder: Path) -> None:
-        """Downloads packages into a folder; raises MatrixError."""
         self._fetch(["download", *packages], folder)
 
     def download_source(self, package: str, folder: Path) -> None:
-        """Downloads a package's source into a folder; the archive must be opened with sources.
-
-        Raises:
-            MatrixError: the archive has no such source.
-        """
+        """Downloads a package's source, from an archive opened with sources; raises MatrixError."""
         self._fetch(["source", "--download-only", package], folder)
 
     def _fetch(self, words: Sequence[str], folder: Path) -> None:
@@ -81,14 +73,7 @@ class Archive:
     def unpack(self, packages: Sequence[str], root: Path) -> None:
         """Unpacks packages and their dependencies, without running their scripts.
 
-        The archive must come from :func:`open_release`.
-
-        Args:
-            packages: the names of the packages.
-            root: the directory to create.
-
-        Raises:
-            MatrixError: a package is unknown, or cannot be downloaded.
+        The archive must come from :func:`open_release`. Raises MatrixError.
         """
         for name in _MERGED:
             (root / "usr" / name).mkdir(parents=True)
@@ -109,16 +94,12 @@ def open_release(
 ) -> Archive:
     """Opens the archive of another release or architecture, including its security updates.
 
-    Tries this machine's mirror first, then the archive of former releases.
+    Tries this machine's mirror first, then the archive of former releases. Raises MatrixError if no
+    reachable archive has the release.
 
     Args:
-        release: the code name of the release.
         home: the directory for apt's files, outside of the checkout.
         architecture: Debian's name of the architecture; empty for this machine's.
-        with_sources: whether to fetch the lists of source packages, too.
-
-    Raises:
-        MatrixError: no reachable archive has the release.
     """
     for place in ("lists/partial", "cache/archives/partial"):
         (home / place).mkdir(parents=True, exist_ok=True)

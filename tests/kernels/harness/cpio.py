@@ -23,19 +23,15 @@ class Archive:
         self._entries = 0
 
     def directory(self, path: str) -> None:
-        """Adds an empty directory."""
         self._add(path, stat.S_IFDIR | 0o755)
 
     def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Adds a regular file."""
         self._add(path, stat.S_IFREG | mode, data)
 
     def character_device(self, path: str, major: int, minor: int) -> None:
-        """Adds a character device node."""
         self._add(path, stat.S_IFCHR | 0o600, device=(major, minor))
 
     def finish(self) -> bytes:
-        """Returns the whole archive, with its trailer."""
         self._add(_TRAILER, 0)
         return bytes(self._content)
 

@@ -2,12 +2,7 @@
 
 
 class MatrixError(Exception):
-    """Raised if the matrix cannot be run, as opposed to a failed test.
-
-    Args:
-        message: what went wrong.
-        hint: how to fix it.
-    """
+    """Raised if the matrix cannot be run, as opposed to a failed test."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -69,10 +69,7 @@ def module_name(path: str) -> str:
 
 
 def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> list[str]:
-    """Returns the files of modules and of their dependencies, in load order.
-
-    Modules without a file are assumed to be built in.
-    """
+    """Returns the files of modules and dependencies, in load order; built-in modules have none."""
     by_name = {module_name(path): path for path in dependencies}
     order: list[str] = []
     for name in wanted:
@@ -84,10 +81,7 @@ def load_order(dependencies: dict[str, list[str]], wanted: Sequence[str]) -> lis
 
 
 def shared_paths(kernel: KernelFiles) -> dict[str, Path]:
-    """Returns the host directories that a guest sees at the same paths, by tag.
-
-    There are none if the guest has the host's root.
-    """
+    """Returns the host directories that a guest without the host's root sees, by tag."""
     if kernel.root is None:
         return {}
     return {"checkout": CHECKOUT, "kernel": kernel.work}

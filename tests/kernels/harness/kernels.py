@@ -25,14 +25,10 @@ class KernelFiles:
     """The files of one kernel.
 
     Attributes:
-        name: the kernel's name in :data:`KERNELS`.
         version: the version of the package, such as ``6.1.192-2``.
         release: the output of ``uname -r``.
-        image: the bzImage, or arm64's Image.
         modules: the directory that the guest sees as ``/lib/modules``, with ``modules.dep``.
         headers: the directory for ``make -C`` to build a module; None if there are no headers.
-        work: the directory for files built for this kernel.
-        machine: the machine type that it runs on.
         root: the directory that the guest sees as ``/``; None for the host's root.
     """
 
@@ -61,8 +57,7 @@ class DebianKernel:
         release: the code name of the Debian release that has it; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
         tests: the test files to run; empty for all.
-        machine: the machine type that it runs on; ``release`` must be given if this differs from
-            the host's.
+        machine: ``release`` must be given if this differs from the host's.
     """
 
     name: str
@@ -164,7 +159,6 @@ _ARM64_TESTS = (
     "test_agent.py",
 )
 
-# One row per kernel.
 KERNELS: dict[str, Kernel] = {
     row.name: row
     for row in (
@@ -286,5 +280,5 @@ def _unpack(packages: Sequence[tuple[Archive, Sequence[str]]], root: Path) -> No
 
 
 def _own_makefiles(sources: Path) -> Iterator[Path]:
-    """Rewrites makefiles that contain the package's installation path."""
+    """Returns the short makefiles, which contain the package's installation path."""
     return (path for path in sources.glob("linux-headers-*/Makefile") if path.stat().st_size < 200)

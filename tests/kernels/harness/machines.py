@@ -37,11 +37,6 @@ class Machine:
         name: the name that ``uname -m`` prints.
         architecture: Debian's name of the architecture.
         emulator: the emulator's command, with options for processor and board.
-        package: the package with the emulator.
-        console: the name of the serial console.
-        compiler: the C compiler for kernel modules.
-        compiler_package: the package with the compiler.
-        make: the options with which ``make`` builds a kernel module.
         variants: the compiler options of each build of a program, by name.
     """
 
@@ -87,17 +82,7 @@ AARCH64 = Machine(
 
 
 def build_root(machine: Machine, archive: Archive) -> Path:
-    """Returns a root directory with Debian and the package's dependencies for a machine type.
-
-    Builds it if it is missing from the cache, or if the requirements have changed.
-
-    Args:
-        machine: the machine type to build the root for.
-        archive: the archive of the Debian release to use.
-
-    Raises:
-        MatrixError: a package or wheel cannot be downloaded.
-    """
+    """Returns the root of a machine type's Debian, built unless cached; raises MatrixError."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *_REQUIREMENTS]
     key = hashlib.sha256(repr((_PACKAGES, requirements)).encode()).hexdigest()[:12]

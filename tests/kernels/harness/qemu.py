@@ -71,12 +71,10 @@ class Outcome:
 
     @property
     def console(self) -> str:
-        """The guest's console output."""
         return (self.run_dir / "console.log").read_text(errors="replace")
 
     @property
     def console_tail(self) -> str:
-        """The last lines of the console output."""
         return "\n".join(self.console.splitlines()[-TAIL_LINES:])
 
     @property

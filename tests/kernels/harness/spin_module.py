@@ -16,12 +16,7 @@ VARIANTS = {"spin": "", "other": "1"}
 
 
 def build(kernel: KernelFiles) -> Path:
-    """Builds every variant that is older than its source; returns the directory of all variants.
-
-    Raises:
-        MatrixError: there are no headers, or the build failed; the message has the compiler's
-            output.
-    """
+    """Builds outdated variants; returns the directory of all variants, or raises MatrixError."""
     if kernel.headers is None:
         raise MatrixError(f"{kernel.name}: the headers to build the test module are missing")
     home = kernel.work / "module"

@@ -20,14 +20,12 @@ MAX_ABSENT = 0.02
 
 
 def is_good(report: Report, samples: int) -> bool:
-    """Returns whether no stack is wrong, and enough are present."""
     missing = report.absent + report.unknown
     missing += max(0, report.frameless - report.outcomes.get("no_frame", 0))
     return not report.wrong and report.total >= samples and missing <= MAX_ABSENT * report.total
 
 
 def main() -> int:
-    """Tests the interpreters whose versions start with one of the arguments, by default all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--samples", type=int, default=20_000, help="with each")
     parser.add_argument("--churn", action="store_true", help="run short-lived functions")

@@ -162,9 +162,7 @@ class Chains:
         return qualname, calling
 
     def _add_work(self, qualname, function, indent, marks):
-        """Adds the body of a function between its marks; returns the line of its call, or a leaf's
-        last line.
-        """
+        """Adds a function's body; returns the line of its call, or a leaf's last line."""
         if function.style is None and not function.leaf:
             lines = [self._emit(indent + text.format(**vars(marks))) for text in _STEPS]
             first, second = {marks.begin}, {marks.step}

@@ -22,7 +22,6 @@ _FEW_LINES = 5
 
 
 def make(source, name):
-    """Creates a function object with new code."""
     names = {}
     exec(compile(source, "churn.py", "exec"), names)
     return names[name]
@@ -33,7 +32,6 @@ def name_of(serial):
 
 
 def named(serial):
-    """Makes a function with a unique name, which works in lines 2 to 4."""
     name = name_of(serial)
     return make(f"def {name}(m, r):\n{_WORK.format(serial)}", name)
 

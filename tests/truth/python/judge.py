@@ -16,13 +16,7 @@ _OF_ALL_LINES = ("futex", "sched", "brk", "madvise", "mmap", "munmap")
 
 
 class Seen(NamedTuple):
-    """A sample.
-
-    Attributes:
-        mark: the mark that the thread has stored; 0 before its first chain.
-        frames: the frames of the Python side, leaf first; may be empty.
-        kernel: the names of the kernel functions, leaf first.
-    """
+    """A sample; frames are leaf first, and ``mark`` is 0 before the thread's first chain."""
 
     mark: int
     frames: tuple[Frame, ...]
@@ -33,16 +27,13 @@ class Report:
     """The outcomes of a program's samples.
 
     Attributes:
-        right: the number of samples that match the running code exactly.
-        frameless: the number of samples without Python frames that may have had none; the sampler
-            must report the same number (``no_frame`` in ``outcomes``).
-        absent: the number of other samples without Python frames.
-        unknown: the number of samples with an undescribed frame.
-        wrong: the number of wrong samples, by reason.
-        examples: the descriptions of some wrong samples.
-        styles: the number of right samples by the style in which their functions were called.
-        outcomes: the sampler's counts.
-        in_system_calls: the number of right samples in a system call of the function on top.
+        right: samples that match the running code exactly.
+        frameless: samples without Python frames that may have had none; the sampler must report the
+            same number (``no_frame`` in ``outcomes``).
+        absent: other samples without Python frames.
+        unknown: samples with an undescribed frame.
+        styles: right samples by the style in which their functions were called.
+        in_system_calls: right samples in a system call of the function on top.
     """
 
     def __init__(self) -> None:
@@ -54,19 +45,16 @@ class Report:
 
     @property
     def total(self) -> int:
-        """The number of all samples."""
         shown = self.right + self.unknown + self.wrong.total()
         return shown + self.frameless + self.absent
 
     def add_wrong(self, why: str, seen: Seen) -> None:
-        """Counts a wrong sample."""
         self.wrong[why] += 1
         if len(self.examples) < _EXAMPLES:
             top = [(frame.function, frame.lines[0].line) for frame in seen.frames[:4]]
             self.examples.append(f"  {why}: {top}, mark {seen.mark}, {seen.kernel[:3]}")
 
     def describe(self) -> str:
-        """Returns a summary line, followed by examples."""
         total = max(self.total, 1)
         line = (
             f"{self.total} samples: {self.wrong.total()} wrong, {self.absent / total:.2%} absent, "
@@ -85,7 +73,6 @@ class ChurnJudge:
         self.report = Report()
 
     def take(self, seen: Seen) -> None:
-        """Adds a sample."""
         if not seen.mark:
             return
         report, (name, first, last) = self.report, churn.expected(seen.mark)
@@ -106,9 +93,7 @@ class ChurnJudge:
 class Judge:
     """Compares the stacks of a program's threads with the program's chains.
 
-    Args:
-        chains: the program's chains.
-        below: the qualified names of the functions that call all chains, innermost first.
+    ``below``: the qualified names of the functions that call all chains, innermost first.
     """
 
     def __init__(self, chains: Chains, below: list[str]) -> None:

@@ -85,7 +85,6 @@ def running_command(
 
 @contextlib.contextmanager
 def churning(python: Python) -> Iterator[Target]:
-    """Runs churn.py with an interpreter."""
     with _started([str(python.command), str(CHURN)], {}) as (process, started):
         yield _make_target(process, started, ChurnJudge())
 
@@ -130,7 +129,6 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _read_ids(pid: int, task: int) -> int:
-    """Returns the innermost id of a thread."""
     status = Path(f"/proc/{pid}/task/{task}/status").read_text()
     return int(status.partition("NSpid:")[2].partition("\n")[0].split()[-1])
 
@@ -146,7 +144,7 @@ class KernelNames:
 
     def find(self, address: int) -> str:
         at = bisect.bisect_right(self._addresses, address) - 1
-        return self._names[at] if self._addresses[at] else ""  # hidden without CAP_SYSLOG
+        return self._names[at] if self._addresses[at] else ""  # 0 without CAP_SYSLOG
 
 
 def measure(
@@ -158,7 +156,7 @@ def measure(
         samples_per_second=HZ,
         target_pids=tuple(target.pid for target in targets),
         python_frames=127,
-        stacks="both",  # keeps samples in user mode, where frames are created
+        stacks="both",  # in user mode, too, where frames are created
         user_unwinding="frame_pointers",
     )
     sampler = EbpfSampler(config, loader=loader)
@@ -208,6 +206,5 @@ def _see(sample: RawSample, resolver: PythonResolver, names: KernelNames) -> See
 
 @contextlib.contextmanager
 def building() -> Iterator[Path]:
-    """Yields the compiled sampler, in a directory that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         yield build(Path(folder))

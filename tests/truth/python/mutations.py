@@ -147,12 +147,10 @@ def is_true(report: Report | str, churn: bool) -> bool:
 
 
 def find_python(minor: str) -> Python | None:
-    """Returns the first interpreter of a version."""
     return next((python for python in find_pythons() if python.minor == minor), None)
 
 
 def main(names: list[str]) -> int:
-    """Runs the mutations whose names contain one of ``names``, by default all mutations."""
     unnoticed = 0
     with tempfile.TemporaryDirectory() as made:
         for mutation in MUTATIONS:

@@ -43,7 +43,6 @@ def work(seed, styles, thread, report):
 
 
 def start(thread):
-    """Starts a thread; returns its report."""
     end, report = os.pipe()
     script = SCRIPT.format(
         folder=FOLDER, seed=sys.argv[1], styles=sys.argv[2].split(","), thread=thread, report=report
@@ -54,7 +53,6 @@ def start(thread):
 
 
 def main():
-    """Starts all threads, and waits until standard input ends."""
     threads = [start(thread) for thread in range(chains.THREADS)]
     print(json.dumps({"pid": os.getpid(), "threads": threads}), flush=True)
     sys.stdin.read()

@@ -44,7 +44,6 @@ def write(path, parts, *, pid=7, idle_s=0):
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes two profiles of 20 s, with 20 % and 60 % in read."""
     return write(tmp_path / "a", [(20, 20)]), write(tmp_path / "b", [(20, 60)])
 
 

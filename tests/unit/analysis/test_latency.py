@@ -160,7 +160,6 @@ def test_reports_have_the_weights(path, tmp_path):
 
 
 def test_a_filter_does_not_change_the_number_of_threads(path):
-    """A thread keeps its weight when other threads are filtered out."""
     (whole,) = json.loads(invoke("--weight", "latency", "--by", "thread", "--json", path))["kinds"]
     (selected,) = json.loads(invoke("--weight", "latency", "--json", "-t", "2", path))["kinds"]
     weights = [group["self"] for group in whole["groups"] if "2" in group["name"]]

@@ -74,21 +74,18 @@ def profile(tmp_path):
 
 
 def report(*arguments):
-    """Runs the command with a pipe as output; returns the output."""
     done = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
 
 def fails(*arguments):
-    """Runs the command; asserts that it fails, and returns message and fix."""
     done = CliRunner().invoke(command, [str(argument) for argument in arguments])
     assert done.exit_code == 1, done.output
     return str(done.exception), done.exception.hint
 
 
 def rows(*arguments):
-    """Returns names with self and total weight from the command's table."""
     (kind,) = json.loads(report("--json", *arguments))["kinds"]
     return {row["name"]: (row["self"], row["total"]) for row in kind["groups"]}
 

@@ -57,7 +57,6 @@ def pack(frames=(), *, start=5, kernel=0, user=0, **fields):
 
 
 def parse(payload, *limit):
-    """Parses a chunk with one record; returns its sample."""
     (sample,) = parse_records(in_ring(payload), *limit)
     return sample
 
@@ -101,7 +100,6 @@ GO = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b71692033
 
 
 def pack_go(labels):
-    """Returns a goroutine's labels as the BPF program writes them."""
     entries = [
         bytes((len(name), len(value))) + name.encode() + value.encode()
         for name, value in labels.items()

@@ -107,7 +107,6 @@ class BPF:
 
 
 def test_the_compiler_gets_a_minimal_environment(package, tmp_path, monkeypatch):
-    """It gets no variables of the agent's environment, and cannot import packages next to bcc's."""
     monkeypatch.setenv("ARCH", "mips")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     before = dict(os.environ)

@@ -74,7 +74,7 @@ def test_a_kernel_without_tracepoints_lists_none():
     assert list_tracepoints(btf(("request", 8, []))) == set()
 
 
-def test_the_recursions_of_other_files_are_0():
+def test_descriptors_of_other_files_have_no_recursions():
     with open("/dev/null") as file:
         assert count_recursions(file.fileno()) == 0
     assert count_recursions(-1) == 0

@@ -16,7 +16,6 @@ from tests.bpf_object import btf, object_btf
 
 
 def object_types():
-    """Returns the types of the compiled program."""
     return KernelTypes(object_btf())
 
 

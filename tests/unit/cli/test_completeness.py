@@ -48,7 +48,6 @@ def whole_share(*samples):
 
 
 def remark(**samples_by_program):
-    """Returns the remark, which is the same for a recording and for a report."""
     recorded = window(**samples_by_program)
     counts = Completeness.of_windows([recorded])
     assert Completeness.of_samples(load_samples([recorded])) == counts

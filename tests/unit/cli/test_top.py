@@ -119,7 +119,6 @@ def screen(state, shown, width=80, height=24, **more):
 
 
 def selected(state, shown, **size):
-    """Returns the selected row; checks that there is at most one."""
     lines = page(state, shown, STATUS, Size(80, 24, **size), color=False)
     rows = [click.unstyle(line) for line in lines if "\x1b[7m" in line]
     rows = [row for row in rows if "ms/s" not in row]
@@ -233,7 +232,7 @@ def test_a_frozen_screen_does_not_change_while_samples_arrive():
     for number in range(7, 20):
         sliding.add(window(number, computes=50))
     assert screen(state, sliding.shown()) == before
-    press(state, sliding.shown(), "p")  # keys change the view of the same time
+    press(state, sliding.shown(), "p")  # keys change only the view, not the time range
     assert names(state, sliding.shown())[0] == "nginx (7)"
     press(state, sliding.shown(), "f", " ")
     assert screen(state, sliding.shown())[2].endswith("compute")
@@ -252,7 +251,7 @@ def test_a_filter_can_be_typed_edited_applied_and_removed():
     assert screen(state, shown)[-1].startswith("/SYS  ")
     press(state, shown, "S", ESCAPE)
     assert names(state, shown) == everything
-    press(state, shown, "/", *"libc", ENTER)  # the module
+    press(state, shown, "/", *"libc", ENTER)  # matches a module
     assert names(state, shown) == ["main"]
     press(state, shown, "/", ESCAPE, "/", *"q!", ENTER)
     assert "no row matches" in screen(state, shown)[2]

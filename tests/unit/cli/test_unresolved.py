@@ -27,7 +27,6 @@ def nameless(module, reason=Unresolved.NO_NAME, side=USER_SIDE):
 
 
 def count(*stacks):
-    """Counts the frames in stacks, each with its number of samples."""
     samples = [
         WindowSample(Stack.from_frames(frames), 1, "t", 0, None, list(range(number)))
         for number, frames in stacks

@@ -35,7 +35,6 @@ GROUPS = [
 
 
 def write(path, values, kind=KIND):
-    """Writes a profile file with a sample of each value; returns its path."""
     rows = []
     for number, value in enumerate(values):
         names = (f"leaf{number % 5}", f"caller{number % 3}", "root")

@@ -43,7 +43,6 @@ def test_a_minimal_file_has_the_defaults():
 
 
 def test_all_problems_are_reported_at_once_with_their_positions():
-    """Wrong types, ranges, units, unknown and repeated keys are reported together, in order."""
     assert receiver(
         "samples_per_second: fast\n"
         "reporter_interval: 5\n"
@@ -65,7 +64,6 @@ def test_all_problems_are_reported_at_once_with_their_positions():
 
 
 def test_types_are_not_coerced():
-    """Strings, numbers and booleans are not converted to each other."""
     assert (
         len(receiver('samples_per_second: "19"\nsend_idle_frames: 1\nmap_scale_factor: true')) == 3
     )

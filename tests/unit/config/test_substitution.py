@@ -58,7 +58,6 @@ def read(text):
     ],
 )
 def test_substitution_follows_the_specification(text, value):
-    """A scalar gets the value and type in the table."""
     result = read(text)
     assert result == value
     assert type(result) is type(value)
@@ -73,7 +72,6 @@ def test_keys_are_not_substituted():
     "text", ["${STRING_VALUE:?error}", "${1BAD}", "${file:/etc/passwd}", "${}"]
 )
 def test_malformed_references_are_errors(text):
-    """A malformed reference is reported with its position and not substituted."""
     document = parse_document(f"a: 1\nkey: {text}", path="t.yaml", environ=ENVIRON)
     [problem] = document.problems
     assert (problem.line, problem.column, problem.key) == (2, 6, "key")

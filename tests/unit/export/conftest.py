@@ -25,14 +25,11 @@ def batch():
 
 @pytest.fixture
 def quick():
-    """Returns a retry policy that retries quickly, for a limited time."""
     return RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=10)
 
 
 @pytest.fixture
 def status_details():
-    """Returns a function that serializes a ``google.rpc.Status`` with messages as details."""
-
     def make(*messages):
         status = Status(code=8, message="no")
         for message in messages:

@@ -33,7 +33,6 @@ def send(exporter):
 
 
 def profiles(payload):
-    """Returns the number of samples by profile id."""
     return {
         profile.profile_id: len(profile.samples)
         for resource in ExportProfilesServiceRequest.FromString(payload).resource_profiles

@@ -12,8 +12,6 @@ from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
 
 
 class Receiver(ProfileExporter):
-    """A receiver that can be up or down and records requests."""
-
     name, form, max_bytes = "receiver", Form.PROTOBUF, None
 
     def __init__(self, *, up=True):

@@ -14,7 +14,6 @@ EXAMPLES = examples("export.md")
 
 
 def run(heading, page=EXAMPLES, **given):
-    """Runs the example below a heading; returns the names it defines."""
     (code,) = page[heading]
     exec(code, given)
     return given

@@ -202,7 +202,6 @@ def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate,
 
 
 def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
-    """Its batch is counted as lost, and is not counted again when the export finally returns."""
     monkeypatch.setattr(gate, "shutdown", lambda _: None)
     earlier = set(threading.enumerate())
     queue = open_queue(gate)

@@ -154,7 +154,7 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
     ],
 )
 def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer, arrived):
-    """Counting the largest profiles as rejected keeps "exported" a lower bound."""
+    """The largest profiles are counted as rejected, so that "exported" is a lower bound."""
     grpc_receiver.answer(answer)
     result = exporter.export(batch(samples=(10, 100, 1)))
     assert (result.outcome, result.exported) == (SUCCESS, arrived)

@@ -60,7 +60,6 @@ def open_exporter(http_receiver, quick):
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("compression", ["gzip", "none"])
 def test_requests_follow_the_specification(http_receiver, open_exporter, batch, form, compression):
-    """Path, content type and encoding follow the specification; the body is the batch."""
     exporter = open_exporter(form=form, compression=compression)
     assert exporter.form is form
     assert exporter.export(batch(b'{"a": 1}' * 50, form=form)) == (
@@ -504,7 +503,7 @@ def test_refused_connections_are_retried_until_the_time_limit(open_exporter, bat
 def test_proxies_come_from_the_environment_unless_configured(
     http_receiver, open_exporter, batch, monkeypatch
 ):
-    """The request line has the full address for a proxy, and only the path for a server."""
+    """The request line has the absolute URL for a proxy, and only the path for a server."""
     proxy, far = http_receiver.endpoint, "http://collector.invalid:4318"
     once = RetryPolicy(enabled=False)
     assert open_exporter(far, proxy_url=proxy, retry=once).export(batch()).outcome is SUCCESS

@@ -45,7 +45,6 @@ COUNT = 300
 
 
 def make(number=0, count=COUNT, name="thread", max_bytes=None):
-    """Returns batches with samples of two kinds."""
     start = START + number * 10**9
     profiles = []
     for kind in (ON_CPU, OFF_CPU):
@@ -62,7 +61,6 @@ def make(number=0, count=COUNT, name="thread", max_bytes=None):
 
 
 def stamps(payloads):
-    """Counts the occurrences of each sample in requests."""
     return Counter(
         (profile.kind.name, sample.thread_name, stamp)
         for decoded in decode_windows(payloads)
@@ -73,8 +71,6 @@ def stamps(payloads):
 
 
 class LimitedGrpc:
-    """A gRPC server with a limit on the request size, which keeps accepted requests."""
-
     def __init__(self, limit, answer=lambda *_: b""):
         self.taken, self.answer = [], answer
         self.server, port = serve_grpc(self.export, max_bytes=limit)
@@ -129,7 +125,6 @@ def limit_http(receiver, limit, status=413, body=b""):
 
 
 def check_all_arrived(exporter, batches, taken):
-    """Exports batches; checks that every sample arrives once and is in the account."""
     for batch in batches:
         result = exporter.export(batch)
         assert result.counts() == batch.sample_counts

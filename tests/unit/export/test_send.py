@@ -59,7 +59,6 @@ def lines(messages):
 
 
 def run(capsys, *words):
-    """Runs the command; returns its exit status and the lines of both outputs."""
     try:
         main(["send", *map(str, words)])
         status = 0
@@ -138,7 +137,6 @@ def test_a_request_above_the_message_limit_is_split(grpc_receiver, tmp_path, cap
 
 
 def test_a_request_rejected_for_its_size_is_split(http_receiver, tmp_path, capsys):
-    """Parts fit the receiver's limit; samples that it never accepts are saved."""
     taken = []
 
     def answer(handler):

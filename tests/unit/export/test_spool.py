@@ -35,7 +35,6 @@ def content(batch):
 
 
 def fill(directory, count, **options):
-    """Returns an open spool with some batches."""
     spool = Spool(str(directory), **options)
     stored = [spool.append(numbered(number)) for number in range(1, count + 1)]
     return spool, stored
@@ -62,8 +61,6 @@ def damage(directory, position):
 
 
 class Nowhere(ProfileExporter):
-    """An exporter whose receiver is never reachable."""
-
     name, form, max_bytes = "nowhere", Form.PROTOBUF, None
 
     def export(self, batch):
@@ -714,7 +711,6 @@ for number in range(1, 1_000_000):
 @pytest.mark.system
 @pytest.mark.parametrize("said", [1, 40, 200])
 def test_written_batches_survive_sigkill(tmp_path, said):
-    """Each batch that the process reported as written is recovered, unless it was settled."""
     script = WRITER.format(here=str(Path(__file__).parent))
     process = subprocess.Popen(
         [sys.executable, "-c", script, tmp_path / "spool"], stdout=subprocess.PIPE

@@ -82,7 +82,6 @@ def off_cpu():
 
 @pytest.fixture
 def hostile():
-    """Returns a process, a module and a function with hostile names."""
     module = Module("m\x1b]0;x\x07\udcfe", ModuleKind.USER, None, FileId("12" * 16), 0)
     lines = (Line("f\ud800\x1b[2J\u202e\r\n\x9b", file="/tmp/\udcff.c", line=1),)
     stack = Stack.from_frames((Frame(module, 0x10, lines, 1, USER_SIDE),))

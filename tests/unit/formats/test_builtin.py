@@ -17,7 +17,6 @@ STACKS = [Stack.from_frames((frame,)) for frame in (EXT4_HERE, SHARED, SHARED_GA
 
 @pytest.fixture
 def built_in(windows):
-    """Returns a window with a sample of each stack."""
     (group, _), sample = (
         windows[0].profiles[0].resources,
         windows[0].profiles[0].resources[0].samples[0],

@@ -143,7 +143,6 @@ def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
 
 
 def test_every_format_sums_sample_values(off_cpu):
-    """The profile has three waits of 70, 20 and 10 ns, with two stacks."""
     assert folded(off_cpu) == "dd;do_syscall_64_[k] 10\ndd;do_syscall_64_[k];vfs_read_[k] 90\n"
     rows = {row.function: row for row in function_rows(off_cpu)}
     assert (rows["vfs_read"].self_count, rows["do_syscall_64"].total_count) == (90, 100)

@@ -45,7 +45,6 @@ def window_of(*stacks):
 
 
 def sent(*stacks, form=Form.PROTOBUF):
-    """Returns the window as a receiver decodes it."""
     (batch,) = encode_window(window_of(*stacks), form=form).batches
     assert check_payload(batch.payload) == []
     (decoded,) = decode_windows(batch.payload)

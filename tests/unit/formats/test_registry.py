@@ -31,7 +31,6 @@ main()
 
 @pytest.fixture
 def recording(tmp_path):
-    """Creates a recording of a single sample, from a thread named ``worker``."""
     record = pack_record(100, (0xFFFFFFFF81000010,), comm=b"worker")
     kallsyms = tmp_path / "host" / "proc" / "kallsyms"
     kallsyms.parent.mkdir(parents=True)

@@ -27,7 +27,8 @@ def test_a_child_is_killed_at_its_limit_and_the_reason_names_time_and_size():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         limit_cpu(child.pid, grant)
         _, hard = resource.prlimit(child.pid, resource.RLIMIT_CPU)
-        assert hard == resource.getrlimit(resource.RLIMIT_CPU)[1]  # SIGKILL would leave no reason
+        # At the hard limit, the kernel sends SIGKILL, which would hide the reason.
+        assert hard == resource.getrlimit(resource.RLIMIT_CPU)[1]
         assert resource.prlimit(child.pid, resource.RLIMIT_CORE)[0] == 0
         status = child.wait(300)
     assert has_exceeded_cpu(status)

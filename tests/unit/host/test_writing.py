@@ -35,7 +35,6 @@ def file_system(request, monkeypatch):
 
 @pytest.fixture
 def theirs(tmp_path):
-    """Creates a directory of another user, next to a file of this user."""
     directory = tmp_path / "theirs"
     directory.mkdir()
     os.chown(directory, NOBODY, NOBODY)

@@ -105,7 +105,6 @@ def test_files_for_other_machines_yield_none(own_file):
 
 
 def test_damaged_files_are_rejected_or_yield_none(own_file):
-    """Any bytes in headers and symbol tables may be changed."""
     source = ImageSource(own_file)
     elf = read_elf(source)
     sections = read_sections(source, elf)

@@ -105,7 +105,6 @@ def test_offsets_of_another_version_or_build_are_rejected(name):
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_any_damaged_word_is_unused_or_rejected(name):
-    """Each damaged word is either unused or leads to a rejection."""
     right = make_layout(version(name), bytes(captured(name)))
     for at in range(0, 1024, 8):
         data = captured(name)

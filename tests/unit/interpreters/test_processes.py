@@ -60,7 +60,6 @@ def processes(journal, files):
 
 
 def own_code(own):
-    """Returns an executable mapping of the interpreter's file."""
     return next(
         mapping
         for mapping in parse_mappings(read_maps(Access(), "self"))
@@ -69,7 +68,6 @@ def own_code(own):
 
 
 def mapped(pid, own, start=0x7F0000000000):
-    """Returns an event that maps this process's interpreter at another address."""
     text = own.interpreter.texts[0]
     mapping = own_code(own)._replace(
         start=start, end=start + text.size, file_offset=text.offset & ~4095
@@ -108,7 +106,6 @@ def test_a_sampled_process_is_registered_for_the_program_it_ran(processes, journ
 
 @pytest.fixture
 def sleeping():
-    """Runs a process that does not run Python; yields its pid."""
     with subprocess.Popen(["sleep", "100"]) as run:
         yield run.pid
         run.kill()

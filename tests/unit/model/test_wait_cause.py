@@ -85,7 +85,7 @@ def test_stacks_of_already_sleeping_threads_get_the_right_cause(name, cause):
     """Such stacks lack functions in the kernel's section .sched.text, such as lock functions."""
     kernel = [one for one in captured(name) if not SCHEDULER.fullmatch(one)]
     result = find_cause(WaitState.INTERRUPTIBLE, kernel, in_iowait=cause == "disk")
-    if cause == "kernel_lock":  # less specific without these functions
+    if cause == "kernel_lock":  # the cause is less specific without them
         assert result in (WaitCause.OTHER, WaitCause.PAGE_FAULT, WaitCause.KERNEL_LOCK)
     else:
         assert result.label == cause

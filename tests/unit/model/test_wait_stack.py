@@ -70,7 +70,7 @@ def test_scheduler_frames_are_recognized_by_name_without_markers():
     assert names(stack) == ROOT
 
 
-def test_a_stack_of_scheduler_frames_only_keeps_its_root():
+def test_a_stack_with_only_scheduler_frames_keeps_its_root():
     stack = WaitStacks(SCHEDULER).cut(Stack((kernel(["__schedule", "schedule"]),)))
     assert names(stack) == ["schedule"]
 

@@ -160,7 +160,6 @@ class Mutable:
         return list(table).index(text)
 
     def attribute(self, key, **value):
-        """Adds an attribute; returns its index."""
         entry = self.dictionary.attribute_table.add(key_strindex=self.string(key))
         for field, content in value.items():
             setattr(entry.value, field, content)
@@ -171,7 +170,6 @@ class Mutable:
         return next(e for e in self.dictionary.attribute_table if e.key_strindex == wanted)
 
     def sample_stack(self, stack_index):
-        """Adds a sample that uses a stack."""
         samples = self.profile().samples
         samples.add(
             stack_index=stack_index,
@@ -180,7 +178,6 @@ class Mutable:
         )
 
     def use_location(self, **fields):
-        """Adds a location, with a stack and a sample that use it."""
         location = self.dictionary.location_table.add(**fields)
         index = len(self.dictionary.location_table) - 1
         self.dictionary.stack_table.add(location_indices=[index])

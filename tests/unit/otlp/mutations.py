@@ -10,8 +10,6 @@ class Mutations(defaultdict):
         super().__init__(list)
 
     def breaks(self, rule):
-        """Decorates a function that violates a rule."""
-
         def register(mutate):
             self[rule].append(mutate)
             return mutate

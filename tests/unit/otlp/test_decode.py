@@ -37,7 +37,6 @@ def prefixed(*payloads):
 
 
 def other_window(window):
-    """Returns the window with its samples a minute later."""
     minute = 60 * 10**9
     groups = [
         group._replace(

@@ -119,7 +119,7 @@ def test_reasons_and_their_strings_are_removed_with_their_last_location(window):
 
 
 def peer_message():
-    """Returns a message like that profiler's: base names, file addresses, no lines."""
+    """Returns a message as the other profiler sends it: base names, file addresses, no lines."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.extend([

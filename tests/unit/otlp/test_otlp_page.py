@@ -12,7 +12,6 @@ EXAMPLES = examples("otlp.md")
 
 @pytest.fixture(autouse=True)
 def shop(tmp_path, monkeypatch):
-    """Runs the first example; returns the file that it writes."""
     monkeypatch.chdir(tmp_path)
     run("Write a profile")
     return tmp_path / "shop.otlp"

@@ -238,7 +238,6 @@ def totals_of_waits_that_are_no_number(m):
 
 
 def wait(m, **values):
-    """Adds attributes of a wait to a sample."""
     for key, value in values.items():
         field = "bool_value" if isinstance(value, bool) else "string_value"
         index = m.attribute(f"otel_kprofiler.wait.{key}", **{field: value})

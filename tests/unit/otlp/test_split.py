@@ -57,7 +57,6 @@ def message(window, attributes=AttributeForm.INLINE):
 
 
 def contents(payloads):
-    """Returns each sample of decoded requests with all its properties."""
     return sorted(
         (
             time,

@@ -88,7 +88,6 @@ class CostlyResources:
 
 
 def user_stack(number):
-    """Returns a stack with a single frame, without mappings."""
     return struct.pack("=BBHHHQ", 0, 0, 1, 1, 0xFFFF, 15 << 56 | number + 1)
 
 
@@ -309,7 +308,7 @@ def test_receivers_see_which_samples_are_coarse(parts):
 
 
 def test_a_resource_shared_by_processes_names_no_thread(parts):
-    """The budget may recover after a sample's Resource is found and before its group is."""
+    """The budget may recover between the lookups of a sample's Resource and its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[
         1

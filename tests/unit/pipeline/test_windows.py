@@ -12,8 +12,6 @@ SECOND = 1_000_000_000
 
 
 class FakeTime:
-    """Clocks that tests set."""
-
     def __init__(self, boot_ns=0, offset_ns=1_700_000_000 * SECOND):
         self.boot, self.offset = boot_ns, offset_ns
 

@@ -32,7 +32,6 @@ NAME = "process.executable.name"
 
 @pytest.fixture(scope="module")
 def of_processes():
-    """Returns a window with 500 processes and two kinds of samples."""
     (window,) = make_windows(1)
     (on_cpu,) = window.profiles
     waits = [
@@ -48,9 +47,7 @@ def of_processes():
 
 
 def count_samples(window):
-    """Counts each combination of kind, stack, thread, CPU, time and value, ignoring the
-    Resource.
-    """
+    """Counts samples by all their properties except the Resource."""
     counts = Counter()
     for profile in window.profiles:
         for _, sample in profile.samples:

@@ -95,7 +95,7 @@ def test_an_exited_process_raises(host):
 
 
 def cgroups(host, root, *paths):
-    """Mounts a hierarchy; returns the ids of cgroups."""
+    """Mounts a hierarchy with cgroups at the paths; returns their ids."""
     tree = host.root / "cgroups"
     for path in paths:
         (tree / path.lstrip("/")).mkdir(parents=True)

@@ -55,7 +55,6 @@ SECRET = "hunter2"
     ],
 )
 def test_a_program_is_named_after_its_script_only(executable, command, name):
-    """Other arguments are never used."""
     arguments = [
         word.replace("_", " ").encode() if ":_" in word else word.encode()
         for word in command.split()

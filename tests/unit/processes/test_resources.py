@@ -107,7 +107,7 @@ def test_each_program_executed_by_a_process_has_a_resource(proc):
     assert first.attributes["process.executable.path"] == "/bin/first"
     assert second.attributes["process.executable.path"] == "/bin/second"
     assert result.get(program(1, 0x7000)) is first
-    assert result.get(program(2, 0)) is second  # an exiting process has no stack
+    assert result.get(program(2, 0)) is second  # an exiting process has lost its stack
     assert result.get_of(ProcessKey(5, 300 * TICK_NS)) is second
 
 
@@ -240,9 +240,7 @@ NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.na
 
 
 def renew_until(resolver, resource, expected):
-    """Renews a shared Resource until it has these attributes, since files are read only at
-    intervals.
-    """
+    """Renews a shared Resource until it has these attributes; files are read only now and then."""
     until_s = time.monotonic() + 30
     while not expected.items() <= resource.attributes.items():
         assert time.monotonic() < until_s, resource.attributes
@@ -355,7 +353,7 @@ def test_a_process_that_moves_to_a_container_gets_a_new_resource(proc):
     assert result.get(moved(proc, 5, 1)) is before
     assert result.renew([before, after]) == {}
     (Path(proc.root) / "proc/5/cgroup").unlink()
-    assert result.get(moved(proc, 5, 4)) is after  # exited
+    assert result.get(moved(proc, 5, 4)) is after  # the process has exited
 
 
 def test_a_forgotten_process_is_read_again(proc):

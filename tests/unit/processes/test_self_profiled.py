@@ -20,7 +20,6 @@ START = 1_750_000_000_000_000_000
 
 
 def process(tmp_path, *links):
-    """Creates a /proc with the descriptors of process 7."""
     directory = tmp_path / "proc/7/fd"
     directory.mkdir(parents=True)
     for number, link in enumerate(links):

@@ -40,8 +40,6 @@ class Registered(dict):
 
 
 class Image:
-    """The memory of a process."""
-
     def __init__(self, pid):
         files = Access()
         self.objects = find_objects(parse_mappings(read_maps(files, pid)))
@@ -66,7 +64,6 @@ class Image:
 
 @contextlib.contextmanager
 def stopped(pid):
-    """Stops a child during the block."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
     try:
@@ -84,7 +81,7 @@ def image_of(tmp_path_factory):
             directory = tmp_path_factory.mktemp(name)
             with Program(directory, name, threads=2, late_ms=1) as program:
                 program.wait_ready()
-                with stopped(program.pid):  # or its threads would map stacks
+                with stopped(program.pid):  # running threads would map stacks
                     images[name] = Image(program.pid)
         return images[name]
 

@@ -29,7 +29,6 @@ def ring_record(time_ns, frames):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Creates a host with two modules, one of them unreadable."""
     root = tmp_path / "host"
     for path, content in {
         "proc/kallsyms": b"ffffffff81000000 T _text\n",

@@ -139,7 +139,7 @@ def test_cgroup_v1_containers_are_followed_by_process(host):
     assert follower.look()
     assert pids(follower) == (5, 7)
     assert pids(follower, target_pids=(6, 7)) == (7,)
-    assert pids(follower, target_pids=(6,)) == (1 << 22 | 1,)  # none
+    assert pids(follower, target_pids=(6,)) == (1 << 22 | 1,)  # no process has this id
 
 
 def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):

@@ -283,7 +283,6 @@ def test_the_initial_threshold_is_shorter_for_higher_rates(rate, first):
 
 
 def test_the_threshold_converges():
-    """With waits of many durations, the number of sampled waits equals the target."""
     rng, control, taken = random.Random(3), ThresholdControl(1, 0, 20), 0
     for second in range(1, 30):
         before = taken

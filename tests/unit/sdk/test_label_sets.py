@@ -15,7 +15,6 @@ STACK = Stack.from_frames(())
 
 
 def current():
-    """Returns the labels of samples in this context."""
     number = otel_context.get_value(KEY)
     return None if number is None else dict(process_labels.find(number))
 

@@ -215,8 +215,6 @@ def test_spans_without_the_sdks_private_attributes_have_names(roots):
 
 
 class Broken:
-    """A span whose methods raise."""
-
     parent = None
 
     def __init__(self, at, span_id=6):

@@ -45,7 +45,6 @@ def nothing_published():
 
 
 def own_header():
-    """Returns the address and the 32 bytes of this process's header."""
     (address,) = parse_context_addresses(Path("/proc/self/maps").read_bytes())
     return address, ctypes.string_at(address, 32)
 
@@ -102,7 +101,6 @@ def test_a_withdrawn_context_is_not_read():
 
 
 def test_a_reader_never_sees_a_torn_update():
-    """During 40,000 updates, each context that is read has been published."""
     publish_process_context({"n": "0", "same": "0"})
     code = (
         "import os, sys\n"
@@ -224,8 +222,6 @@ def test_a_mapping_without_a_name_is_an_error(monkeypatch):
 
 @pytest.fixture
 def process(tmp_path):
-    """Writes the files of a process in /proc."""
-
     def write(pid=5, ticks=300, name="/memfd:OTEL_CTX (deleted)", mode="rw-p", **header):
         directory = tmp_path / "proc" / str(pid)
         directory.mkdir(parents=True, exist_ok=True)
@@ -328,7 +324,6 @@ def resources(process):
 
 
 def close_window(resources, *seen):
-    """Closes a window; returns its Resources."""
     renewed = resources.renew(seen)
     return [renewed.get(resource, resource) for resource in seen]
 
@@ -365,7 +360,7 @@ def test_new_and_changed_contexts_apply_from_the_next_window(process, resources)
     assert changed.attributes["host.name"] == "h"  # a process cannot override it
     (directory / "maps").write_text(MAPS)  # the process has executed another program
     (directory / "mem").write_bytes(b"")
-    close_window(resources, resources.get(sample))  # has samples of the previous program
+    close_window(resources, resources.get(sample))  # of the previous program's samples
     (gone,) = close_window(resources, resources.get(sample))
     assert "service.name" not in gone.attributes
 

@@ -187,7 +187,7 @@ def test_unmapped_memory_costs_only_the_span(path):
 
 
 def other_paths(path):
-    """Yields copies of the path, each with a wrong field that the proof must detect."""
+    """Yields copies of the path, each with one wrong field that verification must detect."""
     unused = {"tgid", "classes"}  # tgid is only compared with the kernel's ids
     unused.add("collision_type")  # hashes do not collide here
     for field in [name for name in path._fields if name not in unused]:
@@ -203,7 +203,7 @@ def other_paths(path):
 def test_verification_rejects_every_wrong_path(path):
     span_path._prove(SpanReader(path), VARIABLE)
     for other in other_paths(path):
-        if other.values_style > VALUES_INLINE:  # read as the last style
+        if other.values_style > VALUES_INLINE:  # read like the last style, so not wrong
             continue
         with pytest.raises((UnprovenError, OSError)):
             span_path._prove(SpanReader(other), VARIABLE)

@@ -64,7 +64,6 @@ def test_a_recording_contains_the_uevent_datagrams(recording):
 
 
 def test_full_reads_survive_a_round_trip(modules):
-    """All modules of a boot are written and read, including padding and the ends of functions."""
     for symbols in modules.snapshot.loaded():
         if symbols.table is None:
             continue

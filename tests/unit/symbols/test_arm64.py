@@ -13,7 +13,6 @@ SEGMENT_BYTES = 64 << 10
 
 @pytest.fixture(scope="module")
 def lines():
-    """Returns (address, type, name, module) of each line."""
     results = []
     for line in lzma.decompress((FOLDER / "kallsyms.xz").read_bytes()).decode().splitlines():
         address, kind, name, *module = line.split()

@@ -67,8 +67,6 @@ def small_copies(copies, few_sections):
 
 @pytest.fixture
 def symbolize(capsys):
-    """Runs the command; returns its exit status, output and messages."""
-
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(["symbolize", *map(str, arguments)])
@@ -265,7 +263,6 @@ def test_the_recorded_events_example_works(modules_folder, monkeypatch, capsys):
 
 
 def test_explanations_use_the_snapshot_of_their_timestamp(tmp_path):
-    """Explanations use the symbols of the requested time."""
     copy = tmp_path / "kallsyms"
     line = "ffffffff81000000 T _text\nffffffff81000000 T {}\nffffffff81001000 T _etext\n"
     copy.write_text(line.format("before"))

@@ -375,7 +375,6 @@ def test_stacks_follow_loads_and_never_show_a_stale_name(live):
 
 
 def test_a_resolved_name_outlives_the_history(live):
-    """A stack that is resolved again when its window closes keeps its names."""
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [

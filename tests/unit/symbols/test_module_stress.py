@@ -20,7 +20,7 @@ def test_lookups_during_loads_and_unloads_are_correct(tmp_path):
     host = Host(tmp_path)
     watch = ModuleWatch(host.files, lambda: host.events)
     symbolizer = KernelSymbolizer.live(host.files, modules=watch)
-    lives = [[] for _ in range(PLACES)]  # (since, until, name) of certain loads
+    lives = [[] for _ in range(PLACES)]  # (since, until, name) of each load
     stop = threading.Event()
     problems, counts = [], [0] * RESOLVERS
 

@@ -22,7 +22,6 @@ BEGAN_NS = 1_000_000 * MS
 
 @pytest.fixture
 def clock(clock):
-    """Sets the boottime clock to the start of the test; returns it."""
     clock.ns = BEGAN_NS
     return clock
 

@@ -18,7 +18,6 @@ BASE = 0xFFFF_FFFF_C000_0000
 
 
 def test_every_function_keeps_its_relative_address_and_name(clones, clones_folder):
-    """Module and RVA of every function of 12 modules lead to the function in the ELF file."""
     checked = 0
     for line in (
         lzma.decompress((clones_folder / "functions.xz").read_bytes()).decode().splitlines()

@@ -53,7 +53,6 @@ def program(folder):
 
 @pytest.fixture(scope="module")
 def unmarked(folder):
-    """Builds a program without a build id."""
     return build(folder, "unmarked", "-Wl,--build-id=none")
 
 
@@ -77,7 +76,6 @@ def programs(program, unmarked, split):
 
 @pytest.fixture
 def symbolize(capsysbinary, monkeypatch):
-    """Returns a function that runs the command and returns exit status, output and messages."""
     monkeypatch.setattr(installed, "DIRECTORIES", ())  # a search of /usr takes a second
 
     def run(*arguments):

@@ -27,7 +27,6 @@ MODULES = "ext4 16384 0 - Live 0xffffffffc0002000\n"
 
 @pytest.fixture
 def symbolize(capsys, monkeypatch, tmp_path):
-    """Runs the command on a copy of a kernel; returns its exit status, lines and messages."""
     (tmp_path / "kallsyms").write_text(KALLSYMS)
     (tmp_path / "modules").write_text(MODULES)
     copies = ["--kallsyms", str(tmp_path / "kallsyms"), "--modules", str(tmp_path / "modules")]

@@ -196,7 +196,6 @@ def cut_relro(library):
 
 
 def read_rights(address):
-    """Returns the access rights of the memory at an address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(word, 16) for word in line.split()[0].split("-"))
         if start <= address < end:
@@ -360,13 +359,12 @@ class Stop(BaseException):
 
 
 def once(act):
-    """Returns a function that calls `act` on its first call only."""
     acts = iter([act])
     return staticmethod(lambda: next(acts, int)())
 
 
 def interrupts():
-    """Asynchronous exceptions during the read of a span are raised; those of its code are not."""
+    """Exceptions that interrupt the read of a span are raised; those of the span's code are not."""
     variable = context._RUNTIME_CONTEXT._current_context
     span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
     inside = trace.set_span_in_context(span)
@@ -640,7 +638,7 @@ def names():
 
 
 def ends():
-    """The writer can be stopped and started again, and ended threads hold no memory."""
+    """The writer can be stopped and started again, and exited threads hold no memory."""
     thread_context.stop()
     assert "threadlocal.schema_version" not in read_process_context(os.getpid()).extra
     nested()

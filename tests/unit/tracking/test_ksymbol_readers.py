@@ -23,8 +23,6 @@ PROGRAM = Ksymbol(0xFFFFFFFFC0001000, 33, "bpf_prog_1_a", ModuleKind.BPF, 9, 2)
 
 
 class Files:
-    """A host with a kallsyms file."""
-
     def __init__(self, tmp_path, lines=LINES):
         (tmp_path / "kallsyms").write_bytes(lines)
         self.path = tmp_path / "kallsyms"

@@ -153,7 +153,6 @@ class Memory:
 
 
 def test_records_survive_a_ring_wrap_around():
-    """Each record is read once, wherever the ring's end splits it."""
     memory = Memory(PAGE)
     ring = PerfRing(memory, PAGE)
     taken = []

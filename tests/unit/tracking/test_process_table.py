@@ -203,7 +203,6 @@ CHANGES = st.one_of(
 @settings(max_examples=400)
 @given(st.lists(CHANGES, max_size=40))
 def test_events_alone_yield_the_current_mappings(changes):
-    """The mappings derived from the events match the current mappings at every byte."""
     table, bytes_of, mapped = ProcessTable(), {}, {}
     for time_ns, one in enumerate(changes, 1):
         change = one._replace(time_ns=time_ns)

@@ -27,20 +27,17 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Builds the unwinder for this machine."""
     return native.build(tmp_path_factory.mktemp("native"))
 
 
 @pytest.fixture(params=PROGRAMS)
 def program(request, tmp_path):
-    """Extracts an arm64 program."""
     path = tmp_path / request.param
     path.write_bytes(lzma.decompress((DATA / f"{request.param}.xz").read_bytes()))
     return path
 
 
 def rule_of(row, column):
-    """Returns the kind and operand of a register's rule."""
     rule = row.get(column)
     if rule is None:
         return SAME, 0
@@ -101,7 +98,7 @@ class Records:
         self.unwinder.add_mapping(JIT, JIT + 4096, 0, native.ANONYMOUS)
 
     def unwind(self, words, pc, *, fp=0, link=0):
-        """Unwinds from ``pc``, with the 8-byte words at the stack pointer, by their offsets."""
+        """Unwinds from ``pc``; ``words`` are the 8-byte words at the stack pointer, by offset."""
         memory = bytearray(1024)
         for at, value in words.items():
             struct.pack_into("=Q", memory, at, value)
@@ -117,7 +114,7 @@ def test_a_frame_record_shows_where_callers_of_code_without_tables_saved_registe
     records = Records(built, tmp_path)
     at = records.stack
     words = {
-        0: at + 96, 8: records.middle,  # of the code without tables, whose locals end at 64
+        0: at + 96, 8: records.middle,  # the code without tables; its locals end at 64
         96: at + 224, 104: records.bottom,  # in the middle of a frame from 64 to 224
         224: 0, 232: records.main,
     }  # fmt: skip

@@ -14,7 +14,6 @@ START = 0x1000
 
 
 def follow(code, *starts, entry=0, endless=()):
-    """Follows functions from their offsets in the code."""
     data = bytes.fromhex(code)
     flow = Flow([(START, data)], [(START, START + len(data))], entry, frozenset(endless))
     flow.add_functions(START + start for start in starts)

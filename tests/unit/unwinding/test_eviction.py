@@ -25,7 +25,6 @@ class Kernel:
 
 
 def claim_of(space, *request):
-    """Requests space; returns the claim and None, or None and the reason for the refusal."""
     try:
         return space.claim(*request), None
     except TableRefused as error:

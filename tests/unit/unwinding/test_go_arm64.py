@@ -45,7 +45,7 @@ def saved(bytes_below_cfa):
 
 
 def rows(made):
-    """Rows of a function: offset, CFA, rule of x29, rule of the return address."""
+    """Returns a function's rows: offset, CFA, rule of x29, rule of the return address."""
     file, table, segments = go_file([*[ARM64_ORDINARY] * 10, made], quantum=4)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
     entries = decode(maker.frames)
@@ -61,7 +61,7 @@ def rows(made):
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
-    """Rows of a function in assembly, padded to 16 instructions before the last three."""
+    """Returns the rows of a function in assembly, padded to 16 before its last 3 instructions."""
     words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
     return rows(Made(name, pack_words(*words), sizes, flags=flags))
 
@@ -157,7 +157,7 @@ def test_the_call_that_grows_the_stack_restores_x30():
     "words",
     [
         [CALL, *PROLOGUE, *EPILOGUE],  # x30 changes before it is saved
-        [*PROLOGUE, CALL, MOVE_SP, *EPILOGUE],  # the stack pointer, unlike the frame size
+        [*PROLOGUE, CALL, MOVE_SP, *EPILOGUE],  # sets the stack pointer, not the frame size
         [*PROLOGUE, CALL, 0xF84107FE, NOP, *EPILOGUE],  # ldr x30, [sp], #16
         [*PROLOGUE, CALL, 0xA9BF07E0, *EPILOGUE],  # stp x0, x1, [sp, #-16]!
     ],
@@ -278,7 +278,7 @@ GOEXIT = Made(b"runtime.goexit", pack_words(0xAA0003E0, CALL, NOP, NOP), ((16, 0
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_the_program_unwinds_from_c_to_the_start_of_the_goroutine(tmp_path):
-    """The stack of ``m.g0`` has the goroutine, and how far its frame is from its stack's end."""
+    """The stack of ``m.g0`` has the goroutine and the frame's distance from the stack's end."""
     file, table, segments = go_file([*[ARM64_ORDINARY] * 10, GOEXIT, call_of_c()], quantum=4)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
     (goexit, _), (asmcgocall, _) = maker.pairs[-2:]

@@ -33,7 +33,6 @@ RSP, RBP, RIP = 7, 6, 16
 
 
 def decode(frames, address=ADDRESS):
-    """Returns the entries by the start of their function, as pyelftools decodes them."""
     structs = DWARFStructs(little_endian=True, dwarf_format=32, address_size=8)
     info = CallFrameInfo(io.BytesIO(bytes(frames)), len(frames), address, structs, True)
     return {e["initial_location"]: e for e in info.get_entries() if isinstance(e, FDE)}
@@ -291,7 +290,8 @@ def _compare(known, made, return_address):
     for row, rule in zip(ours, rules, strict=True):
         other = theirs[bisect.bisect_right(starts, row["pc"]) - 1]
         assert row["cfa"].offset == other["cfa"].offset, hex(row["pc"])
-        # It may be in a register; and where a frame has grown, the linker takes the word at sp.
+        # The return address may be in a register; where a frame has grown, the linker takes the
+        # word at sp.
         if rule and rule.arg == -row["cfa"].offset:
             assert other[return_address].arg in {rule.arg, None}, hex(row["pc"])
     return 1
@@ -340,7 +340,6 @@ def test_a_damaged_table_is_rejected_with_its_reason_and_read_once(tmp_path, mon
 
 
 def read_elf_like(segments):
-    """Returns the headers of a file with these segments."""
     return ElfFile(tuple(segments), (), None, None, 0, (0, 0, 0), 62)
 
 

@@ -211,7 +211,6 @@ def test_stopping_kills_a_working_child(tmp_path):
 
 
 def test_memory_is_limited(tmp_path):
-    """If a section needs more memory than the limit, the child reports it and fails."""
     path = tmp_path / "frames"
     with open(path, "wb") as file:
         file.truncate(1 << 31)

@@ -23,7 +23,6 @@ SP, LINK = 31, 30
 
 @pytest.fixture(scope="module")
 def vdso():
-    """Reads the vDSO of Linux 6.1."""
     recorded = json.loads(lzma.decompress((DATA / "arm64.json.xz").read_bytes()))
     return base64.b64decode(recorded["arm64"]["vdso"])
 
@@ -50,7 +49,7 @@ def test_functions_that_read_clocks_return_to_x30(vdso):
 
 @pytest.mark.parametrize("word", [0xA9BE7BFD, 0xD10043FF, 0x94000010, 0xAA0303FD])
 def test_a_function_that_changes_its_registers_has_no_rule(vdso, word):
-    """A frame, a local variable, a call, a use of x29."""
+    """The words add a frame, a local variable, a call, or a use of x29."""
     changed = bytearray(vdso)
     changed[CLOCK_GETTIME + 8 : CLOCK_GETTIME + 12] = word.to_bytes(4, "little")
     assert rules(bytes(changed)) == {

@@ -80,7 +80,7 @@ def store(tmp_path):
 
 @pytest.fixture(scope="module")
 def opened():
-    """Starts both receivers on free ports; yields them, after the intake of their requests."""
+    """Starts both receivers on free ports; yields the intake of requests, then the receivers."""
     intake = Intake(None)
     with contextlib.ExitStack() as stack:
         receivers = [
@@ -102,7 +102,6 @@ def receivers(opened, intake):
 
 
 def call(receivers, body, method=PROFILES.method, **options):
-    """Sends a request over gRPC; returns the response, or raises the error."""
     with grpc.insecure_channel(
         f"127.0.0.1:{receivers[0].port}", [("grpc.max_send_message_length", -1)]
     ) as channel:
@@ -116,7 +115,6 @@ def refused(receivers, body, **options):
 
 
 def post(receivers, body, path=PATH, method="POST", **headers):
-    """Sends a request over HTTP; returns the status, headers and body of the response."""
     client = http.client.HTTPConnection("127.0.0.1", receivers[1].port, timeout=20)
     with contextlib.closing(client):
         client.request(method, path, body, headers or PROTOBUF)
@@ -337,7 +335,6 @@ def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
 
 
 def field(number, data):
-    """Encodes a protobuf field with a message or a string."""
     size, sizes = len(data), bytearray()
     while size >= 0x80:
         sizes.append(size & 0x7F | 0x80)

@@ -40,7 +40,6 @@ def server():
 
 @pytest.fixture
 def asked():
-    """Returns the list of the test's queries, which is empty at first."""
     ASKED.clear()
     return ASKED
 
@@ -50,7 +49,6 @@ def port(server):
 
 
 def ask(server, path="/", method="GET", **headers):
-    """Sends a request; returns the status, headers and body of the response."""
     connection = http.client.HTTPConnection("127.0.0.1", port(server), timeout=20)
     with contextlib.closing(connection):
         connection.request(
@@ -211,7 +209,6 @@ print(connection.getresponse().status)
 
 
 def ask_as(user, server, host, path):
-    """Sends a request as another user; returns the status of the response."""
     command = [sys.executable, "-ISc", ASKS, host, str(port(server)), path]
     return int(subprocess.run(command, user=user, capture_output=True, check=True).stdout)
 

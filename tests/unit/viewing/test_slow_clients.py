@@ -23,7 +23,6 @@ MOST_BYTES = 40 << 20
 
 
 def count_open(pid):
-    """Returns the numbers of descriptors and threads of a process."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 

@@ -65,7 +65,6 @@ READ = Frame(VMLINUX, 1, (Line("vfs_read"),), 0, KERNEL_SIDE)
 
 
 def write(path, times, start, frame=READ):
-    """Writes a file with samples of some processes; returns its path."""
     groups = (
         (
             {"process.pid": pid, "process.executable.name": name, "host.name": "web-1"},
@@ -80,7 +79,6 @@ def write(path, times, start, frame=READ):
 
 @pytest.fixture
 def profile(tmp_path):
-    """Writes three samples of nginx, a second apart, and one of dd; returns the file's path."""
     times = {"nginx": [START + at * SECOND for at in range(3)], "dd": [START + SECOND]}
     return write(tmp_path / "profile.otlp", times, START)
 
@@ -108,7 +106,6 @@ def test_view_accepts_the_same_filters_as_report(profile):
 
 
 def source(address, path):
-    """Returns the text of a source file, or the reason why it is not shown."""
     query = urllib.parse.urlencode({"file": path})
     try:
         return json.loads(get(address, f"source.json?{query}"))["text"]
@@ -118,7 +115,6 @@ def source(address, path):
 
 @pytest.fixture
 def app(tmp_path):
-    """Writes a source file, and a profile with a current sample in it; returns both paths."""
     path = tmp_path / "app.py"
     path.write_text("import this\n")
     frame = Frame(None, 0, (Line("main", "", str(path), 1, 1),), 0, PYTHON_SIDE)
@@ -149,7 +145,6 @@ def listen(*words):
 
 
 def send(command, profile):
-    """Sends a profile to both receivers of a command."""
     said = [command.stderr.readline().decode() for _ in range(2)]
     grpc, http = (re.fullmatch(r"receiving .* at (127\S+)\n", line)[1] for line in said)
     for address in (f"grpc://{grpc}", f"http://{http}"):
@@ -159,7 +154,6 @@ def send(command, profile):
 
 @pytest.fixture
 def recent(tmp_path):
-    """Writes a profile with current samples of nginx and dd; returns the file's path."""
     now = time.time_ns()
     return write(tmp_path / "now.otlp", {"nginx": [now - SECOND], "dd": [now]}, now - SECOND)
 

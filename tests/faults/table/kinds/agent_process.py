@@ -114,7 +114,6 @@ def cgroup(run, controller, **values):
 
 
 def remove_cgroup(place):
-    """Removes a cgroup, retrying until the kernel allows it."""
     end = time.monotonic() + 5
     while place.exists():
         try:
@@ -153,14 +152,12 @@ def frozen(run):
 
 
 def debugged(run):
-    """Attaches a debugger, lists all stacks, and detaches."""
     command = ["gdb", "-p", str(run.process.pid), "-batch", "-ex", "thread apply all bt 3"]
     subprocess.run(command, capture_output=True, timeout=60, check=False)
     time.sleep(1)
 
 
 def traced(run):
-    """Samples the agent with another profiler."""
     command = ["perf", "record", "-g", "-F", 999, "-p", run.process.pid, "-o", "/dev/null"]
     run.start(*command, root=True)
     wait(run)

@@ -195,7 +195,6 @@ class RevokingReceiver(TlsReceiver):
 
 
 def expect_revocation(run):
-    """Checks that the log names the revoked certificate."""
     time.sleep(run.seconds)
     if "the client certificate is revoked" not in run.log:
         raise RuntimeError("the log does not name the revoked certificate")

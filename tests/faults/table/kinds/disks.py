@@ -32,7 +32,7 @@ def remount(run, options, name="disk"):
 
 @contextlib.contextmanager
 def full(directory):
-    """Fills a disk during the block, so that no block of it is free."""
+    """Keeps a disk completely full during the ``with`` block."""
     filler = directory / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -117,9 +117,6 @@ def limit_file_size(run):
 
 def to_file(name, fault, **more):
     return Scenario(FILE, name, fault, more.pop("receiver", FileReceiver), **more)
-
-
-# ---------------------------------------------------------------------------------------- spools
 
 
 def away(run, fault):

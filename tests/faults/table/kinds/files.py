@@ -37,7 +37,6 @@ def running(make, copies=1, name="hostile"):
 
 @functools.cache
 def program() -> bytes:
-    """Returns the bytes of a program with symbols, which a fault can damage."""
     return build("control.c").read_bytes()
 
 
@@ -116,7 +115,6 @@ DAMAGES = {
 
 
 def sparse(run):
-    """Runs a program of 8 GiB, which is sparse except for its first bytes."""
     path = run.public / "sparse"
     path.write_bytes(program())
     os.truncate(path, 8 << 30)
@@ -151,7 +149,6 @@ def truncated(run):
 
 
 def many(run):
-    """Runs 300 files with different content."""
     paths = []
     for number in range(300):
         paths.append(run.public / f"file{number}")

@@ -100,7 +100,6 @@ ATTACKS = {
 
 
 def full_pipe(run):
-    """Returns the write end of a full pipe."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):

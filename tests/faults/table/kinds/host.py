@@ -31,8 +31,6 @@ def hotplug(times, pause_s):
 
 
 def setting(name, value):
-    """Changes a kernel setting, and restores it."""
-
     def fault(run):
         path = KERNEL / name
         before = path.read_text()
@@ -47,7 +45,7 @@ def setting(name, value):
 
 
 def suspend_sampler(run):
-    """Makes the kernel suspend each event after a sample, on busy CPUs so that all ticks count."""
+    """Makes the kernel suspend each event after a sample; keeps CPUs busy so that ticks count."""
     path = KERNEL / "perf_event_max_sample_rate"
     usual = path.read_text()
     run.on_close(lambda: path.write_text(usual))

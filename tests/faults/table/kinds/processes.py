@@ -47,8 +47,6 @@ int main(int argc, char **argv)
 
 
 def c(source, *words, count=1):
-    """Returns a fault that runs copies of a C program."""
-
     def fault(run):
         for _ in range(count):
             run.c(source, *words)
@@ -58,8 +56,6 @@ def c(source, *words, count=1):
 
 
 def python(code, *words):
-    """Returns a fault that runs Python code."""
-
     def fault(run):
         run.python(code, *words)
         wait(run)
@@ -170,7 +166,6 @@ def reused(run):
 
 
 def labelled(run):
-    """Runs services that publish labels with new names and values for each span."""
     for _ in range(2):
         run.start(sys.executable, "-c", LABELS)
     wait(run)

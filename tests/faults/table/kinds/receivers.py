@@ -45,8 +45,6 @@ def status(code, **headers):
 
 
 def storing(*data, **headers):
-    """Returns a handler that stores a request and responds 200 with a body or headers."""
-
     def answer(request):
         request.store()
         request.reply(200, *data, **headers)
@@ -55,8 +53,6 @@ def storing(*data, **headers):
 
 
 def raw(*parts, store=True, pause_s=0.0):
-    """Returns a handler that responds with raw bytes, then closes the connection."""
-
     def answer(request):
         if store:
             request.store()
@@ -165,7 +161,6 @@ def http(name, answer, **more):
 
 
 def too_large(request):
-    """Accepts only requests of at most 20,000 uncompressed bytes."""
     if len(request.body) > 20_000:
         status(413)(request)
     else:
@@ -180,7 +175,6 @@ def abort(code, message="no", **details):
 
 
 def wait_and_abort(receiver, request, context):
-    """Responds UNAVAILABLE with a retry delay of one second."""
     detail = error_details_pb2.RetryInfo()
     detail.retry_delay.seconds = 1
     rich = status_pb2.Status(code=grpc.StatusCode.UNAVAILABLE.value[0], message="wait")

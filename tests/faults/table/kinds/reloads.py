@@ -98,7 +98,6 @@ def exporters(*names):
 
 
 def another(run):
-    """Adds an exporter whose receiver is down."""
     name = "otlp_http/away"
     new = {name: {"endpoint": f"http://127.0.0.1:{free_port()}", "timeout": "1s"}}
     ids = [run.exporter, "file/witness", name]
@@ -130,7 +129,6 @@ def while_frozen(run):
 
 
 def occupied(run):
-    """Moves the health endpoint to an address already in use."""
     return {"service": {"health": {"endpoint": "{}:{}".format(*run.receiver.address)}}}
 
 

@@ -74,8 +74,6 @@ def insert(data, at):
 
 
 def with_segment(name, content):
-    """Returns a function that adds a foreign file next to the segments."""
-
     def damage(run, segments):
         path = segments[0].with_name(name)
         path.write_bytes(content(segments) if callable(content) else content)

@@ -87,7 +87,6 @@ last: nop
 
 
 def build(folder, name, *options, source=SOURCE, language="c", compiler="gcc"):
-    """Compiles source code; returns the path of the result."""
     if "-fuse-ld=gold" in options and shutil.which("ld.gold") is None:
         pytest.skip("needs the linker gold")
     path = os.path.join(folder, name)
@@ -99,12 +98,10 @@ def build(folder, name, *options, source=SOURCE, language="c", compiler="gcc"):
 
 
 def tool(*command):
-    """Runs a tool; returns its output."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def functions_of(path, debug=None, **options):
-    """Returns the function table of a file."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         return read_functions(source, read_elf(source, None), lambda: debug, **options)

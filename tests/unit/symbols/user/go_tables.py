@@ -52,7 +52,6 @@ func main() {
 
 
 def build_go(path, *options):
-    """Builds a Go program at ``path``."""
     if not shutil.which("go"):
         pytest.skip("go is not installed")
     source = path.with_suffix(".go")

@@ -46,7 +46,6 @@ FIRST = 11 + len(UNIT)
 
 
 def unit(entries):
-    """Returns a DWARF 4 unit."""
     body = struct.pack("<HIB", 4, 0, 8) + UNIT + entries + b"\0"
     return struct.pack("<I", len(body)) + body
 

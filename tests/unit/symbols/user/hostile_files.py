@@ -14,8 +14,7 @@ CODE = (b".text", 8, 6, TEXT, b"", 0, 0)
 def make_elf(sections, search=None):
     """Returns an ELF file with sections (name, type, flags, address, content, link, entry size).
 
-    Args:
-        search: the name of the section that a PT_GNU_EH_FRAME segment points to.
+    ``search`` is the section that a PT_GNU_EH_FRAME segment points to.
     """
     names, rows, body = b"\0", [(0,) * 10], bytearray(64 + 2 * _PROGRAM.size)
     result = 0, 0, 0
@@ -61,7 +60,6 @@ def make_symbols(count, name=b"f%06x"):
 
 
 def symbols(count, kind=2):
-    """Returns a program with a symbol table."""
     entries, names = make_symbols(count)
     table = b".symtab", kind, 0, 0, entries, 3, 24
     return make_elf([CODE, table, (b".strtab", 3, 0, 0, names, 0, 0)])
@@ -139,7 +137,7 @@ def packed_with_a_dictionary():
     # 5.3.1).
     size = (whole[12] + 1) * 4
     at = whole.index(b"\x21\x01", 12) + 2
-    whole[at] = 36  # 1 GiB
+    whole[at] = 36  # a dictionary of 1 GiB
     whole[12 + size - 4 : 12 + size] = zlib.crc32(whole[12 : 12 + size - 4]).to_bytes(4, "little")
     return packed(bytes(whole))
 

@@ -238,7 +238,6 @@ def test_minidebuginfo_is_read(program, folder):
 
 @contextmanager
 def opened(path):
-    """Opens a file as a debug file during the block."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         yield DebugFile(path, file.fileno(), source, read_debug_elf(source))

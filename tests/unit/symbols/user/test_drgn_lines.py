@@ -187,10 +187,10 @@ def test_a_worker_that_exits_is_replaced(folder, opened, keep):
     for _ in range(2):
         table._worker._child.send_signal(signal.SIGSTOP)
         started = time.monotonic()
-        assert table.lookup(address) == expected  # by the next worker
+        assert table.lookup(address) == expected  # from the next worker
         assert time.monotonic() - started > 0.9
     table._worker._child.send_signal(signal.SIGSTOP)
-    assert table.lookup(address) == ()  # after three workers
+    assert table.lookup(address) == ()  # three workers have failed
     table.close()
     table.close()
     assert table.lookup(address) == ()

@@ -110,7 +110,7 @@ def program(folder):
 
 @pytest.fixture(scope="module")
 def variants(folder, program):
-    """Yields each program without symbols, paired with the same program with symbols."""
+    """Returns each program without symbols, paired with the same program with symbols."""
     stripped = folder / "stripped"
     subprocess.run(["strip", "-o", stripped, program], check=True)
     external = build_go(folder / "external", "-buildmode=pie", "-ldflags=-linkmode=external")
@@ -211,7 +211,7 @@ def test_inlined_calls_match_dwarf(variants):
 
 
 def split(rows):
-    """Yields the parts between empty rows."""
+    """Returns the parts between empty rows."""
     return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
 
 

@@ -57,7 +57,7 @@ def close(time_ns):
 
 @contextmanager
 def mapped(path):
-    """Returns the mapping that announces a dump by this process."""
+    """Maps a dump as its writer does to announce it."""
     with open(path, "rb") as file:
         marker = mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
     try:
@@ -68,7 +68,6 @@ def mapped(path):
 
 @contextmanager
 def written(*parts, suspended=lambda: 0, files=None, is_mapped=True):
-    """Writes a dump by this process, and opens it."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / f"jit-{PID}.dump"
         path.write_bytes(b"".join(parts))
@@ -211,7 +210,7 @@ def test_no_name_is_certain_across_a_suspension():
     with written(*records, suspended=lambda: suspended) as (dump, path):
         dump.update(15)
         suspended = 1000
-        append(path, load(20, 0x100, 0x10, b"new"))  # before or after the suspension
+        append(path, load(20, 0x100, 0x10, b"new"))  # written before or after the suspension
         dump.update(1030)
         results = [name_at(dump, 0x100, at) for at in (19, 20, 21, 1019, 1020)]
         assert results == ["old", None, None, None, "new"]

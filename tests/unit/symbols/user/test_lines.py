@@ -127,7 +127,7 @@ def test_lines_and_inlined_functions_match_llvm(name, build, cache, opened):
         found = [(line.function, line.file, line.line) for line in table.lookup(address)]
         if not expected[-1][0]:  # padding, for which llvm has lines
             assert not found, hex(address)
-        elif len(expected) == 1 and not expected[0][2]:  # in the symbol table only
+        elif len(expected) == 1 and not expected[0][2]:  # the function is only in the symbol table
             assert not found or found == expected, hex(address)
         elif found and found == expected[1:]:
             stale += 1  # the row ends the previous function
@@ -274,7 +274,7 @@ def test_symbols_record_whether_their_lines_may_still_be_read(
     source = opened(build("pie"))
     details = FileDetails(build("pie"), None, FileId("0" * 32))
     sources = SymbolSources(finders=(), lines=SymbolicLines(cache, limits))
-    for _ in range(2):  # second from memory
+    for _ in range(2):  # the second read uses memory
         symbols = sources.read(source, read_elf(source), details)
         assert (symbols.lines_problem, symbols.lines_may_come) == expected
 
@@ -403,7 +403,7 @@ def test_names_cached_across_files_take_little_memory(cache, opened, tmp_path):
     path = tmp_path / "program"
     functions = b"".join(hostile_dwarf.function(at, at) for at in range(count))
     strings = b"n" * (longest + count) + b"\0"
-    rows = hostile_dwarf.lines(b"\1" + b"\xf2" * count)  # a row every 16 bytes
+    rows = hostile_dwarf.lines(b"\1" + b"\xf2" * count)  # one row per 16 bytes
     path.write_bytes(hostile_dwarf.dwarf(hostile_dwarf.unit(functions), rows, strings))
     source = opened(path)
     tables = [SymbolicLines(cache).open(source) for _ in range(6)]

@@ -394,8 +394,6 @@ def test_an_evicted_file_is_read_again_when_it_is_opened_again(make):
 
 
 def read_after(go_on):
-    """Returns a reader that waits for an event."""
-
     def read(_details, _content):
         assert go_on.wait(30)
         return Names("f")
@@ -523,7 +521,7 @@ def test_reading_stays_within_its_cpu_share_until_shutdown(make):
     for number in range(60):
         loader.add(key(number), details(number), b"f")
     with loader._changed:
-        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # a burst of one CPU second
+        loader._changed.wait_for(lambda: loader._loaded == 34, 60)  # the burst is one CPU second
     assert loader.counts()[:6] == (34, 0, 0, 0, 0, 26)
     loader.finish(60)
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)

@@ -129,13 +129,13 @@ def test_appended_lines_are_read_and_the_newer_name_wins(path, opened):
     assert not opened.update(10)
     assert opened.lookup(0x105, 10) == MadeFunction(0x100, 0x110, "first")
     assert opened.lookup(0x110, 10) is None
-    assert opened.lookup(0x105, 11) is None  # not read since
+    assert opened.lookup(0x105, 11) is None  # the file has not been read since
     with open(path, "ab") as file:
         file.write(b"10f 2 second\n300 10 half")
     assert not opened.update(20)
     names = [name_at(opened, 0x10F, at) for at in (5, 10, 11, 19, 20)]
     assert names == ["first", "first", None, None, "second"]
-    assert opened.lookup(0x105, 20) is None  # the first function's rest is dropped
+    assert opened.lookup(0x105, 20) is None  # the rest of the first function is dropped
     assert name_at(opened, 0x205, 20) == "other"
     assert opened.lookup(0x305, 20) is None
     with open(path, "ab") as file:

@@ -177,7 +177,7 @@ def test_a_side_is_completed_when_its_file_is_located(known, resolve):
     frame = before.frames[1]
     assert before.is_provisional
     assert (frame.address, frame.unresolved) == (BIAS[UNKNOWN] + 0x500F, Unresolved.FILE_UNKNOWN)
-    known.add(FileKey(1, 1, 1), DETAILS[LIBC])  # another file
+    known.add(FileKey(1, 1, 1), DETAILS[LIBC])  # not the file of the stack
     assert resolve(stack) is before
     known.add(UNKNOWN, DETAILS[LIBC]._replace(path="/opt/late.so", texts=(Segment(0, 0x9000, 0),)))
     after = resolve(stack)
