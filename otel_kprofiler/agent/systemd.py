@@ -65,7 +65,7 @@ class Notifier:
             self._next_try = now + _RETRY_S
             self._report(self._unsent)
         if self.watchdog_interval_s is not None and now >= self._next_alive:
-            # sd_watchdog_enabled(3) advises to notify every half interval.
+            # sd_watchdog_enabled(3) recommends notifying at half the interval.
             self._next_alive = now + self.watchdog_interval_s / 2
             self._send("WATCHDOG=1")
 

@@ -57,7 +57,7 @@ class SpanTime(NamedTuple):
     """The time that a service spent in a span, in nanoseconds.
 
     Attributes:
-        trace_id, span_id: ids in hexadecimal digits.
+        trace_id, span_id: ids, in hexadecimal.
         service: ``service.name`` of the process; ``-`` if it has none.
         endpoint: name of the local root span; empty if the name is unknown.
         start_ns: Unix time of the first sample.

@@ -103,7 +103,7 @@ class Tables:
         self.size = 0
 
     def add(self, table: int, entry: bytes) -> Token:
-        """Add a new entry; returns its token."""
+        """Add a new entry, and return its token."""
         entries = self.entries[table]
         entries.append(entry)
         self.size += len(entry)

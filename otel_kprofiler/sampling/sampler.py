@@ -141,7 +141,7 @@ class SamplerConfig:
             raise ValueError("there is nothing to sample: enable on_cpu, off_cpu or events")
         if self.child_pid is not None and (self.off_cpu is not None or self.events):
             raise ValueError(
-                "off_cpu and events cannot follow child_pid: set it as target_pids instead"
+                "child_pid excludes off_cpu and events: pass the pid in target_pids instead"
             )
         if len(self.events) > MAX_EVENTS:
             raise ValueError(f"there are {len(self.events)} events; the maximum is {MAX_EVENTS}")

@@ -138,7 +138,7 @@ def _parse_mmap(body: bytes, misc: int) -> MapRecord | None:
 
 
 def is_file_or_vdso(shown: bytes) -> bool:
-    """Returns whether a mapping has the same name in records and maps. Anonymous memory has not."""
+    """Returns whether mmap records and ``/proc/PID/maps`` show the same name for a mapping."""
     return shown == VDSO_NAME.encode() or (shown.startswith(b"/") and not shown.startswith(b"//"))
 
 

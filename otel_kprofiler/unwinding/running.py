@@ -1,6 +1,6 @@
 """Lists files mapped as code, to load their tables before the first sample.
 
-A BPF iterator (mapped_files.bpf.h) lists these files, with the same keys as requests.
+A BPF iterator (mapped_files.bpf.h) lists these files. Requests identify them by the same keys.
 """
 
 from __future__ import annotations

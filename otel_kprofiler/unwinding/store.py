@@ -413,7 +413,7 @@ class TableStore:
                 self._turn_ns += 0 if self._is_preloading else cpu_ns
 
     def _take_turn(self) -> FileRequest | None:
-        """Give the turn to make tables to the next process. The lock must be held."""
+        """Let the next process in line make its tables. The lock must be held."""
         most = _EARLY_MAKERS if self._is_preloading else 1
         turn = self._postponed.take() if len(self._turns) < most else None
         if turn is not None:

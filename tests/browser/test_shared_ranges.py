@@ -17,7 +17,7 @@ OUTSIDE = "outside of the recording"
     ("after_ms_ns", "brushed_ms", "key"),
     [(400_000, "[10, 20]", "ArrowLeft"), (600_000, "[80, 90]", "ArrowRight")],
 )
-def test_a_range_in_a_link_reaches_both_ends_if_the_recording_starts_within_a_millisecond(
+def test_a_linked_range_reaches_both_ends_if_the_recording_starts_between_milliseconds(
     browser, after_ms_ns, brushed_ms, key
 ):
     start_ns = 10**18 + after_ms_ns

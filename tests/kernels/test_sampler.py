@@ -172,7 +172,7 @@ def test_a_cpu_briefly_offline_between_checks_is_sampled_again(second_cpu):
 
 
 def test_a_step_of_the_wall_clock_keeps_the_order_of_samples():
-    """Samples keep their order at a step of the wall clock; the next sync measures the step."""
+    """Samples stay in order when the wall clock is stepped; the next sync measures the step."""
     clock = Clock()
     with spinning(cpu=0), sampler() as running:
         samples = drain_for(running, 0.5)

@@ -154,7 +154,7 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 		return 0;
 	wait = find_lock_wait(bucket, task, lock);
 	if (wait) {
-		/* Mutexes report a begin again if a task changes between spinning and sleeping. */
+		/* Mutexes report a begin again when the task switches from spinning to sleeping. */
 		if (flags & LOCK_MUTEX)
 			return 0;
 		line->unended++;

@@ -155,8 +155,8 @@ struct record {
 	u32 context_bytes; /* size of the thread context after the stacks (thread_context.bpf.h) */
 	u32 holder; /* thread that holds the lock: its id in the initial namespace; 0: unknown */
 	/*
-	 * stacks (kernel; user: user_stack.bpf.h; Python: python_types.bpf.h) and context, used
-	 * parts only; for a lock, then the name of its holder
+	 * The stacks (user_stack.bpf.h, python_types.bpf.h) and the context, without unused
+	 * space; for a lock, followed by the name of its holder.
 	 */
 	u64 frames[(ALL_STACKS_BYTES + CONTEXT_BYTES) / 8];
 };

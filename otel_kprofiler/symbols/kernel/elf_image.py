@@ -113,7 +113,7 @@ def _read_sections(data: bytes | mmap.mmap, header: Any, order: str) -> tuple[Se
     if not start:
         return ()
     if header["e_shentsize"] != shdr.size:
-        raise ValueError("its section headers do not have the size of 64-bit ones")
+        raise ValueError("its section headers do not have the size of ELF64")
     first = shdr.unpack_from(data, start)  # section 0 has counts that overflow the ELF header
     count, names_index = count or first[5], first[6] if names_index == SHN_XINDEX else names_index
     if not names_index < count <= MAX_SECTIONS or start + count * shdr.size > len(data):

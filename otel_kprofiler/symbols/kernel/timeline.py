@@ -61,7 +61,7 @@ class ModuleCounts(NamedTuple):
 
     Attributes:
         events: announcements of loaded and unloaded modules.
-        rescans: readings of all modules because announcements were lost.
+        rescans: number of times all modules were reread because announcements were lost.
         readings: readings of the modules.
         names_read: readings of kallsyms for names.
         restarts: restarts of the watching thread after a failure.

@@ -188,7 +188,7 @@ class _Words(dict[int, Frame]):
     def __missing__(self, word: int) -> Frame:
         mapping = self._mappings[word >> ADDRESS_BITS & NO_MAPPING]
         if word >> SOURCE_BITS == _BY_TABLE and mapping.file:
-            # Most words of a new process end here: its files are mapped at new addresses, but
+            # Most lookups for a new process are answered here: its files have new addresses, but
             # their frames are cached.
             offset = (word & _ADDRESS_MASK) - 1 - mapping.bias & _WORD_MASK
             frame = mapping.file.final.get(offset)

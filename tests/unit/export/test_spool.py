@@ -292,7 +292,7 @@ def test_a_kill_after_segments_were_kept_aside_changes_no_count(tmp_path):
     again.close()
 
 
-def test_damage_beside_segments_kept_aside_is_counted(tmp_path):
+def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path):
     spool, by_segment = rotated(tmp_path)
     spool.close()
     aside(by_segment, 0)
