@@ -95,7 +95,7 @@ def command(
     batch: bool,
     **options: Any,
 ) -> None:
-    """Show what is running on this host, from the samples of the last seconds.
+    """Show what is running on this host, from the last few seconds of samples.
 
     With --off-cpu, it shows where threads wait instead; with -e, where an event happens.
 

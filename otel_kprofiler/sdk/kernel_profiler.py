@@ -197,8 +197,7 @@ class KernelProfiler(ForkAware):
     def start(self, on_error: OnError = "warn") -> Self:
         """Start profiling; does nothing if this profiler is already running or disabled.
 
-        If profiling is not possible, ``warn`` logs the reason and the fix, and ``raise`` raises an
-        exception.
+        If profiling is not possible, ``warn`` logs the reason and the fix; ``raise`` raises them.
 
         Raises:
             ConfigError: the environment has invalid values. The message lists all problems.
@@ -299,21 +298,18 @@ class KernelProfiler(ForkAware):
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
-        - ``samples``: the number of samples in closed windows.
-        - ``linked``: the number of these samples that are linked to a span.
+        - ``samples``, ``linked``: numbers of samples in closed windows: all, and those with a link.
         - ``account``: the account of all samples, until the profiler is stopped.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
 
         The other keys exist only while the profiler runs:
 
         - ``python_frames``: ``problem`` and ``stacks`` (counts by outcome).
-        - ``labels``: ``possible``, and the number of ``samples`` with labels. ``left_out`` is the
-          number of samples whose labels were left out, by reason.
+        - ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (without, by reason).
         - ``span_links``: ``source`` (``interpreter`` or ``thread_contexts``), ``possible``,
           ``problem`` and ``unlinked_share`` (the share of samples without a link, 0 to 1).
           ``local_roots`` counts samples with a name, samples without a name by reason, and tracked,
-          forgotten and failed spans. ``other_classes`` has ``possible`` and ``problem`` for spans
-          of classes other than the SDK's, if there are any.
+          forgotten and failed spans. ``other_classes`` describes spans of other SDKs, if any.
         """
         forks.catch_up()
         session = self._session
