@@ -24,7 +24,7 @@ LOAD_START_S = 6.0
 
 @contextlib.contextmanager
 def running(load: str, seconds: float) -> Iterator[None]:
-    """Runs a load for a fixed time; ``load`` is the name of a module of :mod:`benchmarks`."""
+    """Runs a load for a fixed time. ``load`` is the name of a module of :mod:`benchmarks`."""
     load = subprocess.Popen([sys.executable, "-m", f"benchmarks.{load}", str(seconds)])
     try:
         yield

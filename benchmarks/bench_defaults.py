@@ -1,6 +1,6 @@
 """Measures the cost of the agent's defaults against ``stacks: kernel``, and at five times the rate.
 
-All agents run at the same time under the same load, so that their ratios do not depend on it.
+All agents run at the same time under the same load, so that the ratios do not depend on the load.
 """
 
 import contextlib

@@ -88,7 +88,7 @@ class Service(NamedTuple):
     pid: int
 
     def ask(self, path: str = "/", count: int = 1) -> float:
-        """Sends ``count`` requests, one after the other; returns the seconds that they took."""
+        """Sends ``count`` requests, one after the other, and returns the seconds that they took."""
         started = time.perf_counter()
         for _ in range(count):
             connection = http.client.HTTPConnection("127.0.0.1", self.port)
@@ -147,7 +147,7 @@ class Cost(NamedTuple):
 def profile_one(plain: Service, profiled_: Service, rounds: int) -> Cost:
     """Measures the cost of a request with the profiler and without it.
 
-    The services get requests in turn, so that disturbances affect both; the ratio is the median
+    The services get requests in turn, so that disturbances affect both. The ratio is the median
     over adjacent batches of requests. The profiler is stopped while the other service handles
     requests, so that the sampler's interrupts on all CPUs are included in the cost. Service and
     client each have a dedicated CPU, since the kernel's choice of CPUs changes the results by more

@@ -24,13 +24,13 @@ CONTAINERS: Final = 20
 SERVICES: Final = 10
 EXECUTABLES: Final = 40
 REPLACED: Final = 25
-"""The processes that exit in each window; a new one of the same executable follows each."""
+"""The number of processes that exit in each window, each followed by one of the same executable."""
 CPU_PAIRS: Final = 5
-"""The number of pairs of CPUs; the recorded samples of two CPUs are repeated for each."""
+"""The number of pairs of CPUs. The recorded samples of two CPUs are repeated for each pair."""
 
 
 def make_process(number: int, incarnation: int = 0) -> Attributes:
-    """Returns a process's attributes; one process in ten is in no container or service."""
+    """Returns a process's attributes. One process in ten is in no container or service."""
     executable = f"program-{number % EXECUTABLES}"
     attributes = {
         **HOST,

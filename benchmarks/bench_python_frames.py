@@ -1,4 +1,4 @@
-"""CPython frames: the cost of reading them in the interrupt, and the size of descriptions."""
+"""CPython frames: the cost of reading them in the interrupt, and the size of code descriptions."""
 
 import contextlib
 import gc

@@ -43,7 +43,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def _later(window: Window, number: int) -> Window:
-    """Returns the window with its samples ``number`` windows later."""
+    """Returns the window with its samples delayed by the length of ``number`` windows."""
     shift = number * _WINDOW_NS
 
     def later(profile: Profile) -> Profile:

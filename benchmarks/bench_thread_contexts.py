@@ -1,4 +1,4 @@
-"""Thread contexts: the cost of reading one per sample, and of publishing it per span change."""
+"""Thread contexts: the cost of reading one for a sample, and of publishing one in a span change."""
 
 from __future__ import annotations
 

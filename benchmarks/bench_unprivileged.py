@@ -113,7 +113,7 @@ def _find_libc(process: str) -> int:
 
 
 def _take(ring: mmap.mmap, tail: int) -> bytes:
-    """Returns the record at a position in the ring; it may wrap around to the ring's start."""
+    """Returns the record at a position in the ring, which may wrap around to the ring's start."""
     at = mmap.PAGESIZE + tail % _RING_BYTES
     (size,) = struct.unpack_from("=H", ring, at + 6)  # records are 8-byte aligned
     first = ring[at : at + size]
@@ -138,7 +138,7 @@ def share_in_kernel(pid: int) -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Yields each load's time hidden from perf events, and its complete stacks by both methods."""
+    """Yields each load's share of time in the kernel, and of complete stacks by both methods."""
     seconds = 2.0 if quick else 5.0
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)

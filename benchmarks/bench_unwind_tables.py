@@ -85,7 +85,7 @@ class Ready(NamedTuple):
 
 
 def ready(path: str, store: TableStore) -> Ready:
-    """Requests a file as the BPF program does, five times as a new file; returns the median."""
+    """Requests a file as the BPF program does, five times as a new file, and returns the median."""
     found = []
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
@@ -125,7 +125,7 @@ def index_ms(path: str) -> tuple[float, int]:
 
 
 def storm(seconds: float) -> Iterator[Row]:
-    """Runs 50 new binaries a second while all CPUs are sampled; then the same binaries again."""
+    """Runs 50 new binaries a second while all CPUs are sampled, then the same binaries again."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         first = os.path.join(folder, "program")

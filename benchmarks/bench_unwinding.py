@@ -64,7 +64,7 @@ def program_usage() -> tuple[int, int]:
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
-    """Samples for the given time after a warm-up that loads tables; adds to the totals."""
+    """Samples for the given time after a warm-up that loads tables, and adds to the totals."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:
@@ -89,7 +89,7 @@ def _empty(counts) -> int:
 
 
 def drain(sampler: EbpfSampler, seconds: float) -> Counter[int]:
-    """Drains a sampler for a number of seconds; returns how often user stacks ended in each way."""
+    """Drains a sampler for some seconds, and returns how often user stacks ended in each way."""
     statuses, until = Counter[int](), time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         sampler.wait(min(left, 0.25))

@@ -1,4 +1,4 @@
-"""Functions of user files: load time, lookup time and memory, compared with libraries."""
+"""Functions of user files: load time, lookup time and memory, compared with other libraries."""
 
 import gc
 import importlib
@@ -51,7 +51,7 @@ def by_symbolic(path: str) -> Any:
 
 
 def least_ms(make: Callable[[str], Any], path: str, runs: int) -> float:
-    """Returns the duration of the fastest of several runs, in ms; collects garbage before each."""
+    """Returns the shortest of several runs, in ms, with garbage collected before each run."""
     times = []
     for _ in range(runs):
         gc.collect()

@@ -44,7 +44,7 @@ _SHT_SYMTAB = 2
 
 @contextlib.contextmanager
 def service(_: float) -> Iterator[list[int]]:
-    """Runs a service with two workers under continuous requests; yields its process ids."""
+    """Runs a service with two workers under continuous requests, and yields its process ids."""
     with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as own:
         Path(directory, "service.py").write_text(SERVICE)
         port = own.getsockname()[1]
@@ -81,7 +81,7 @@ def _ask(port: int, stop: threading.Event) -> None:
 
 
 def record(seconds: float, pids: list[int]) -> list[tuple[Frame, int]]:
-    """Runs ``record`` on this host or on some processes; returns user frames with their weights."""
+    """Runs ``record`` on this host or some processes, and returns user frames and their weights."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "profile.otlp")
         command = [sys.executable, "-m", "otel_kprofiler", "record", "--stacks", "both"]

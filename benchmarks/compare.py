@@ -51,7 +51,7 @@ class Side(NamedTuple):
     tree: Path
 
     def run(self, *arguments: str) -> bytes:
-        """Runs Python with the packages of this tree; returns its standard output."""
+        """Runs Python with the packages of this tree, and returns its standard output."""
         environment = {**os.environ, "PYTHONPATH": str(self.tree)}
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -68,12 +68,12 @@ class RowKey(NamedTuple):
 
 
 Figures = dict[RowKey, list[tuple[str, list[float]]]]
-"""Maps each row to its name and measured numbers in each run; the last number is the ratio."""
+"""Maps each row to its name and measured numbers in each run. The last number is the ratio."""
 
 
 @contextlib.contextmanager
 def open_sides(base: str) -> Iterator[tuple[Side, Side]]:
-    """Checks out the commit in a separate work tree; yields this and the present checkout."""
+    """Checks out the commit in a separate work tree, and yields that tree and this checkout."""
     with tempfile.TemporaryDirectory(prefix="compare-") as directory:
         tree = Path(directory) / "base"
         git = ["git", "-C", str(CHECKOUT), "worktree"]
@@ -175,7 +175,7 @@ def compare_payloads(sides: tuple[Side, Side]) -> bool:
 
 
 def main() -> None:
-    """Compares the two; exits with status 1 if payloads differ or a benchmark failed."""
+    """Compares both sides, and exits with status 1 if payloads differ or a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("base", help="commit to compare with")
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}")

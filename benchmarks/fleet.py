@@ -1,4 +1,4 @@
-"""``make fleet HOSTS=200``: replays windows of many hosts to a real Collector and measures it.
+"""``make fleet HOSTS=200``: measures a real Collector that receives the windows of many hosts.
 
 Each host is a queue and a gRPC exporter like the agent's, with the agent's schedule of
 windows, its jitter and its retries. All hosts start at the same instant, which is the worst case.
@@ -312,7 +312,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a fleet run; times are monotonic, in seconds."""
+    """The outcome of a fleet run. Times are monotonic, in seconds."""
 
     fleet: Fleet
     counts: Counter[str]

@@ -53,7 +53,7 @@ _WAITING = "sink += Nest<12>::run(v); if (!(round & 63)) usleep(300000);"
 
 
 def _build(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Builds the compiled programs; yields each with its number of copies."""
+    """Builds the compiled programs, and yields each with its number of copies."""
     folder.joinpath("main.go").write_text(GO)
     folder.joinpath("service.cpp").write_text(
         "#include <unistd.h>\n" + CPP.replace("sink += Nest<12>::run(v);", _WAITING)
@@ -69,7 +69,7 @@ def _build(folder: Path) -> Iterator[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def node_load() -> Iterator[None]:
-    """Runs the services during the block; leaves out those whose compiler is not installed."""
+    """Runs those services during the block whose compiler is installed."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         folder = Path(directory)
         commands = [["/usr/bin/python3", "-c", PYTHON]] * PYTHONS

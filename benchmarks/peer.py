@@ -244,7 +244,7 @@ def _gzip_bytes(requests: list[bytes]) -> int:
 
 
 def sizes(ours: Stacks, theirs: Stacks) -> Iterator[Row]:
-    """Yields wire bytes per sample, and per frame since deeper stacks take more bytes."""
+    """Yields wire bytes per sample, and per frame, because deeper stacks take more bytes."""
     keys = ours.resource_keys(), theirs.resource_keys()
     only = keys[0] - keys[1], keys[1] - keys[0]
     yield Row("attributes of resources", *(f"also {', '.join(sorted(some))}" for some in only))

@@ -10,7 +10,7 @@ from otel_kprofiler.export import PROFILES
 
 
 class Receiver:
-    """A gRPC server on a free loopback port; ``requests`` are (monotonic seconds, bytes)."""
+    """A gRPC server on a free loopback port. ``requests`` are (monotonic seconds, bytes)."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[float, bytes]] = []
@@ -26,7 +26,7 @@ class Receiver:
         return b""
 
     def wait_first(self, timeout_s: float) -> float:
-        """Waits for the first request; returns its time of arrival, or raises ``TimeoutError``."""
+        """Returns the arrival time of the first request. Raises ``TimeoutError`` if none came."""
         if not self._arrived.wait(timeout_s):
             raise TimeoutError("nothing arrived")
         return self.requests[0][0]

@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """Does not follow redirects; the base class would first read the redirect's entire body."""
+    """Does not follow redirects, whose entire body the base class would first read."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""

@@ -1,4 +1,4 @@
-"""Converts boottime to Unix time, and tracks their offset.
+"""Converts boottime to Unix time, and tracks the offset between the two.
 
 The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend),
 but receivers expect Unix time. To measure the offset, the Unix clock is read between two reads of
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
-"""Offset change in nanoseconds that exceeds measurement error and minutes of slewing."""
+"""Offset change, in nanoseconds, beyond measurement error and minutes of slewing."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
 """2020-01-01 in Unix time. A clock that shows an earlier time has not been set since boot."""
 CATCH_UP: Final = 2
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class TimeSource(Protocol):
-    """Reads clocks; tests substitute an implementation."""
+    """Reads clocks. Tests substitute an implementation."""
 
     def boot_ns(self) -> int:
         """Returns nanoseconds since boot (``CLOCK_BOOTTIME``)."""
@@ -80,13 +80,13 @@ class Clock:
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:
-        """Measure the offset again; returns its change in nanoseconds."""
+        """Measure the offset again, and return its change in nanoseconds."""
         old_offset_ns = self._offset_ns
         self._offset_ns = self._measure()
         return self._offset_ns - old_offset_ns
 
     def follow(self) -> int:
-        """Measure the offset again if the Unix clock was set; returns its change in nanoseconds."""
+        """Measure the offset again if the Unix clock was set. Return its change in nanoseconds."""
         distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
         if abs(distance) < STEP_NS:
             return 0
@@ -135,7 +135,7 @@ class Interval(NamedTuple):
 
 
 class StreamClock:
-    """Maps consecutive boottime intervals to Unix time, which never goes back. Not thread-safe.
+    """Maps consecutive boottime intervals to Unix times that never go back. Not thread-safe.
 
     If the clock is set forward, the stream follows immediately and leaves a gap. If the clock is
     set back, the stream runs at a fraction of the clock's speed until the clock has caught up.

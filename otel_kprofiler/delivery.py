@@ -29,7 +29,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import Encoded, encode_window
 
 MAX_WAITING_SAMPLES: Final = 250_000
-"""Maximum number of samples waiting to be encoded (about 25 MB); a single window may have more."""
+"""Maximum number of samples waiting to be encoded (about 25 MB). A single window may have more."""
 _ENCODING_SHARE: Final = 0.7
 """Fraction of the shutdown timeout after which no further window is encoded."""
 
@@ -39,7 +39,7 @@ Encoder = Callable[[Window, Encoding], Encoded]
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
-    """Encode a window; :func:`otel_kprofiler.otlp.encode_window` has the other defaults."""
+    """Encode a window, with :func:`otel_kprofiler.otlp.encode_window`'s other defaults."""
     return encode_window(window, **encoding._asdict())
 
 
@@ -54,12 +54,12 @@ class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
     Encoding has its own thread, so that a large window never delays draining the ring buffer. Call
-    the reporter object itself from one thread only; its methods are thread-safe. An exporter's
+    the reporter object itself from one thread only. Its methods are thread-safe. An exporter's
     account belongs to the exporter's name, and continues when the exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
-    encoded. Beyond either limit, the oldest is dropped and counted. Without ``background``, windows
-    are encoded in the calling thread.
+    encoded. Beyond either limit, the oldest window is dropped, and its samples are counted as lost.
+    Without ``background``, windows are encoded in the calling thread.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Reporter:
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
         # Samples that each queue had accepted before the current task's batches were enqueued.
-        # Enqueuing may wait for a disk; samples that a queue has accepted since are not pending
-        # here.
+        # Enqueuing may wait for a disk, and samples that a queue has accepted by then are not
+        # pending here.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
@@ -119,13 +119,13 @@ class Reporter:
             self._encode_next()
 
     def _is_full(self, more: int) -> bool:
-        """Returns whether to drop a waiting window; never if no window is waiting."""
+        """Returns whether to drop a waiting window; False if no window is waiting."""
         samples = sum(task.samples.total() for task in self._waiting) + more
         full = len(self._waiting) >= self._capacity or samples > MAX_WAITING_SAMPLES
         return full and bool(self._waiting)
 
     def _take(self, window: Window, samples: SampleCounts) -> _Task:
-        """Returns a task for all or some samples of a window; call with the lock held."""
+        """Returns a task for all or some samples of a window. Call with the lock held."""
         not_offered = {name: counts.copy() for name, counts in self._not_offered.items()}
         task = _Task(window, self._queues, samples, not_offered)
         self._handed_over.update(samples)
@@ -158,14 +158,14 @@ class Reporter:
             return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until every window so far has been exported; returns False on timeout."""
+        """Wait until every window so far has been exported. Return False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         encoded = self._wait_encoded(deadline)
         flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._open_queues()]
         return encoded and all(flushed)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Export pending batches within the timeout; count the rest as lost at shutdown."""
+        """Export pending batches within the timeout, and count the rest as lost at shutdown."""
         now = time.monotonic()
         deadline = now + timeout_millis / 1000
         self._wait_encoded(now + _ENCODING_SHARE * timeout_millis / 1000)
@@ -260,7 +260,7 @@ class Reporter:
         return not_queued
 
     def _lose(self, task: _Task, cause: LossCause) -> None:
-        """Count a task's samples as lost for all of its queues; call with the lock held."""
+        """Count a task's samples as lost for all of its queues. Call with the lock held."""
         for queue in task.queues:
             queue.record_loss(task.samples, cause)
             if queue in self._accepted_before:
@@ -423,7 +423,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or call its function if no thread can start; returns whether it started."""
+    """Start a thread, or call its function if no thread can start. Return whether it started."""
     try:
         thread.start()
     except RuntimeError:

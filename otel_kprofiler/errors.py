@@ -40,7 +40,7 @@ class KProfilerError(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error for users; describes a system error by path and message only."""
+    """Describes an error for users; for a system error, only its path and message."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     has_path = isinstance(error.filename, str | bytes)
@@ -48,7 +48,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_status(status: int) -> str:
-    """Describes how a process exited; names the signal if ``status`` is negative."""
+    """Describes how a process exited, naming the signal if ``status`` is negative."""
     if status >= 0:
         return f"status {status}"
     try:
@@ -73,7 +73,7 @@ class ConfigProblem:
 
 
 class ConfigError(KProfilerError):
-    """The configuration is unusable; the error lists all problems."""
+    """The configuration is unusable. The error lists all problems."""
 
     exit_status = 2
 

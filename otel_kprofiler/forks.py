@@ -3,10 +3,10 @@
 A forked child has a single thread and shares its parent's kernel objects. Objects that must react
 to a fork register with the step in which their hooks run.
 
-Python runs no hooks in a child of C's ``fork()``; there, :func:`catch_up` runs the child's hooks.
-uWSGI calls it in its workers. In other processes, each function that may be a service's first call
-into this package calls :func:`catch_up` before taking a lock, joining a thread or using the
-parent's memory.
+Python runs no hooks in a child of C's ``fork()``. There, :func:`catch_up` runs the child's hooks.
+uWSGI calls :func:`catch_up` in its workers. In other processes, each function that may be a
+service's first call into this package calls :func:`catch_up` before taking a lock, joining a thread
+or using the parent's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForkStep(enum.IntEnum):
-    """Order of the hooks in the child, which is reversed before the fork, so that locks nest."""
+    """Order of the hooks in the child; reversed before the fork, so that locks nest."""
 
     RELEASE = 0
     """Close descriptors and mappings shared with the parent."""
@@ -67,7 +67,7 @@ class ForkGate:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Block forks while the body runs; wait first for any fork in progress."""
+        """Wait for any fork in progress, and block forks while the body runs."""
         with self._changed:
             self._changed.wait_for(lambda: not self._forking)
             self._working += 1
@@ -98,7 +98,7 @@ class ProcessLock:
         self._locks: dict[int, threading.RLock] = {}  # by pid, of this process and its ancestors
 
     def acquire(self) -> None:
-        """Take the lock; waits while another thread of this process holds it."""
+        """Take the lock, waiting while another thread of this process holds it."""
         self._get().acquire()
 
     def release(self) -> None:

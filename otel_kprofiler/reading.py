@@ -9,12 +9,12 @@ class Readable(Protocol):
     """A binary file or stream."""
 
     def read(self, size: int, /) -> bytes:
-        """Returns up to ``size`` bytes; an empty result only at the end."""
+        """Returns up to ``size`` bytes. The result is empty only at the end."""
         ...
 
 
 def read_up_to(stream: Readable, limit: int) -> bytes:
-    """Returns the rest of a stream, but at most ``limit`` bytes. Raises ``OSError``.
+    """Returns the rest of a stream, but at most ``limit`` bytes, or raises ``OSError``.
 
     ``read(limit)`` of CPython's buffered readers allocates ``limit`` bytes before it reads, which
     fails on a host with less memory, even if the file is small.

@@ -32,13 +32,13 @@ _log.addFilter(RepeatFilter())  # clients determine how often connections break
 
 
 class HttpServer(ThreadingHTTPServer):
-    """An HTTP server with a thread per connection; limits the number and duration of connections.
+    """An HTTP server with a thread per connection. Limits the number and duration of connections.
 
-    The constructor starts the server on ``endpoint``, a ``host:port``, ``[::1]:port`` for IPv6, or
-    port 0 for a free port. It raises ``OSError`` if the server cannot listen there, and
-    ``ValueError`` without a port. Within ``timeout_s``, a client must send its request and read the
-    response. ``name`` is that of the server in the log, and of its thread. :attr:`host` is in lower
-    case and without brackets.
+    The constructor starts the server on ``endpoint``, as ``host:port`` or, for IPv6,
+    ``[::1]:port``. Port 0 selects a free port. The constructor raises ``OSError`` if the server
+    cannot listen there, and ``ValueError`` if the endpoint has no port. Within ``timeout_s``, a
+    client must send its request and read the response. ``name`` names the server in the log, and
+    its thread. :attr:`host` is in lower case and without brackets.
     """
 
     daemon_threads = True
@@ -77,7 +77,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; at the limit, first close one that is waiting for its client.
+        """Serve a connection. At the limit, first close a connection that waits for its client.
 
         Closes the oldest connection whose request has not been read yet, or else the connection
         whose client has been idle for the longest time.
@@ -123,7 +123,7 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = time.monotonic()
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection; called however the connection ends."""
+        """Forget a connection. Called however the connection ends."""
         with self._changed:
             self._open.pop(request, None)
             self._answering.pop(request, None)
@@ -167,7 +167,7 @@ class HttpHandler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def parse_request(self) -> bool:
-        """Parse the request line and the headers; responds with 431 if they are too large.
+        """Parse the request line and the headers, or respond with 431 if the headers are too large.
 
         A handler that reads a body must call :meth:`HttpServer.keep` afterwards.
         """
@@ -182,7 +182,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         return is_parsed
 
     def send_body(self, body: bytes) -> None:
-        """Send the body of a response; the handler's ``timeout`` applies to each 64 KiB."""
+        """Send the body of a response. The handler's ``timeout`` applies to each 64 KiB."""
         rest = memoryview(body)
         while rest:
             self.server.note_progress(self.connection)

@@ -64,8 +64,8 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
         _stop.reset(token)
         if stop.unread:
             _log.warning(
-                "cannot read %s: the file system does not respond; threads reading it continue"
-                " until it does", ", ".join(sorted(stop.unread)),
+                "cannot read %s: the file system does not respond; reading threads continue"
+                " until it responds", ", ".join(sorted(stop.unread)),
             )  # fmt: skip
         if stop.busy:
             _log.warning(
@@ -75,7 +75,7 @@ def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
 
 
 def join_all(threads: Iterable[threading.Thread]) -> bool:
-    """Join threads that were asked to stop; threads that never started are skipped.
+    """Join threads that were asked to stop, skipping threads that never started.
 
     Returns whether all threads have exited. The others keep running as daemons.
     """

@@ -1,6 +1,6 @@
 """Formats text for files and terminals: escapes untrusted names, and formats counts.
 
-File names are bytes; Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
+File names are bytes. Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Process and file names may contain terminal escapes. Output for people (terminals, tables,
 pages, folded stacks) has no control characters. Output for programs (OTLP, pprof, speedscope, JSON)
 contains names unchanged, except for bytes that are not UTF-8.

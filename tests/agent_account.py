@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 def parse_account(line):
-    """Parses a line of JSON with the agent's account: the sums, and each kind under ``kinds``."""
+    """Parses the agent's account in a log line: the sums, and each kind under ``kinds``."""
     record = json.loads(line)
     assert record.keys() >= {"time", "level", "logger", "message", "account"}
     kinds = record["account"]

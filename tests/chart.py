@@ -1,7 +1,7 @@
 """Writes ``values.schema.json`` of the Helm chart, with the agent's schema for ``config``.
 
-Helm validates values against it before it changes a cluster, so ``helm install`` rejects an invalid
-agent key.
+Helm validates values against this schema before it changes a cluster, so ``helm install`` rejects
+an invalid agent key.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Compares the requests of the compiled form with those of the sources.
+"""Compares the requests that the compiled package encodes with those that its sources encode.
 
 ``python -m tests.compiled PYTHON`` records the load of :mod:`benchmarks.peer`, and replays it here
 and in ``PYTHON``, an interpreter with the compiled wheel.
@@ -40,7 +40,7 @@ print(encode.__file__.rpartition(".")[2], sum(counts), digest.hexdigest())
 
 
 def replayed(python: str, path: Path) -> list[str]:
-    """Returns the form, the number of samples, and a digest of the requests."""
+    """Returns the form (py or so), the number of samples, and a digest of the requests."""
     command = [python, "-c", REPLAY, path]
     return subprocess.run(command, cwd="/", check=True, stdout=-1, text=True).stdout.split()
 

@@ -53,7 +53,7 @@ def pytest_sessionfinish():
 
 
 def pytest_make_parametrize_id(val, argname):
-    """Numbers byte strings, since those with a time or pid would differ between xdist workers."""
+    """Numbers byte strings in test ids; a time or pid would differ between xdist workers."""
     return argname if isinstance(val, bytes) else None
 
 
@@ -95,7 +95,7 @@ def wait_for_the_rest(kept, seconds):
 
 
 def count_descriptors():
-    """Counts open descriptors by target; all pipes have the same target, and all sockets."""
+    """Counts open descriptors by target; all pipes count as one target, and so do all sockets."""
     results = Counter()
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:

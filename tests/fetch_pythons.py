@@ -30,7 +30,7 @@ def directory(minor: str) -> Path:
 
 
 def fetch(minor: str) -> None:
-    """Fetches a version unless it is present; raises ``OSError``, ``CalledProcessError``."""
+    """Fetches a version unless present; failures raise ``OSError`` or ``CalledProcessError``."""
     target = directory(minor).parent
     if target.exists():
         return

@@ -39,7 +39,7 @@ _MNT_DETACH = 2
 
 def require_fuse():
     if not os.path.exists(_DEVICE):
-        pytest.skip(f"{_DEVICE} is missing: the kernel has no FUSE, or the container no device")
+        pytest.skip(f"{_DEVICE} is missing: the kernel lacks FUSE, or the container the device")
     if os.geteuid():
         pytest.skip("mount(2) needs CAP_SYS_ADMIN: run the tests as root")
     try:
@@ -49,7 +49,7 @@ def require_fuse():
 
 
 class Fuse:
-    """A mounted file system with the given files: their content by name.
+    """A mounted file system with the given files (content by name).
 
     Unless ``cached``, the kernel requests names, attributes and content on each access.
     """
@@ -73,7 +73,7 @@ class Fuse:
         assert self._server.stdout.readline() == "mounted\n"
 
     def freeze(self, *opcodes, delay_s=None, beyond=0):
-        """Delays the responses to requests of these kinds, or withholds them.
+        """Delays or withholds the responses to requests of the given kinds.
 
         Args:
             opcodes: the kinds of requests, as keys of ``_OPCODES``; all kinds if none is given.
@@ -90,7 +90,7 @@ class Fuse:
         return int(self._ask("count"))
 
     def close(self):
-        """Stops the server and unmounts, so that waiting requests fail; may be called again."""
+        """Stops the server and unmounts the files; waiting requests fail. May be called again."""
         if self._server.poll() is not None:
             return
         self._server.kill()

@@ -37,7 +37,7 @@ def raw_fork():
             return pid
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    raise TimeoutError("in five forks, no child can run threads")
+    raise TimeoutError("none of five forked children can run threads")
 
 
 def spin():

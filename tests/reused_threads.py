@@ -31,7 +31,7 @@ def work():
 
 
 def live(name):
-    """Works, waits and works again, and records the times; with the second name, has no span."""
+    """Works, waits and works again, and records the times; only the first name has a span."""
     Path("/proc/thread-self/comm").write_text(name)
     start, link = time.clock_gettime_ns(time.CLOCK_BOOTTIME), None
     if name == WITH_SPANS:

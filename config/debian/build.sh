@@ -1,11 +1,11 @@
 #!/bin/sh
-# Build the Debian package of this checkout for the release and architecture that it runs on.
-# usage: build.sh [DIRECTORY]   (the package goes there; default: dist of the checkout)
+# Build a Debian package of this checkout, for the release and architecture of this host.
+# usage: build.sh [DIRECTORY]   (where to write the package; default: dist in the checkout)
 #
-# REVISION (1)       of the package, the part of its version after the hyphen
-# CONSTRAINTS        a file for `pip install --constraint`: versions of the bundled packages
-# SOURCE_DATE_EPOCH  time of all files; default: that of the last commit
-# COMPRESSION (xz)   of dpkg-deb: xz, zstd, gzip or none
+# REVISION           Debian revision of the package, after the hyphen of its version; default: 1
+# CONSTRAINTS        file for `pip install --constraint`: versions of the bundled packages
+# SOURCE_DATE_EPOCH  time of all files; default: the time of the last commit
+# COMPRESSION        for dpkg-deb: xz, zstd, gzip or none; default: xz
 # DEBFULLNAME, DEBEMAIL  the maintainer
 #
 # The same sources, constraints and time make the same package, byte for byte. The constraints of a
@@ -37,15 +37,15 @@ home=/usr/lib/otel-kprofiler
 doc=$root/usr/share/doc/otel-kprofiler
 install -d "$output" "$root$home" "$root/DEBIAN" "$doc/examples"
 
-# The virtual environment, at first with paths of this machine. Compiled packages fit one minor
-# version of Python, which the package therefore depends on.
+# The virtual environment, first with this machine's paths. The bundled compiled packages work with
+# one minor version of Python only, on which the package therefore depends.
 /usr/bin/python3 -m venv "$work/tool"
 python=$("$work/tool/bin/python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 /usr/bin/python3 -m venv --without-pip "$root$home"
 "$work/tool/bin/python" -m pip -q --disable-pip-version-check --python "$root$home/bin/python" \
 	install --no-compile ${CONSTRAINTS:+--constraint "$CONSTRAINTS"} "${source}[dwarf,zstd]"
 
-# Then with its own. Other commands of the bundled packages are left out.
+# Then with the installed paths, and without the commands of the bundled packages.
 packages=$root$home/lib/$python/site-packages
 "$work/tool/bin/python" -m pip --disable-pip-version-check --python "$root$home/bin/python" freeze |
 	grep -v '^otel-kprofiler' > "$doc/constraints.txt"
@@ -72,7 +72,7 @@ END
 chmod 755 "$root$home/bin/otel-kprofiler"
 find "$packages" -name '*.so' ! -name '_record_*.abi3.so' -exec strip --strip-unneeded --remove-section=.comment {} +
 
-# Files that the system expects elsewhere.
+# Files outside the virtual environment.
 install -Dm644 "$here/agent.yaml" "$root/etc/otel-kprofiler/agent.yaml"
 unit=$root/usr/lib/systemd/system/otel-kprofiler.service
 install -d "${unit%/*}"
@@ -114,7 +114,7 @@ for script in postinst prerm postrm; do
 done
 echo /etc/otel-kprofiler/agent.yaml > "$root/DEBIAN/conffiles"
 find "$root" -depth -exec touch -hd "@$SOURCE_DATE_EPOCH" {} +
-# Byte code knows its source by time and size, as where Python compiles it itself.
+# Byte code is validated by the source's time and size, which is Python's default.
 env -u SOURCE_DATE_EPOCH "$work/tool/bin/python" -m compileall -qf --invalidation-mode timestamp \
 	-s "$root" -p / "$root$home/lib"
 cat > "$root/DEBIAN/control" << END

@@ -12,11 +12,11 @@ HEAD = """otel-kprofiler is under the Apache License, Version 2.0, see
 The virtual environment in /usr/lib/otel-kprofiler contains these packages too, unchanged except for
 debug symbols. The texts of their licences are in their *.dist-info directories.
 """
-SHORT = 60  # some packages give the whole text in place of a name
+SHORT = 60  # some packages give the whole text instead of a name
 
 
 def find_licence(package: Distribution) -> str:
-    """The licence of a package as its metadata names it."""
+    """Returns the name of a package's licence, from its metadata."""
     metadata = package.metadata
     for name in ("License-Expression", "License"):
         value = metadata.get(name) or ""
@@ -28,7 +28,7 @@ def find_licence(package: Distribution) -> str:
         if value.startswith("License ::")
     ]
     if not names:
-        raise SystemExit(f"{metadata['Name']}: its metadata name no licence")
+        raise SystemExit(f"{metadata['Name']}: its metadata does not name a licence")
     return ", ".join(names)
 
 

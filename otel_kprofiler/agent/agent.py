@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 def prepare() -> KernelSymbolizer:
-    """Do the slow work that needs no configuration; call before any thread starts.
+    """Do the slow work that needs no configuration. Call before any thread starts.
 
     Returns the kernel symbolizer for an :class:`Agent`. Close it if no agent is created.
     """
@@ -82,7 +82,7 @@ class Agent:
 
     Args:
         symbolizer: the kernel symbolizer from :func:`prepare`; the agent closes it.
-        load: reads the configuration again on SIGHUP; raises ``KProfilerError``.
+        load: reads the configuration again on SIGHUP. Raises ``KProfilerError`` if that fails.
         on_config: called with each reloaded configuration once it is in effect.
     """
 
@@ -111,7 +111,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # the pipeline also uses this and the next two
+        self._targets: AgentTargets | None = None  # also used by the pipeline, like the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -126,7 +126,7 @@ class Agent:
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
-        """Run until a stop signal; returns the account of all samples.
+        """Run until a stop signal, and return the account of all samples.
 
         Raises:
             HostError: this host cannot be profiled and ``error_mode`` is ``propagate``, or this
@@ -172,7 +172,7 @@ class Agent:
         _log.info("stopping on %s; delivering pending samples for at most %g s", name, limit_s)
 
     def _time_left_s(self, kept_share: float = 0.0) -> float:
-        """Returns the seconds left for the shutdown, less a reserved share of its timeout."""
+        """Returns the seconds left for the shutdown, less a reserved share of the timeout."""
         timeout_s = self._config.shutdown_timeout_s
         return max(0.0, self._stop_by - kept_share * timeout_s - time.monotonic())
 
@@ -264,7 +264,7 @@ class Agent:
             self._reload(self._reader)
 
     def _find_idle_s(self) -> float:
-        """Returns how long the loop may sleep without samples, in seconds."""
+        """Returns how long the loop may sleep while there are no samples, in seconds."""
         if self._targets and self._targets.follows:
             return 0.0
         measures_s = self._next_measure - time.monotonic() if any(self._config.limits) else IDLE_S
@@ -278,7 +278,7 @@ class Agent:
             self._stay_within_limits(now)
 
     def _alive_sometimes(self) -> None:
-        """Report progress on some calls only, because this is called for each sample."""
+        """Report progress, but only on some calls, because every sample causes a call."""
         self._calls = (self._calls + 1) % _CALLS_PER_REPORT
         if not self._calls:
             self._alive()
@@ -336,7 +336,7 @@ class Agent:
         self._notifier.ready(self._status())
 
     def _change(self, config: AgentConfig) -> None:
-        """Apply a configuration; on an error, raise and change nothing."""
+        """Apply a configuration, or raise an error and change nothing."""
         old, reporter = self._config, self._reporter
         health = self._health
         assert reporter  # noqa: S101 - opened before the loop

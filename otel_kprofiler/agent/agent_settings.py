@@ -1,7 +1,7 @@
 """The agent's settings from the configuration, and fixed limits such as the maximum window size.
 
-The process that checks the configuration converts it, so that the agent does not load the schema's
-libraries.
+The child process that checks the configuration also converts it, so that the agent does not load
+the schema's libraries.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
 """Configuration keys of the receiver that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Ratio of the memory limit to the ring size; samples grow about sixfold when decoded."""
+"""Ratio of the memory limit to the ring size. Samples grow about sixfold when decoded."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
 """Maximum number of samples in a window: about 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8

@@ -58,7 +58,7 @@ def open_health(
     *,
     waits: bool,
 ) -> HealthServer | None:
-    """Serve the probes and ``/status``; returns None if ``endpoint`` is empty."""
+    """Serve the probes and ``/status``, unless ``endpoint`` is empty."""
     if not endpoint:
         return None
     # This import loads http.server, which takes 2 MB and which most agents do not need.

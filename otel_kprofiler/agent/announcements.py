@@ -1,4 +1,4 @@
-"""The agent's log lines about itself: what it samples, and the final account."""
+"""The agent's log messages about what it samples, and about the final account."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def describe_start(
     user_symbols: str,
     files: HostFiles,
 ) -> str:
-    """Describes what the agent samples: CPUs, rate, stack sides, exporters and missing details."""
+    """Describes what the agent samples, where the samples go, and which data is left out."""
     missing = read_capabilities(files).missing(OF_OTHERS)
     left_out = describe_left_out(sampler.config, user_symbols, missing)
     places = ", ".join(

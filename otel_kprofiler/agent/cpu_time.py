@@ -14,7 +14,7 @@ class CpuTime(NamedTuple):
     Attributes:
         children: CPU time of reaped child processes, which read files for the agent.
         programs: CPU time of the sampling BPF program, in interrupts on all CPUs. The kernel
-            charges it to the interrupted processes.
+            charges this time to the interrupted processes.
     """
 
     user: float

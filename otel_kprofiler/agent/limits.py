@@ -17,7 +17,7 @@ _CALM_ROUNDS: Final = 6
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4
-"""One step divides the sampling rate by at most this."""
+"""Maximum factor by which one step lowers the sampling rate."""
 
 
 class Usage(NamedTuple):
@@ -59,7 +59,7 @@ def next_look_s(usage: Usage, limits: Limits, interval_s: float) -> float:
 
 
 class Governor:
-    """Lowers the sampling rate at once above a limit, and raises it slowly otherwise."""
+    """Lowers the sampling rate at once if a limit is exceeded, and raises the rate slowly."""
 
     def __init__(self) -> None:
         self._calm = 0

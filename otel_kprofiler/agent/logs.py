@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as one line without control characters; a traceback adds lines."""
+    """Formats a record as one line without control characters. A traceback adds lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - name of logging
         return escape_controls(super().formatMessage(record))
@@ -62,9 +62,9 @@ class _TextFormatter(logging.Formatter):
 class DescriptorHandler(logging.Handler):
     """Writes to a file descriptor from a separate thread, so that logging never blocks.
 
-    Up to :data:`MAX_WAITING_BYTES` wait in memory; beyond that, lines are dropped and counted. The
-    handler bypasses Python's streams, because their locks could block the interpreter at exit. The
-    descriptor stays open.
+    At most :data:`MAX_WAITING_BYTES` of lines wait in memory. Further lines are dropped and
+    counted. The handler bypasses Python's streams, because their locks could block the interpreter
+    at exit. The descriptor stays open.
     """
 
     def __init__(self, fd: int) -> None:
@@ -122,7 +122,7 @@ class DescriptorHandler(logging.Handler):
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all data to a descriptor; blocks. Raises ``OSError``."""
+    """Write all data to a descriptor, which may block. Raises ``OSError`` on failure."""
     while data:
         data = data[os.write(fd, data) :]
 

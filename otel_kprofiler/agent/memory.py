@@ -17,7 +17,7 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""New objects between two garbage collections; most samples live until a window closes."""
+"""New objects between two garbage collections. Most samples live until a window closes."""
 
 # proc_pid_smaps(5): a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
@@ -69,7 +69,7 @@ _CALLBACK: Final = ctypes.PYFUNCTYPE(
 
 
 def limit_allocator() -> None:
-    """Make malloc return freed memory to the kernel; call before threads start.
+    """Make malloc return freed memory to the kernel. Call before threads start.
 
     By default, malloc gives each thread an arena, although only one thread runs Python at a time.
     After a large block is freed, malloc also takes blocks of that size from the heap, which then

@@ -128,7 +128,7 @@ class SelfMetrics:
         self._durations.record(seconds, {**_exporter(name), **error})
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the final values; gives up after ``timeout_s``."""
+        """Send the final values, giving up after ``timeout_s``."""
         closer = threading.Thread(
             target=self._provider.shutdown, name="kprofiler-metrics-close", daemon=True
         )

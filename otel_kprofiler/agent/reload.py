@@ -33,11 +33,11 @@ class ConfigReader:
         self._outcome: AgentConfig | KProfilerError | None = None
 
     def request(self) -> None:
-        """Request a read of the configuration; requests made before the read starts are merged."""
+        """Request a read of the configuration. Requests made before the read starts are merged."""
         self._wanted = True
 
     def poll(self) -> AgentConfig | KProfilerError | None:
-        """Start a requested read; returns the result of a finished read once, otherwise None."""
+        """Start a requested read. Return the result of a finished read once, otherwise None."""
         if self._thread and not self._thread.is_alive():
             self._thread, outcome = None, self._outcome
             return outcome
@@ -76,7 +76,7 @@ class Lottery:
         self._next = 0.0
 
     def set(self, threshold: int, interval_s: float) -> None:
-        """Set percentage and interval in seconds; a change forces a new draw."""
+        """Set the percentage, and the interval in seconds. A change forces a new draw."""
         if (threshold, interval_s) != (self._threshold, self._interval_s):
             self._threshold, self._interval_s = threshold, interval_s
             self._next = 0.0

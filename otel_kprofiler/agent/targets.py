@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentTargets:
-    """The targets of a configuration; ``sampler`` has the settings for those currently running."""
+    """The targets of a configuration; ``sampler`` has settings for the running targets."""
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
         self._pids = config.sampler.target_pids

@@ -1,4 +1,4 @@
-"""Starts and stops the agent's own metrics; loads the OpenTelemetry SDK only if needed."""
+"""Starts and stops the agent's own metrics, loading the OpenTelemetry SDK only if needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from otel_kprofiler.export import ExportResult, OtlpSettings
 from otel_kprofiler.model import Account
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""Maximum delay of a reload or shutdown by the last metrics export."""
+"""Maximum time, in seconds, for which the last export may delay a reload or shutdown."""
 
 if TYPE_CHECKING:
     from otel_kprofiler.agent.agent_settings import AgentConfig
@@ -80,7 +80,7 @@ class Telemetry:
             )
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send the final metrics and stop; gives up after ``timeout_s``."""
+        """Send the final metrics and stop, giving up after ``timeout_s``."""
         metrics, self._metrics, self._settings = self._metrics, None, None
         if metrics:
             metrics.close(min(timeout_s, CLOSE_TIMEOUT_S))

@@ -1,4 +1,4 @@
-"""Detects and logs stalls of the main loop; never interferes with it."""
+"""Detects and logs stalls of the main loop, without interfering with the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Watchdog:
         self._stop = threading.Event()
 
     def alive(self) -> None:
-        """Report progress; also called for each sample while there is a backlog."""
+        """Report progress. During a backlog, this is called for each sample."""
         self._missed_checks = 0
 
     def idle_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Analysis of saved profiles: samples in columns, filtered and grouped."""
+"""Analyzes saved profiles: filters and groups samples, which are stored in columns."""
 
 from otel_kprofiler.analysis.callers import ITSELF, NO_CALLER, callees, callers
 from otel_kprofiler.analysis.comparison import Amount, Change, Part, compare

@@ -64,8 +64,8 @@ class Change(NamedTuple):
     Attributes:
         own: amount of the samples that belong to this group alone.
         total: amount of all samples in which the key occurs.
-        is_changed: whether ``own`` or ``total`` changed significantly, corrected for all groups
-            tested.
+        is_changed: whether ``own`` or ``total`` changed significantly, corrected for the number of
+            groups tested.
     """
 
     key: Key
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
-    """Compares the groups of both sides: significant changes first, then by size of the change.
+    """Returns the change of each group, ordered by significance, then by size.
 
     Both sides have the same kind of sample. ``grouping`` is a function such as a value of
     ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of all
@@ -134,7 +134,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates the amount of a group; the weights of a side without the group are None."""
+    """Estimates the amount of a group. The weights of a side without the group are None."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)
@@ -154,10 +154,10 @@ def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None
 
 
 def _reject(chances: Sequence[float]) -> set[int]:
-    """Returns the indices of changed groups; ``LEVEL`` bounds the chance of any false positive.
+    """Returns the indices of changed groups. ``LEVEL`` bounds the chance of any false positive.
 
-    ``chances`` has a p-value for each group; 1 if it has too few samples to be tested. The number
-    of tested groups must not depend on the outcome of the tests.
+    ``chances`` has a p-value for each group, which is 1 for groups with too few samples to be
+    tested. The number of tested groups must not depend on the outcome of the tests.
     """
     tested = sorted((chance, at) for at, chance in enumerate(chances) if chance < 1)
     changed = set()

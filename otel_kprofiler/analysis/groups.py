@@ -25,7 +25,7 @@ from otel_kprofiler.otlp import LOCAL_ROOT, WAIT_CAUSE, WAIT_STATE
 
 
 class Group(NamedTuple):
-    """Samples that share a key; weights are in the unit of the kind's ``measure``.
+    """Samples that share a key. Weights are in the unit of the kind's ``measure``.
 
     Attributes:
         own: weight of the samples that belong to this group alone. The ``own`` of all groups add up
@@ -58,7 +58,7 @@ LABEL: Final = "label:"
 
 
 class Assignment(NamedTuple):
-    """Assigns samples to groups: ``find`` maps each row's index in ``column`` to its groups."""
+    """Assigns rows to groups: ``find`` maps a row's number in ``column`` to the row's groups."""
 
     column: Sequence[int]
     find: Callable[[int], Occurrence]
@@ -186,7 +186,7 @@ def assign(samples: Samples, by: str) -> Assignment:
 
 
 def group_samples(samples: Samples, by: str) -> list[Group]:
-    """Groups samples by ``by``, sorted by self weight; groups of lines by total weight."""
+    """Groups samples by ``by``. Lines are sorted by total weight, other groups by self weight."""
     of_stacks = OF_STACKS.get(by)
     if of_stacks:
         groups = collect(samples, of_stacks())
@@ -205,7 +205,7 @@ SORTS: Final[dict[str, Callable[[Group], Any]]] = {
 
 
 def sort_groups(groups: Iterable[Group], order: str) -> list[Group]:
-    """Sorts groups by an order in ``SORTS``; groups without a line come last."""
+    """Sorts groups by an order in ``SORTS``. Groups without a line come last."""
     sort = SORTS[order]
     return sorted(groups, key=lambda group: (group.key == NO_LINE, sort(group), group.key))
 
@@ -231,7 +231,7 @@ def find_grouping(name: str) -> Callable[[Samples], list[Group]]:
 
 
 def select_group(samples: Samples, by: str, key: Key) -> Samples:
-    """Returns only the samples that belong to a group, or have it among their frames."""
+    """Returns the samples that count towards a group."""
     column, find = assign(samples, by)
     wanted = {at for at in set(column) if key in find(at).all}
     return samples.select([at in wanted for at in column])
@@ -247,7 +247,7 @@ def merge_groups(parts: Iterable[Iterable[Group]]) -> list[Group]:
 
 
 def span_key(link: SpanLink | None) -> Key:
-    """Returns the key of a span: its id, with its trace id as the place."""
+    """Returns the key of a span: its id as the name, and its trace id as the place."""
     return Key(link.span_id.hex(), link.trace_id.hex()) if link else NO_SPAN
 
 
@@ -302,7 +302,7 @@ def group_stacks(
     rows: Iterable[Weighed],
     frames: Callable[[Stack], Occurrence | None],
 ) -> list[Group]:
-    """Groups samples that refer to a table of stacks by index."""
+    """Groups samples by their stacks, which are given as indices into a table."""
     weights, counts = Counter[int](), Counter[int]()
     for number, weight, count in rows:
         weights[number] += weight

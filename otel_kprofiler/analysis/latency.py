@@ -26,7 +26,7 @@ def weigh_latency(samples: Samples) -> Samples:
     whatever the phase of its CPU's timer. When a thread begins or ends, the number of threads is
     wrong for up to one period.
 
-    ``samples`` must be all samples of the processes; a selection would lack threads that ran at the
+    ``samples`` must be all samples of the processes. A selection would lack threads that ran at the
     same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a period and
     individual times.
     """

@@ -49,7 +49,7 @@ def summarize_locks(
 
 
 def sum_locks(profiles: Iterable[Profile]) -> LockSummary | None:
-    """Sums the exactly counted waits for locks in profiles; returns None if there are no waits."""
+    """Returns the sum of the exactly counted lock waits in profiles; None if there are none."""
     totals: LockTotals = reduce(add_lock_totals, (profile.locks for profile in profiles), {})
     if not totals:
         return None

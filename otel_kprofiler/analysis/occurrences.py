@@ -14,7 +14,8 @@ from otel_kprofiler.model import KERNEL_SIDE, Frame, ModuleKind, RawFrames, Stac
 class Key(NamedTuple):
     """The name of a function, line or other unit, and a place that distinguishes equal names.
 
-    The place is the function's module or source file, or the thread's process; it may be empty.
+    The place is the function's module or source file, or the thread's process. The place may be
+    empty.
     """
 
     name: str
@@ -22,7 +23,7 @@ class Key(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """The groups that a stack counts towards: its leaf's group, and all its frames' groups."""
+    """The groups that a stack counts towards: that of its leaf, and those of all its frames."""
 
     own: Key
     all: Iterable[Key]
@@ -59,17 +60,20 @@ class FrameKeys:
 
 
 def by_function() -> Callable[[Stack], Occurrence]:
-    """Groups by function; a sample belongs to the innermost function."""
+    """Returns a grouping by function, in which a sample belongs to the innermost function."""
     return _by_frames(function_key)
 
 
 def by_module() -> Callable[[Stack], Occurrence]:
-    """Groups by module or source file; a sample belongs to the module of its innermost frame."""
+    """Returns a grouping by module or source file.
+
+    A sample belongs to the module or source file of its innermost frame.
+    """
     return _by_frames(lambda entry: Key(place_of(entry)))
 
 
 def line_occurrence(stack: Stack) -> Occurrence:
-    """Groups by source line; a sample belongs to the innermost line with debug information.
+    """Groups by source line. A sample belongs to the innermost line with debug information.
 
     Lines of interpreted code take precedence over native code, so time in the kernel and in native
     libraries is attributed to the line that called them.
@@ -89,7 +93,7 @@ def syscall_occurrence(stack: Stack) -> Occurrence:
 
 
 def program_occurrence(stack: Stack) -> Occurrence:
-    """Groups by function in BPF programs; a sample belongs to the innermost such function.
+    """Groups by function of BPF programs. A sample belongs to the innermost such function.
 
     A program's time includes the time in kernel functions that it calls.
     """
@@ -110,16 +114,16 @@ OF_STACKS: Final[dict[str, Callable[[], Callable[[Stack], Occurrence]]]] = {
     "syscall": lambda: syscall_occurrence,
     "bpf": lambda: program_occurrence,
 }
-"""Groupings by stack, by name; each value returns a function that maps a stack to its groups."""
+"""Groupings by stack, by name. Each value returns a function that maps a stack to its groups."""
 
 
 def place_of(entry: Entry) -> str:
-    """Returns an entry's module; without one, its source file, or its stack side in brackets."""
+    """Returns an entry's module, or else its source file, or else its stack side in brackets."""
     return entry.module or f"[{entry.side.name}]"
 
 
 def function_key(entry: Entry) -> Key:
-    """Returns an entry's function as key; unresolved entries share keys by module and reason."""
+    """Returns the key of an entry's function, or else of its module and the reason for no name."""
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))
     return Key(entry.name, place_of(entry))

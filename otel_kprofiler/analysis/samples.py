@@ -57,7 +57,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables that the columns of samples index; all selections from the same samples share them."""
+    """Tables whose rows the columns of samples refer to; selections of samples share them."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -67,12 +67,12 @@ class Tables(NamedTuple):
     cpus: Sequence[int]
     waits: Sequence[WindowWait | None]
     totals: Mapping[tuple[int, int], WaitTotals]
-    """Exact off-CPU time, by an index into ``origins`` and one into ``resources``."""
+    """Exact off-CPU time, by an index into ``origins`` and an index into ``resources``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Rows of samples that differ only in their times; immutable.
+    """Samples in rows. The samples of a row differ only in their times and values. Immutable.
 
     A row uses about 30 bytes, and each timestamp 8. The columns contain indices into
     :attr:`tables`.
@@ -116,7 +116,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the number of samples in each row; if values count samples, their sum."""
+        """Returns the number of samples in each row, or the sum of values that count samples."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
@@ -159,7 +159,7 @@ class Samples:
         return self._kept(keep, compress(self._lengths(), keep), times, values)
 
     def between(self, start_unix_ns: int = 0, end_unix_ns: int = _END) -> Samples:
-        """Returns the samples within an interval; rows keep only the times inside it."""
+        """Returns the samples within an interval. Rows keep only the times inside it."""
         inside = [start_unix_ns <= time < end_unix_ns for time in self.times]
         lengths = [sum(inside[start:end]) for start, end in self.spans()]
         times = array("Q", compress(self.times, inside))
@@ -211,7 +211,7 @@ class Samples:
         return self._with(columns, array("Q", accumulate(lengths)), times, values)
 
     def windows(self) -> list[Window]:
-        """Converts the samples back to windows; filtered profiles lack losses and totals."""
+        """Converts the samples back to windows. Filtered profiles lack losses and totals."""
         tables = self.tables
         rows: dict[tuple[int, int], list[WindowSample]] = {}
         rows_and_spans = zip(zip(*self._columns(), strict=True), self.spans(), strict=True)
@@ -239,7 +239,7 @@ class Samples:
 
 
 class _Part(NamedTuple):
-    """Columns of one part of split samples; ``rows`` has the index of each row in the original."""
+    """Columns of one part of split samples. ``rows`` has each row's index before the split."""
 
     rows: array[int]
     ends: array[int]
@@ -257,7 +257,7 @@ def _restore(origin: Origin, resources: list[ResourceSamples]) -> Profile:
 
 
 def load_samples(windows: Iterable[Window]) -> Samples:
-    """Loads the samples of windows, which may come from several hosts; merges equal Resources."""
+    """Loads the samples of windows, even from several hosts. Equal Resources are merged."""
     origins: list[Origin] = []
     resources: dict[tuple[object, ...], int] = {}
     kept: list[Resource] = []

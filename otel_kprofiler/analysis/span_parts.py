@@ -25,7 +25,7 @@ TRACE: Final = "trace"
 USER: Final = "user code"
 KERNEL: Final = "kernel"
 WAIT: Final = "wait: "
-"""Prefix of the names of parts that are waits; the cause of the wait follows."""
+"""Prefix of the names of parts that are waits. The cause of the wait follows."""
 OTHER_SPANS: Final = "other spans of the trace"
 OTHER_TASKS: Final = "other tasks"
 """Name of the part for a thread's work outside the spans of the trace."""
@@ -40,14 +40,17 @@ _NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
-    """A breakdown of the time of spans in ``traces`` traces, in nanoseconds, largest part first."""
+    """A breakdown of the time of spans from ``traces`` traces, in ns, largest part first."""
 
     traces: int
     parts: list[Group]
 
 
 class EndpointParts(NamedTuple):
-    """A breakdown of the time in spans whose local root is named ``endpoint``; empty: all spans."""
+    """A breakdown of the time in spans whose local root is named ``endpoint``.
+
+    An empty ``endpoint`` stands for all spans.
+    """
 
     endpoint: str
     parts: SpanParts
@@ -82,7 +85,7 @@ class SpanTime(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A sample of a thread; ``part`` names the part of a span's time that it belongs to."""
+    """A sample of a thread. ``part`` names the part of a span's time that it belongs to."""
 
     time: int
     weight: int
@@ -110,8 +113,8 @@ def find_span_times(chosen: Samples, every: Samples) -> list[SpanTime]:
 
     A span that leaves its thread, as at each ``await``, counts as waiting while the event loop
     waits. The thread's time in other spans, or in none, does not count. ``every`` has all samples
-    from the same threads and times. Spans are in the order of their first samples, trace by trace;
-    traces with the most time come first.
+    from the same threads and times. Traces with the most time come first, and the spans of a trace
+    are in the order of their first samples.
     """
     spans, tables = _spans_of(chosen), every.tables
     sums: defaultdict[tuple[_Span, str], Counter[str]] = defaultdict(Counter)

@@ -43,7 +43,7 @@ def spans_with_lines(samples: Samples) -> list[tuple[Group, list[Group]]]:
 
 
 def endpoints_of_spans(samples: Samples) -> dict[Key, str]:
-    """Returns the local roots' names, by span; omits spans without a recorded name."""
+    """Returns the name of each span's local root, by span. Spans without a name are omitted."""
     links = samples.tables.links
     names = zip(links, endpoints(links), strict=True)
     return {span_key(link): name for link, name in names if name}

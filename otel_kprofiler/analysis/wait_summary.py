@@ -22,8 +22,8 @@ class WaitSummary(NamedTuple):
         error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
             since the durations of lost waits are unknown. Waits at or above the threshold add no
             error.
-        threshold_ns: duration at and above which every wait was sampled: the largest threshold that
-            any window used.
+        threshold_ns: the largest threshold of any window. Every wait of at least this duration was
+            sampled.
     """
 
     exact: WaitTotals | None
@@ -35,15 +35,15 @@ class WaitSummary(NamedTuple):
 def summarize_waits(
     samples: Samples, kind: ProfileKind, processes: Sequence[bool] | None
 ) -> WaitSummary | None:
-    """Summarizes the waits of one kind of sample; returns None if there are no exact totals.
+    """Returns a summary of the waits of one kind of sample; None if there are no exact totals.
 
     ``processes`` states which Resources were selected, by index; None if samples were also filtered
     by something other than their processes.
 
-    A wait shorter than the threshold is sampled with probability duration / threshold, and then
-    represents the threshold. The variance of this estimate is at most the square of the threshold.
-    If the wait is split into two parts (asleep, and waiting for a CPU), the variance is at most
-    twice the sum of the parts' squares.
+    A wait shorter than the threshold is sampled with probability duration / threshold, and a
+    sampled wait represents the threshold. The variance of this estimate is at most the square of
+    the threshold. If the wait is split into two parts (asleep, and waiting for a CPU), the variance
+    is at most twice the sum of the parts' squares.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

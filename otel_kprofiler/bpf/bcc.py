@@ -107,7 +107,7 @@ def _missing(why: str) -> DependencyError:
 
 
 def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, bytes]:
-    """Compile a source file in a child process; returns each program's instructions, by name."""
+    """Compile a source file in a child process, and return the programs' instructions by name."""
     descriptors = (f"-DKPROFILER_FD_{name}={fd}" for name, fd in maps.items())
     flags = [*_FLAGS, f"-I{spec.source.parent}", *descriptors]
     try:
@@ -189,7 +189,7 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
 
 
 def _verify(name: str, code: bytes, log_level: int) -> str:
-    """Loads a program for the verifier's log only; the log is cut to the buffer's size."""
+    """Loads a program only to get the verifier's log, which is cut to the buffer's size."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
     with contextlib.suppress(OSError):  # the log, if any, contains the reason
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))

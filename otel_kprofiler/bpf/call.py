@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def bpf_call(command: int, attributes: Any) -> int:
-    """Call bpf(2); returns a descriptor or 0, depending on the command. Raises ``OSError``.
+    """Call bpf(2), and return its result: a descriptor or 0. Raises ``OSError``.
 
     ``attributes`` is ``union bpf_attr`` (include/uapi/linux/bpf.h), to which the kernel may write.
     """

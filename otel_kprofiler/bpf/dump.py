@@ -31,7 +31,7 @@ class DumpRow(NamedTuple):
     Attributes:
         time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
         monotonic_ns: the same time on ``CLOCK_MONOTONIC``.
-        clock_ns: the scheduler's clock, as last read on the CPU that ran the dump.
+        clock_ns: time on the scheduler's clock, as last read on the CPU that ran the dump.
         arrived_ns: time at which the thread last got a CPU, on the scheduler's clock; 0 if unknown.
         ran_ns: how long the thread has run since ``arrived_ns``, excluding interrupts and stolen
             time.
@@ -91,8 +91,8 @@ class DumpRow(NamedTuple):
 
         The time is on the scheduler's clock, like :attr:`clock_ns`. It is too early by the
         interrupt and stolen time during the thread's last run. If the kernel does not record when
-        the thread last got a CPU, it is too late by the interrupt and stolen time during the whole
-        wait.
+        the thread last got a CPU, the time is too late by the interrupt and stolen time during the
+        whole wait.
         """
         if self.queued_ns:
             return self.queued_ns

@@ -223,7 +223,7 @@ class ReaderFlag(MappedWords):
 
 
 def parse_counts(lines: bytes) -> tuple[ProgramCounts, bool]:
-    """Returns the sums of the counters of lines, and whether no CPU had an unfinished record."""
+    """Returns the sums of all lines' counters, and whether no CPU had an unfinished record."""
     words = memoryview(lines).cast("Q")
     places = (*range(_COUNTERS), _MISSED_WORD, _BUSY_WORD)
     totals = (sum(words[place::_CPU_LINE_WORDS]) for place in places)

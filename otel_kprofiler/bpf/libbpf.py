@@ -176,7 +176,7 @@ class _LibbpfObject:
 
 
 class _Messages:
-    """Collects libbpf's messages during a load; locks the process-wide print callback."""
+    """Collects libbpf's messages during a load, and locks the process-wide print callback."""
 
     _lock = ProcessLock()
 

@@ -15,7 +15,7 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread within the context, and permanently in threads started there.
+    """Block signals in this thread within the context, and permanently in threads started in it.
 
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     A verification may take half a second, longer than the timer interval of some services.
@@ -55,7 +55,7 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Programs in the kernel. A program stays loaded while it or an event that runs it is open."""
+    """Programs in the kernel, loaded while their descriptors or events that run them are open."""
 
     def program_fd(self, name: str) -> int:
         """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""

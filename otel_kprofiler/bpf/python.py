@@ -114,8 +114,8 @@ class PythonProcess(NamedTuple):
         runtime_at: address of ``_PyRuntime``.
         code_type: address of ``PyCode_Type``.
         eval_start: address of ``_PyEval_EvalFrameDefault``, the evaluation loop.
-        eval_bytes: length of the loop's prologue, which runs before its frame is the current frame;
-            0 if there is none.
+        eval_bytes: length of the loop's prologue, in which the new frame is not yet the current
+            frame; 0 if there is none.
         image_tag: a number that distinguishes the process's current program from its earlier
             programs.
     """

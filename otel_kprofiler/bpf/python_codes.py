@@ -24,7 +24,7 @@ class Program(NamedTuple):
     """Identifies a program by its executable's inode and the size of its loaded code.
 
     Attributes:
-        device: device with the executable, in the kernel's encoding (``MKDEV``).
+        device: device of the executable's inode, in the kernel's encoding (``MKDEV``).
         inode: inode number of the executable; 0 if unknown.
         code_pages: size of the process's executable mappings, in pages.
     """

@@ -105,9 +105,10 @@ def python_map_entries(possible_cpus: int, ring_bytes: int) -> dict[str, int]:
 class PythonMaps(LockedForForks):
     """Registers Python processes, and receives descriptions of their code objects. Thread-safe.
 
-    ``codes`` receives described code objects. A code object that it drops is described again on its
-    next sample. ``ring_bytes`` is the size of the description ring. The loaded object owns the
-    descriptors that ``map_fd`` returns. Raises ``OSError`` if a map cannot be mapped into memory.
+    ``codes`` receives described code objects. A code object that ``codes`` drops is described again
+    when it is next sampled. ``ring_bytes`` is the size of the description ring. The loaded object
+    owns the descriptors that ``map_fd`` returns. Raises ``OSError`` if a map cannot be mapped into
+    memory.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class PythonMaps(LockedForForks):
     def register(
         self, tgid: int, layout: PythonLayout, process: PythonProcess, image: int = 0
     ) -> bool:
-        """Start reading a process's Python frames; returns False if the map is full.
+        """Start reading a process's Python frames, and return whether the map had room.
 
         After execve(2), the process has no Python frames until it is registered again. ``tgid`` is
         the process id, as in samples. ``image`` identifies the program that the process must be
@@ -190,7 +191,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def release(self, tgid: int) -> bool:
-        """Stop reading Python frames of a process; returns whether it was registered."""
+        """Stop reading a process's Python frames, and return whether it was registered."""
         with self._lock:
             if not self._is_open or tgid not in self._registered:
                 return False
@@ -209,7 +210,8 @@ class PythonMaps(LockedForForks):
     def receive(self) -> None:
         """Receive the descriptions in the ring.
 
-        Afterwards, every code object in samples that were complete before the call is described.
+        Afterwards, the code objects of all samples that were complete before the call are
+        described.
         """
         with self._lock:
             if not self._is_open:
@@ -221,7 +223,7 @@ class PythonMaps(LockedForForks):
                     self._codes.add(record)
 
     def counts(self) -> Mapping[str, int]:
-        """Returns the nonzero counters by outcome (:data:`PYTHON_OUTCOMES`), also if closed."""
+        """Returns the nonzero counters by outcome (:data:`PYTHON_OUTCOMES`), even when closed."""
         with self._lock:
             if not self._is_open:
                 return self._last_counts
@@ -237,7 +239,7 @@ class PythonMaps(LockedForForks):
                 delete_from_map(self._map_fd("codes"), key)
 
     def close(self) -> None:
-        """Unmap the maps and reject further processes; leaves descriptors open. Idempotent."""
+        """Unmap the maps, reject further processes, and leave descriptors open. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._last_counts = self.counts()

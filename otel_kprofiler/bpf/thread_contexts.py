@@ -65,8 +65,8 @@ class ContextPlace(NamedTuple):
             pointer.
         generation: lowest generation of a DTV that contains the module; 0 disables the check.
         stride: size of a DTV entry, in bytes.
-        length_at: offset of the DTV's length from the DTV's address, in bytes.
-        vector_at: offset of the pointer to the DTV from the thread pointer, in bytes.
+        length_at: offset, from the DTV's address, of the DTV's length, in bytes.
+        vector_at: offset, from the thread pointer, of the pointer to the DTV, in bytes.
         wrap_at: offset, in bytes, of the wrapping object's pointer to the record, for
             ``WRAPPED_IN_V8``.
         go: struct offsets in Go's runtime, for ``GO_LABELS`` and ``GO_LABEL_MAP``.
@@ -142,8 +142,8 @@ class ThreadContexts(LockedForForks):
     Args:
         map_fd: descriptor of the map, which the caller closes; None if no process can be
             registered.
-        slots_fd: descriptor, which the caller closes, of the map that has a bit for each value of
-            the low bits of process ids.
+        slots_fd: descriptor, which the caller closes, of the bit map that is indexed by the low
+            bits of a process id.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -157,8 +157,8 @@ class ThreadContexts(LockedForForks):
     ) -> None:
         """Start reading thread contexts of a process. Raises ``OSError``.
 
-        The registration does not apply to a later process with the same id, nor after the process
-        executes another program. If too many processes are registered, the oldest registration is
+        The registration does not apply to a later process with the same id, or to another program
+        that the process executes. If too many processes are registered, the oldest registration is
         released. Process id, start time and start of the stack (0 if missing) are given as in
         samples.
         """
@@ -187,7 +187,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def release(self, tgid: int) -> bool:
-        """Stop reading thread contexts of a process; returns whether it was registered."""
+        """Stop reading a process's thread contexts, and return whether it was registered."""
         with self._lock:
             if tgid not in self._registered:
                 return False

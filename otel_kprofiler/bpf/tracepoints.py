@@ -23,7 +23,8 @@ class TracepointValue(NamedTuple):
     """The location and the unit of the value in a tracepoint's events.
 
     Attributes:
-        argument: index of the argument with the value; :data:`NO_ARGUMENT` if each event counts 1.
+        argument: index of the argument with the value; :data:`NO_ARGUMENT` if each event counts as
+            1.
         member: byte offset of the 32-bit value in the struct that the argument points to; None if
             the argument itself is the value.
         is_order: whether the value is ``1 << argument``.
@@ -85,7 +86,7 @@ def attach_tracepoint(name: str, program_fd: int) -> int:
 def count_recursions(program_fd: int) -> int:
     """Returns how often the kernel skipped a program because it was already running on the CPU.
 
-    Linux reports this count since 5.12 (``bpf_prog_show_fdinfo`` in kernel/bpf/syscall.c). Returns
+    The kernel has reported this count since Linux 5.12 (``bpf_prog_show_fdinfo``). Returns
     0 if the count cannot be read.
     """
     try:

@@ -33,9 +33,9 @@ DEFAULT_MAX_WORK: Final = 5000
 
 
 class RegisterBlock(NamedTuple):
-    """Locations of the registers in a block of memory that the kernel fills; in bytes.
+    """Byte offsets of the registers in a block of memory that the kernel fills.
 
-    ``at`` has the offset of each register, by DWARF number, or None for an absent register.
+    ``at`` has the offset of each register by DWARF number, or None if the block lacks it.
     """
 
     size: int
@@ -64,7 +64,7 @@ class Processor(NamedTuple):
         goexit_mask: bits of ``goexit`` that are compared.
         goexit_back: number of bytes in ``goexit`` before the return address.
         sigreturn_bytes: number of bytes in a signal trampoline up to the end of its system call.
-        signal_at: offset of the block ``signal`` from the stack pointer while a trampoline runs.
+        signal_at: offset of the block ``signal``, relative to the stack pointer in a trampoline.
         sp_column: DWARF register number of the stack pointer.
         ra_column: DWARF register number of the return address.
         mode_at: offset in ``pt_regs`` of the processor mode.

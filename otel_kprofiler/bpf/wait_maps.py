@@ -274,7 +274,7 @@ class ThreadTable:
         self._places = buckets * PLACES
 
     def read(self) -> bytes:
-        """Reads threads that exist throughout, for :func:`parse_threads`. Raises ``OSError``."""
+        """Reads all threads that exist during the whole call. Raises ``OSError``."""
         threads, step = [], min(_PLACES_AT_ONCE, self._places)
         for first in range(0, self._places, step):
             with _map_part(self._buckets_fd, first * 8, step * 8) as buckets:

@@ -9,7 +9,7 @@ _MIN_LAST: Final = 16
 
 
 class Column(NamedTuple):
-    """A column of numbers or text; narrow terminals drop those with the lowest ``keep`` first."""
+    """A column of numbers or text. Narrow terminals omit columns with the lowest ``keep`` first."""
 
     title: str
     cells: Sequence[str]

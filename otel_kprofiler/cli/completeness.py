@@ -101,7 +101,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the parts of a user stack; only the last part has the entire stack's status."""
+    """Yields the parts of a user stack. Only the last part has the entire stack's status."""
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side

@@ -70,8 +70,8 @@ class _RangeType(click.ParamType[_Range]):
 )  # fmt: skip
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
-    help="Exit with 1 if any share grew by more than this, as a share of all samples, beyond "
-    "chance.",
+    help="Exit with 1 if any share grew, beyond chance, by more than this share of all "
+    "samples.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
@@ -170,7 +170,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares the groups of two sides; returns none for shares if a side has no samples."""
+    """Compares the groups of two sides. Without samples on a side, returns no shares."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
@@ -179,7 +179,7 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
 def _load(
     source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
 ) -> tuple[Samples, _Range | None]:
-    """Loads a source's samples; also returns the time range that remains to be applied, if any."""
+    """Loads a source's samples, and returns any time range that remains to be applied."""
     if is_table(source):
         samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
     else:
@@ -188,7 +188,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns a group's gain: as a share, or with ``--per time``, in CPUs or per second."""
+    """Returns a group's gain: as a share, or with ``--per time``, in CPUs or events per second."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
 

@@ -17,7 +17,7 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""Ratio between the loads of the two sides above which the summary says that the load changed."""
+"""Ratio between the loads of the two sides above which the summary reports a changed load."""
 _CHANCE: Final = "~"
 """The mark for differences that may be chance."""
 

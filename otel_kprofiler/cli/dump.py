@@ -160,7 +160,7 @@ def _find_processes(
 def _find_named(
     access: Access, names: frozenset[bytes]
 ) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
-    """Yields processes with matching threads, whether the main thread matches, and names."""
+    """Yields processes with matching threads, whether the main thread matches, and thread names."""
     for entry in access.list_dir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue

@@ -48,7 +48,7 @@ class LazyCommands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command's module; returns the command, or None if there is no such command."""
+        """Import a command's module, and return the command; None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"otel_kprofiler.cli.{cmd_name.replace('-', '_')}")
@@ -58,7 +58,7 @@ class LazyCommands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Look up a command; the error for an unknown name suggests a similar one."""
+        """Look up a command. The error for an unknown name suggests a similar command."""
         similar = difflib.get_close_matches(args[0], COMMANDS, 1)
         if similar and args[0] not in COMMANDS:
             raise click.UsageError(f"no command {args[0]!r}; did you mean {similar[0]}?", ctx)

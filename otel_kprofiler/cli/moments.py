@@ -55,7 +55,7 @@ class MomentType(click.ParamType[Moment]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Moment:
-        """Convert text to a moment; fails with a usage error if it is not a time."""
+        """Convert text to a moment, or fail with a usage error if the text is not a time."""
         if isinstance(value, Moment):
             return value
         text = str(value)

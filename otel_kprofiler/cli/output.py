@@ -63,7 +63,8 @@ class Output:
             be created.
 
     Attributes:
-        part: the ``.part`` file, which keeps samples during the recording; None if none is written.
+        part: the ``.part`` file, which keeps samples during the recording; None if no such file is
+            written.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class Output:
         """Write the recording.
 
         Only the owner may read a file with kernel addresses. If a file of the same name appeared
-        during the recording, a numbered name is used. If ``idle``, waits of idle threads are shown;
-        profile files always contain them. ``has_whole_threads`` is whether the recording has all
+        during the recording, a numbered name is used. If ``idle``, waits of idle threads are shown.
+        Profile files always contain them. ``has_whole_threads`` is whether the recording has all
         samples of its threads, so that the parts of spans add up.
         """
         write_page = self._format.write_page

@@ -21,7 +21,7 @@ from otel_kprofiler.model import Form, Window
 from otel_kprofiler.pipeline import WindowSchedule
 
 SCHEDULE: Final = WindowSchedule(1_000_000_000)
-"""Interval between writes; a killed recording loses at most the samples of one interval."""
+"""Interval between writes. A killed recording loses at most the samples of one interval."""
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
@@ -33,8 +33,8 @@ _TIMEOUT_MILLIS: Final = 5_000
 class PartFile:
     """Context manager that keeps samples in a file until the output file is complete.
 
-    The argument ``path`` is the path of the output file, the attribute that of the ``.part`` file.
-    Raises ``BlockingIOError`` if another recording is being written to ``path``.
+    The argument ``path`` is the path of the output file. The attribute ``path`` is the path of the
+    ``.part`` file. Raises ``BlockingIOError`` if another recording is being written to ``path``.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,11 +47,11 @@ class PartFile:
         self._reporter = Reporter([ExportQueue(exporter)])
 
     def __call__(self, window: Window) -> None:
-        """Write a window; does not wait for the disk."""
+        """Write a window without waiting for the disk."""
         self._reporter(window)
 
     def close(self, *, keep: bool) -> bool:
-        """Delete the file unless it has samples and ``keep`` is set; returns whether it remains."""
+        """Delete the file unless it has samples and ``keep`` is set. Return whether it remains."""
         if self._fd < 0:
             return False
         self._reporter.shutdown(_TIMEOUT_MILLIS if keep else 0)

@@ -67,14 +67,14 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
 
 
 def read_unpacked(path: str, notify: Notify) -> bytes:
-    """Reads a file (``-``: standard input), and decompresses gzip; raises ``KProfilerError``."""
+    """Reads a file (``-``: standard input), decompressing gzip, or raises ``KProfilerError``."""
     data = _read(path)
     with _named(path):
         return _unpack(data, notify) if data.startswith(_GZIP) else data
 
 
 def read_otlp_file(path: str, notify: Notify) -> bytes:
-    """Reads OTLP profiles in any form (``-``: standard input); raises ``KProfilerError``."""
+    """Reads OTLP profiles in any form (``-``: standard input), or raises ``KProfilerError``."""
     data = _read(path)
     with _named(path):
         if data.startswith(_ZIP):

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Steps per second of the bar: more than there are updates."""
+"""Steps of the bar per second, more than there are updates per second."""
 
 
 class Progress(Protocol):
     """Shows the progress of a recording."""
 
     def update(self, elapsed_s: float, account: Account) -> None:
-        """Show the current progress. It is called a few times per second."""
+        """Show the current progress. Called a few times per second."""
 
 
 class _Lines:
@@ -62,7 +62,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """Opens a progress bar; without a known duration, only its label is shown."""
+    """Opens a progress bar. Without a known duration, only its label is shown."""
     has_end = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,

@@ -131,8 +131,8 @@ def command(
     The recording of a COMMAND ends when it exits; children left behind keep running. If the
     duration ends or a signal arrives first, COMMAND and its children get SIGTERM or that signal,
     and SIGKILL after five seconds. Exits with the status of COMMAND, 128+n if signal n killed it,
-    127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first; but 1
-    if the receiver of --export did not accept everything. A file then keeps the rejected samples.
+    127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first. If
+    the receiver of --export did not accept everything, exits with 1, and a file keeps the rest.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = Sampling(**options)
     if words and (sampling.has_targets or sampling.cpus):
@@ -208,7 +208,7 @@ def _say_remarks(pipeline: Pipeline[Any]) -> None:
 
 
 class Sinks:
-    """Sends windows to the receiver and ``.part`` file, the whole recording to ``windows``."""
+    """Passes windows to the receiver and ``.part`` file, and the whole recording to ``windows``."""
 
     def __init__(
         self, sending: Sending | None, output: Output | None, windows: list[Window]
@@ -224,7 +224,7 @@ class Sinks:
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink for the whole recording as one window; without an output, for all windows."""
+        """Add a sink for the whole recording as one window; without an output, for each window."""
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:

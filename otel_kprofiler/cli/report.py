@@ -289,7 +289,7 @@ def drop_idle(samples: Samples, *, idle: bool) -> Samples:
 
 
 def show(lines: Sequence[str]) -> None:
-    """Prints lines, through a pager if the terminal has too few lines."""
+    """Prints lines, through a pager if the terminal has too few rows."""
     text = "".join(f"{line}\n" for line in lines)
     if sys.stdout.isatty() and len(lines) >= shutil.get_terminal_size().lines:
         click.echo_via_pager(text)

@@ -91,7 +91,7 @@ def table(
 
 
 def amount(weight: int, unit: str) -> str:
-    """Formats a weight without its unit; nanoseconds become milliseconds."""
+    """Formats a weight without its unit, converting nanoseconds to milliseconds."""
     return f"{weight / 1e6:,.1f}" if unit == "nanoseconds" else f"{weight:,}"
 
 

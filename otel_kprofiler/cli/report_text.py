@@ -46,7 +46,8 @@ class Report:
         processes: whether each Resource was selected, by index; None if samples were also filtered
             by something other than their processes, so that the exact wait totals do not apply.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
-        callers_of, callees_of: function whose callers or callees are the groups; None for others.
+        callers_of, callees_of: function whose callers or callees are the groups; None for other
+            groups.
         order: a name in :data:`SORTS`; None for the grouping's default.
     """
 
@@ -60,7 +61,7 @@ class Report:
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
     ) -> Iterator[str]:
-        """Yields a report on at least one sample as text, with up to ``limit`` rows (0: all)."""
+        """Yields the report on at least one sample, as text with up to ``limit`` rows (0: all)."""
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.unit, sum(samples.weights())

@@ -74,8 +74,8 @@ def _describe_tracepoints() -> Iterator[str]:
 
 COMM_OPTION: Final = click.option(
     "--comm", "comms", multiple=True, metavar="NAME",
-    help="Only threads of this name, and processes whose main thread has it (the first 15 "
-    "characters are compared).",
+    help="Only threads of this name, and processes whose main thread has this name (only "
+    "the first 15 characters are compared).",
 )  # fmt: skip
 USER_SYMBOLS_OPTION: Final = click.option(
     "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
@@ -123,7 +123,7 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--pod", "pods", multiple=True, metavar="NAME|UID",
-        help="Only this Kubernetes pod, as NAME, NAMESPACE/NAME or UID. Sampling ends with it.",
+        help="Only this Kubernetes pod: NAME, NAMESPACE/NAME or UID. Sampling ends when it stops.",
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
@@ -277,7 +277,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens a command's resolver of user frames; unlike the agent's, it may wait for files."""
+    """Opens a command's resolver of user frames, which, unlike the agent's, may wait for files."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

@@ -20,7 +20,7 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Leaves the alternate screen; without one, later output continues below the drawing."""
+"""Leaves the alternate screen. Without one, later output continues below the drawing."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
 """Time to wait for the rest of an escape sequence, in milliseconds."""
@@ -114,7 +114,7 @@ class Screen:
         return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
-        """Draw lines. Returns False if the previous screen is not fully written yet."""
+        """Draw lines. Return False if the previous screen is not fully written yet."""
         if self._pending or not self._is_active:
             self.flush()
             return False
@@ -148,7 +148,7 @@ class Screen:
         """If Ctrl-Z was pressed, restore the terminal, and stop the process.
 
         When the process is continued, take over the terminal again, unless ``has_ended`` returns
-        that the command is ending.
+        True.
         """
         if not self._is_asked_to_stop:
             return
@@ -182,7 +182,7 @@ class Screen:
         self.flush()
 
     def _leave(self) -> None:
-        """Restore the terminal; waits briefly if the terminal accepts no output."""
+        """Restore the terminal, waiting briefly if the terminal accepts no output."""
         if not self._is_active:
             return
         with contextlib.suppress(termios.error):

@@ -21,7 +21,7 @@ _DEFAULT_NS: Final = 3_600_000_000_000
 
 
 class Choice(NamedTuple):
-    """The selection of samples from a source; ``end`` is exclusive, empty ``sides`` mean all."""
+    """The selection of samples from a source. ``end`` is exclusive. Empty ``sides`` mean all."""
 
     chosen: Filter
     start: Moment | None = None
@@ -73,7 +73,7 @@ def load_choice(
     need: Need,
     weigh: Callable[[Samples], Samples] | None = None,
 ) -> Loaded:
-    """Loads the selected samples from files and tables; raises ``KProfilerError``.
+    """Loads the selected samples from files and tables. Raises ``KProfilerError`` on failure.
 
     ``need`` lists the parts of samples to read from tables. ``weigh`` changes the weights of all
     samples from files, before any are selected.
@@ -95,8 +95,8 @@ def load_choice(
 def load_table(source: str, choice: Choice, need: Need) -> Samples:
     """Loads the selected samples of a table, by default from the last hour.
 
-    Turns garbage collection off permanently, like :func:`.load_profiles`. Raises
-    ``KProfilerError``.
+    Turns garbage collection off permanently, like :func:`.load_profiles`. Raises ``KProfilerError``
+    on failure.
     """
     gc.disable()
     address = parse_address(source, os.environ)
@@ -117,7 +117,7 @@ def load_table(source: str, choice: Choice, need: Need) -> Samples:
 
 
 def _times(store: ProfileStore, choice: Choice) -> Range:
-    """Returns a choice's time range; negative durations count back from now."""
+    """Returns a choice's time range, where negative durations count back from now."""
     now = time.time_ns()
     needs_first = any(
         moment is not None and moment.is_from_start for moment in (choice.start, choice.end)

@@ -86,9 +86,9 @@ def command(**given: Any) -> None:
       otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234
       otel-kprofiler symbolize --payload profiles.json -o named.json
 
-    Addresses are program counters: subtract one from a return address. They start with a digit or
-    have more than eight digits. For the kernel, names may be patterns, and names and modules may
-    have an offset. The command accepts its own output on standard input.
+    Addresses are program counters: subtract one from a return address. An address starts with a
+    digit or has more than eight digits. For the kernel, names may be patterns, and names and
+    modules may have an offset. The command accepts its own output on standard input.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     options = Options(**given)
     _check(options)

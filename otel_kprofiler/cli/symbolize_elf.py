@@ -21,17 +21,17 @@ class _File(Protocol):
         """Yields the file's identifiers: build id and file id."""
 
     def show(self, number: int, *, as_json: bool) -> bool:
-        """Print the function at an address; returns whether there is a function."""
+        """Print the function at an address. Return False if there is no function."""
 
     def find_starts(self, name: str) -> Iterator[int]:
         """Yields the addresses that ``name`` stands for in an expression such as ``name+0x10``."""
 
     def find(self, name: str, *, as_json: bool) -> bool:
-        """Print the functions called ``name``, with addresses; returns whether there are any."""
+        """Print the functions called ``name``, with addresses. Return False if there are none."""
 
 
 class ElfFiles:
-    """The files in which addresses are resolved; a path, build id or file id identifies each.
+    """The files in which addresses are resolved, each identified by path, build id or file id.
 
     ``offsets`` is whether addresses in user files are given as file offsets. Raises ``HostError``
     if a file cannot be read, ``KProfilerError`` if it is damaged, and ``click.UsageError`` for file
@@ -54,7 +54,7 @@ class ElfFiles:
                     self._files[key] = file
 
     def resolve(self, word: str, *, as_json: bool) -> bool:
-        """Print the function at ``[ID:]ADDR``, or a function's addresses; returns False if none."""
+        """Print what ``[ID:]ADDR`` or a function's name resolves to. Return False if unresolved."""
         key, _, number = word.rpartition(":")
         address = parse_address(number)
         if address is not None:

@@ -40,7 +40,7 @@ def resolve_in_kernel(
 
     ``kallsyms`` is a copy of ``/proc/kallsyms``, and ``copies`` are copies of the host's other
     files, by parameter of :meth:`KernelSymbolizer.from_files`. Without ``kallsyms``, the running
-    kernel is used. Function sizes are read from the files in ``elf``, only with ``kallsyms``. If
+    kernel is used. With ``kallsyms``, function sizes are read from the files in ``elf``. If
     ``explain``, all names at an address, the section, and the reason for the name are also printed.
     Returns whether every address and name was resolved.
     """

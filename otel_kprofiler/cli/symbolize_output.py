@@ -15,7 +15,7 @@ _NUMBER: Final = re.compile("(?:0[xX])?[0-9a-fA-F]+")
 
 
 def print_resolution(answer: Resolution, *, as_json: bool) -> bool:
-    """Print a resolved address; returns whether it has a name."""
+    """Print a resolved address, and return whether it has a name."""
     say(json.dumps(as_dict(answer)) if as_json else "\n".join(_text(answer)))
     return bool(answer.lines)
 
@@ -42,7 +42,7 @@ def _reason(answer: Resolution) -> str:
 
 
 def as_dict(answer: Resolution) -> dict[str, Any]:
-    """Returns a resolved address as values for JSON; addresses are hexadecimal strings."""
+    """Returns a resolved address as values for JSON, with addresses as hexadecimal strings."""
     process, module = answer.process, answer.module
     return {
         "address": f"{answer.address:#x}",

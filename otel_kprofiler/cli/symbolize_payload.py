@@ -32,8 +32,8 @@ def name_payload(
 
     The output has the same form as the input; the path ``-`` is standard output. ``elf_files`` may
     contain the frames' code, and are matched by id, not by name. If ``as_json``, counts are printed
-    as JSON. Returns whether any name was added, or no name was missing. Raises ``HostError``,
-    ``PayloadError`` or ``ExportError``.
+    as JSON. Returns whether any name was added, or no name was missing. Raises ``HostError`` or
+    ``PayloadError`` for the input, and ``ExportError`` for the output.
     """
     try:
         data = read_file(path)

@@ -14,7 +14,7 @@ _PLACE: Final = re.compile(
 _PRINTED: Final = re.compile(r"(0x[0-9a-f]+|\S+\+0x[0-9a-f]+)  \S")
 """Matches the start of a line of this command's text output, pasted as input."""
 _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
-"""Matches the marks in kernel traces of unreliable frames (``?``) and of modules (``[name]``)."""
+"""Matches the marks of unreliable frames (``?``) and of modules (``[name]``) in kernel traces."""
 
 
 class Place(NamedTuple):
@@ -34,13 +34,13 @@ def parse_place(word: str) -> Place | None:
 
 
 def get_fixed_prefix(word: str) -> str | None:
-    """Returns the fixed prefix of a pattern (``vfs_*``); None if it is not a pattern."""
+    """Returns the fixed prefix of a pattern (``vfs_*``); None for other words."""
     match = _PATTERN.search(word)
     return word[: match.start()] if match else None
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the words in lines of input; from this command's output, only the addresses."""
+    """Yields the words in input lines, but only the addresses from this command's output."""
     is_printed = False
     for line in lines:
         if is_printed and line.startswith("  "):  # a line that --explain or --lines adds

@@ -60,7 +60,7 @@ class Targets:
         )
 
     def have_ended(self, sampler: EbpfSampler) -> bool:
-        """Update the sampled processes; returns whether all of them have exited."""
+        """Update the sampled processes, and return whether all of them have exited."""
         if self.follower:
             if self.follower.look() and self.follower.pids:
                 sampler.retarget(self.follower.pids)
@@ -153,7 +153,7 @@ def check_process(access: Access, pid: int) -> None:
 
 
 def _read_ids(access: Access, pid: int | str, name: bytes) -> list[int]:
-    """Returns the ids on a line of ``/proc/PID/status``; empty if the kernel does not write it."""
+    """Returns the ids on a line of ``/proc/PID/status``; empty if the file lacks the line."""
     status = access.read_bytes(f"/proc/{pid}/status")
     values = (line[len(name) :] for line in status.splitlines() if line.startswith(name))
     return [int(word) for word in next(values, b"").split()]

@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Show what is running on this host, from the last few seconds of samples.
 
-    With --off-cpu, it shows where threads wait instead; with -e, where an event happens.
+    With --off-cpu, show where threads wait instead; with -e, where an event happens.
 
     \b
       otel-kprofiler top
@@ -167,7 +167,7 @@ class Live:
     """Samples this host continuously, until the context is left.
 
     Attributes:
-        sliding: the samples of the last seconds.
+        sliding: the last few seconds of samples.
         status: contents of the header line, kept up to date.
         seconds: total length of the windows sampled so far, in seconds.
         on_woken: called during a long :meth:`step`, soon after :meth:`wake`.
@@ -226,7 +226,7 @@ class Live:
         self.pipeline.request_stop()
 
     def step(self) -> bool:
-        """Sample briefly, or until :meth:`wake` is called; returns whether there is new data."""
+        """Sample briefly, or until :meth:`wake` is called. Return whether there is new data."""
         if self.status.has_ended:
             self._woken.wait(DRAIN_INTERVAL_S)
             self._woken.clear()

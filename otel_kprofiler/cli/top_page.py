@@ -30,7 +30,7 @@ _PLACES: Final = {
 }  # fmt: skip
 _WITHOUT_KERNEL: Final = frozenset({CALLERS, CALLEES, "syscall"})
 _PLACE_FROM: Final = 64
-"""Minimum terminal width, in columns, at which tables show the keys' places."""
+"""Minimum terminal width, in columns, at which tables show each group's place."""
 _NOTEWORTHY: Final = 0.05
 _PATH_FROM: Final = 10
 _FOOT_FROM: Final = 5
@@ -243,7 +243,7 @@ def _row(text: str, group: Group, section: Section, is_selected: bool, width: in
 def _table(
     section: Section, groups: Sequence[Group], shown: Shown, order: str, width: int | None
 ) -> list[str]:
-    """Returns the lines of a table, header first; columns of numbers have fixed widths."""
+    """Returns the lines of a table, header first. Columns of numbers have fixed widths."""
     by, whole = section.view.by, section.whole or 1
     is_total = order == "total" and by in FRAMES
     weights = [group.total if is_total else group.own for group in groups]

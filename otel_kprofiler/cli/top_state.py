@@ -134,7 +134,7 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Returns the selected row's index across all sections; the nearest one's if it is gone."""
+        """Returns the selected row's index across all sections; the nearest row's if it is gone."""
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None
@@ -171,7 +171,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping; in a view of callers, group the samples of the view's function."""
+        """Switch the grouping. In a view of callers, group the samples of the view's function."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

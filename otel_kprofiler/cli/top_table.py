@@ -21,7 +21,7 @@ from otel_kprofiler.model import ProfileKind, sum_losses
 
 _log: Final = logging.getLogger(__name__)
 _PAUSE_S: Final = 1.0
-"""Minimum pause between reads, in seconds; longer if the last read took longer."""
+"""Minimum pause between reads, in seconds. The pause is longer if the last read took longer."""
 _STEP_S: Final = 0.1
 _END_S: Final = 1.0
 """Time limit for a pending read at exit, in seconds."""
@@ -94,7 +94,7 @@ class Table:
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly; returns whether to redraw. Raises the error of a failed first read."""
+        """Wait briefly, and return whether to redraw. Raises the error of a failed first read."""
         is_woken = self._woken.wait(_STEP_S)
         if is_woken:  # clearing without this test could lose a concurrent wake-up
             self._woken.clear()

@@ -1,4 +1,4 @@
-"""Keeps a sliding window of samples for ``top``; groups the samples of each second only once."""
+"""Keeps a sliding window of samples for ``top``, and groups each second's samples only once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Part:
         self.weight = sum(self.samples.weights())
 
     def groups(self, view: View) -> list[Group]:
-        """Returns the groups that a view shows; caches them for recent views."""
+        """Returns the groups that a view shows, and caches them for recent views."""
         groups = self._groups.get(view)
         if groups is None:
             while len(self._groups) >= _KEPT_VIEWS:
@@ -92,7 +92,7 @@ class Shown:
 
 
 class SlidingWindow:
-    """Keeps the samples of one kind for the last seconds, with idle waits if ``idle``."""
+    """Keeps the last few seconds of samples of one kind, with idle waits if ``idle``."""
 
     def __init__(self, seconds: float, kind: ProfileKind = ON_CPU, *, idle: bool = True) -> None:
         self._length_ns = round(seconds * 1e9)

@@ -16,7 +16,7 @@ class DurationType(click.ParamType[float]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Convert a duration to seconds; fails with a usage error if it is malformed."""
+        """Convert a duration to seconds, or fail with a usage error if it is malformed."""
         if isinstance(value, float):
             return value
         try:
@@ -48,7 +48,7 @@ class CpuListType(click.ParamType[tuple[int, ...]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Convert a list to CPU numbers; fails with a usage error if it is malformed."""
+        """Convert a list to CPU numbers, or fail with a usage error if it is malformed."""
         if isinstance(value, tuple):
             return value
         try:

@@ -69,12 +69,12 @@ class EndpointType(click.ParamType[str]):
 @click.argument("paths", nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--listen", "grpc_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Receive OTLP over gRPC on this address and show it, such as 127.0.0.1:4317.",
+    help="Receive OTLP over gRPC on this address, such as 127.0.0.1:4317.",
 )  # fmt: skip
 @click.option(
     "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Receive OTLP over HTTP on this address and show it. Default with --listen: the same "
-    "host, port 4318.",
+    help="Receive OTLP over HTTP on this address. Default with --listen: the same host, "
+    "port 4318.",
 )  # fmt: skip
 @click.option("--live", "is_live", is_flag=True, help="Sample this host and show it live.")
 @click.option(
@@ -92,8 +92,8 @@ class EndpointType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--bind", "host", default="127.0.0.1", show_default=True, metavar="HOST",
-    help="Address to serve the page on; other hosts can read the page unless it is a loopback "
-    "address.",
+    help="Address to serve the page on. Other hosts can read the page, unless this is a "
+    "loopback address.",
 )  # fmt: skip
 @click.option(
     "--port",
@@ -128,7 +128,7 @@ def command(
       otel-kprofiler view --live
 
     With --listen, receives profiles from any OTLP sender, keeps the last hour on disk and shows any
-    part of it; with --live, samples this host. Takes the same filters as report; received and live
+    part of it. With --live, samples this host. Takes the same filters as report. Received and live
     samples that do not match are dropped.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}

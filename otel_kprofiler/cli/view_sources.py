@@ -104,7 +104,7 @@ def open_receivers(
     choose: Choose,
     endpoints: tuple[str | None, str | None],
 ) -> Source:
-    """Opens OTLP receivers, and prints their addresses; raises ``HostError``."""
+    """Opens OTLP receivers, and prints their addresses; raises ``HostError`` if that fails."""
     intake = Intake(lambda windows: store.add(choose(windows)))
     grpc_endpoint, http_endpoint = endpoints
     receivers = stack.enter_context(ExitStack())
@@ -131,7 +131,7 @@ def open_receivers(
 
 
 class _Idle:
-    """Waits for requests, and regularly returns the memory that they freed to the kernel."""
+    """Waits for requests, and regularly gives memory that they freed back to the kernel."""
 
     def __init__(self) -> None:
         self._next = 0.0

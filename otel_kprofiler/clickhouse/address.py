@@ -54,7 +54,7 @@ class Address:
 
 
 def parse_address(text: str, environ: Mapping[str, str]) -> Address:
-    """Parses the address of a table of profiles; only the host is required.
+    """Parses the address of a table of profiles. Only the host is required.
 
     If the address has no user, ``CLICKHOUSE_USER`` and ``CLICKHOUSE_PASSWORD`` in ``environ`` are
     used, so that the password need not appear in the process list. Raises ``KProfilerError`` if the

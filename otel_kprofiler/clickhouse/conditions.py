@@ -1,6 +1,6 @@
 """Translates filters to SQL conditions.
 
-Conditions only reduce the number of rows that are read; the filter is then applied to the samples.
+Conditions only reduce the number of rows that are read. The filter is then applied to the samples.
 A condition may therefore match more rows than the filter, but never fewer.
 """
 
@@ -35,9 +35,9 @@ def literals(texts: Iterable[str]) -> str:
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Yields conditions that hold for all rows matching a filter; ignores the filter's ``kinds``.
+    """Yields conditions that hold for all rows matching a filter, whose ``kinds`` are ignored.
 
-    ``rows`` is the table and its time condition, from :func:`queries.rows_between`, for subqueries.
+    ``rows``, for subqueries, is the table and its time condition from :func:`queries.rows_between`.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")

@@ -89,7 +89,10 @@ class Connection:
             yield from block
 
     def blocks(self, query: str) -> Iterator[Sequence[Row]]:
-        """Yields a query's rows in blocks, as the server sends them. Raises ``KProfilerError``."""
+        """Yields a query's rows in blocks, as the server sends them.
+
+        Raises ``KProfilerError`` if the server cannot be reached, or rejects the query.
+        """
         with self._explained(), self._client.query_row_block_stream(query) as stream:
             yield from stream
 

@@ -1,4 +1,4 @@
-"""The parts of samples that a report needs; the server merges samples with equal parts."""
+"""The parts of samples that a report needs. The server merges samples with equal parts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
 KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
-"""Matches names that only mappings of kernel code have; modules may share names with files."""
+"""Matches mapping names that only kernel code has. Modules do not match: files may share names."""
 KERNEL_FLOOR: Final = 1 << 63
 """Lowest kernel address, for code without a mapping."""
 _IN_KERNEL: Final = (
@@ -31,7 +31,7 @@ _IN_KERNEL: Final = (
 
 
 class Range(NamedTuple):
-    """A range of Unix times in nanoseconds; the end is exclusive."""
+    """A range of Unix times in nanoseconds. The end is exclusive."""
 
     start_ns: int
     end_ns: int
@@ -68,7 +68,7 @@ def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a query for the number of samples of each kind, and the extent of its profiles."""
+    """Returns a query for the number of samples of each kind, and the interval of its profiles."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "
@@ -87,7 +87,7 @@ def samples(
     last time are returned, without values.
 
     ``rows`` come from :func:`rows_between`. Each row must satisfy the SQL ``conditions``. Samples
-    within a time step of ``step_ns`` are also merged; None keeps their times separate.
+    within a time step of ``step_ns`` are also merged; None for no time steps.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # reports omit waits of idle threads by default
     if need.stacks:
@@ -119,7 +119,7 @@ def samples(
 
 
 def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a query for the stacks of matching samples: number, and frame columns, leaf first."""
+    """Returns a query for the numbers of matching samples' stacks and their frames, leaf first."""
     frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
     source = _samples(rows, conditions, times)
     return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608

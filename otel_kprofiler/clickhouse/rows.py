@@ -29,9 +29,9 @@ from otel_kprofiler.otlp import (
 )
 
 MAX_TIMES: Final = 20_000_000
-"""Maximum number of times in memory; each uses 8 bytes, and 8 more with a value."""
+"""Maximum number of times in memory. Each time uses 8 bytes, and 8 more with a value."""
 MAX_ROWS: Final = 2_000_000
-"""Maximum number of rows in memory; each uses about 500 bytes until it is written or shown."""
+"""Maximum number of rows in memory. Each row uses about 500 bytes until it is written or shown."""
 
 _NARROWER: Final = "narrow the query with --from and --to, --service or --process"
 _Pairs = tuple[tuple[str, str], ...]

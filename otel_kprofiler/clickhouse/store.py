@@ -23,9 +23,9 @@ from otel_kprofiler.model import KINDS, Profile, Window
 from otel_kprofiler.otlp import parse_account, refuse_negative_values
 
 MAX_STACKS: Final = 1_000_000
-"""Maximum number of distinct stacks in memory; each uses about a kilobyte."""
+"""Maximum number of distinct stacks in memory. Each stack uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Number of samples up to which all times are read; above it, samples are merged by time step."""
+"""Number of samples up to which all times are read. Further samples are merged by time step."""
 _STEPS: Final = 1200
 """Number of time steps, a multiple of ``diff``'s intervals; about as many as the bins on a page."""
 
@@ -67,7 +67,10 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         self._connection.close()
 
     def first_unix_ns(self) -> int:
-        """Returns the Unix time of the first sample; 0 if none. Raises ``KProfilerError``."""
+        """Returns the Unix time of the first sample; 0 if there is none.
+
+        Raises ``KProfilerError`` if the table cannot be read.
+        """
         rows = self._connection.rows(queries.first_time(self._table))
         return next((int(row[0]) for row in rows), 0)
 

@@ -28,7 +28,7 @@ def stale(root: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the generated files; the current directory must be the root of a checkout."""
+    """Write or check the generated files. The current directory must be the root of a checkout."""
     paths = stale(".")
     if "--check" in arguments:
         for path in paths:

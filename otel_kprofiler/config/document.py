@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 """The keys and list indices that lead from the root of the document to a value."""
 
 MAX_VALUES: Final = 10_000
-"""Maximum number of values in a document; each alias counts as the values that it repeats."""
+"""Maximum number of values in a document. Each alias counts as the values that it repeats."""
 MAX_DEPTH: Final = 32
 MAX_NUMBER_CHARS: Final = 64
 
@@ -109,7 +109,7 @@ def parse_document(
     except YAMLError as error:  # forbidden characters: the error has no position
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # which one depends on ruamel.yaml's version
+    except (AssertionError, KeyError):  # which of the two depends on ruamel.yaml's version
         problem = "not YAML: unknown version after %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:

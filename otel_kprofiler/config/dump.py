@@ -1,4 +1,4 @@
-"""Formats a complete configuration as YAML, without secrets; can add the values' origins."""
+"""Formats a complete configuration as YAML, without secrets, optionally with values' origins."""
 
 from __future__ import annotations
 

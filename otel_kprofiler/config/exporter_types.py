@@ -1,4 +1,4 @@
-"""The registry of exporter types, with one row for each."""
+"""The registry of exporter types."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _DAY_S: Final = 86_400
 
 
 class Rotation(Section):
-    """When to start a new file, and which old files to keep. If unset, the file only grows."""
+    """When to start a new file, and which old files to keep. If omitted, the file only grows."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 

@@ -25,7 +25,7 @@ from otel_kprofiler.errors import ConfigError, ConfigProblem
 from otel_kprofiler.redact import redact_address
 
 MAX_BYTES: Final = 256 * 1024
-"""Maximum size of a configuration file, in bytes. The sample file with every key has 20 KiB."""
+"""Maximum size of a configuration file, in bytes. The sample file with every key is 20 KiB."""
 
 _Model = TypeVar("_Model", bound=Section)
 _EXPORTER_ID: Final = re.compile(r"([a-z_]+)(?:/(\S+))?")
@@ -89,7 +89,7 @@ def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedC
 
 
 def _describe_key(path: Path) -> str:
-    """Returns a path's last key; hides it unless it resembles a key of the schema.
+    """Returns a path's last key, hidden unless it resembles a key of the schema.
 
     An unknown key may be a misplaced secret.
     """

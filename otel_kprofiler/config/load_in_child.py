@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Convert = Callable[["Config"], T]
-"""Top-level function of a module, which converts a validated configuration."""
+"""A module's top-level function that converts a validated configuration."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PendingConfig(Generic[T]):
         self._wait = _fork(path, convert) if fork else _spawn(path, convert)
 
     def get(self) -> T:
-        """Wait for the result; logs a warning if every user can read secrets in the file.
+        """Wait for the result, and log a warning if every user can read secrets in the file.
 
         Raises ``ConfigError`` with all problems if the file is unreadable or invalid, and
         ``KProfilerError`` if the child process failed.
@@ -72,7 +72,7 @@ class PendingConfig(Generic[T]):
 
 
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read a file in a new interpreter; returns a function that waits for result and exit status.
+    """Read a file in a new interpreter. Return a function that waits for result and exit status.
 
     The interpreter does not import from the working directory, which others may write to.
     """

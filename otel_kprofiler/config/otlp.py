@@ -55,7 +55,7 @@ def _check_address(value: str, schemes: tuple[str, ...], example: str) -> str:
 
 
 class Tls(Section):
-    """TLS; certificates and keys are files in PEM format."""
+    """TLS. Certificates and keys are files in PEM format."""
 
     ca_file: str = Field(
         default="",

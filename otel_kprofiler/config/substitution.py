@@ -15,7 +15,7 @@ _INSIDE: Final = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.
 
 
 def substitute(text: str, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """Replace the references in a scalar; returns the new text and the variables' names.
+    """Replace the references in a scalar, and return the new text and the variables' names.
 
     ``${NAME}`` and ``${env:NAME}`` become the variable's value, or nothing if the variable is
     unset. ``${NAME:-default}`` uses the default if the variable is unset or empty. ``$$`` becomes

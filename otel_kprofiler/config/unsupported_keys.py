@@ -123,15 +123,15 @@ SERVICE: Final[Mapping[str, str]] = {
     "extensions": "the agent has no extensions; for a health endpoint use service.health",
 }
 PIPELINE: Final[Mapping[str, str]] = {
-    "processors": "the agent has no processors; put them into the Collector",
+    "processors": "the agent has no processors; configure them in the Collector",
 }
 PIPELINES: Final[Mapping[str, str]] = dict.fromkeys(
     ("traces", "metrics", "logs"), "the agent produces profiles only; remove this setting"
 )
 
 TOP: Final[Mapping[str, str]] = {
-    "processors": "the agent has no processors; put them into the Collector",
-    "connectors": "the agent has no connectors; put them into the Collector",
+    "processors": "the agent has no processors; configure them in the Collector",
+    "connectors": "the agent has no connectors; configure them in the Collector",
     "extensions": "the agent has no extensions; for a health endpoint use service.health",
     "resource": "use receivers.kprofiler.resource",
     "profiling": "put the sampler's settings under receivers.kprofiler",

@@ -31,7 +31,7 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
 
 
 def unpacked_size(source: Source, section: Section) -> int:
-    """Returns the decompressed size of a section, according to its compression header.
+    """Returns the decompressed size of a section.
 
     Raises ``ElfError`` if the section is too small for a compression header.
     """
@@ -76,7 +76,7 @@ def _unpack_zstd(section: Section, packed: bytes, size: int) -> bytes:
         raise ElfError(
             ElfProblem.DAMAGED_SECTION, f"{_shown(section)} needs the package zstandard"
         ) from error
-    # A window larger than the content is useless, but some writers use one.
+    # Some writers declare a window larger than the content.
     window = min(_MAX_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, 2 * size))
     try:
         with zstandard.ZstdDecompressor(max_window_size=window).stream_reader(packed) as reader:

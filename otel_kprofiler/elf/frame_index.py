@@ -19,9 +19,9 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory limit besides the interpreter's mappings, for the section and 36 bytes per entry."""
+"""Memory limit for the section and 36 bytes per entry, excluding the interpreter's mappings."""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE)
-_RUN: Final = 1 << 16  # entries sorted at once, at about 90 bytes each
+_RUN: Final = 1 << 16  # entries per sorted run, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 
 # struct formats, by DW_EH_PE_*
@@ -32,7 +32,7 @@ _ADDRESS_MASK: Final = (1 << 64) - 1
 
 
 class Cie(NamedTuple):
-    """The encoding of function start addresses in the FDEs of a CIE."""
+    """The encoding of function start addresses in a CIE's FDEs."""
 
     struct: struct.Struct
     relative: bool
@@ -41,8 +41,8 @@ class Cie(NamedTuple):
 def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
     """Builds the search table: the distances of each function and its FDE from ``origin``.
 
-    ``address`` is that of ``.eh_frame``. Raises ``ValueError`` if an entry is damaged, or has an
-    encoding that compilers do not emit.
+    ``address`` is the address of ``.eh_frame``. Raises ``ValueError`` if an entry is damaged, or
+    has an encoding that compilers do not emit.
     """
     cies: dict[int, Cie] = {}
     starts, entries = array("Q"), array("Q")
@@ -50,7 +50,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
     while at + _ENTRY.size <= end:
         length, back = _ENTRY.unpack_from(frames, at)
         if not length:
-            at += 4  # a terminator: crtend.o has one, but in a relinked file, entries may follow it
+            at += 4  # crtend.o's terminator, which entries may follow in a relinked file
             continue
         if length >= _LENGTH_IS_64_BITS or length < 4 or at + 4 + length > end:
             raise ValueError(f"an entry has an invalid length of {length} bytes")
@@ -90,7 +90,7 @@ def _sort(values: array[int]) -> array[int]:
 def parse_cie(frames: bytes, at: int) -> Cie:
     """Returns the address encoding that the CIE at offset ``at`` declares.
 
-    Raises ``ValueError`` if there is no CIE, it is damaged, or its format is unknown.
+    Raises ``ValueError`` if the CIE is missing or damaged, or its format is unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
         raise ValueError("an entry has no CIE")
@@ -139,7 +139,7 @@ def _find_encoding(body: bytes) -> int:
 def main() -> None:
     """Read ``.eh_frame`` from the file on standard input, and write its search table.
 
-    On failure, exits with the reason on standard error.
+    On failure, write the reason to standard error, and exit.
     """
     with open("/proc/self/statm", "rb") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()

@@ -1,7 +1,7 @@
 """Reads the ELF headers that unwinding and symbolization need.
 
 Only a few hundred bytes of each file are read. pyelftools, which is used for kernel files, is too
-slow when many new binaries start at the same time.
+slow when many new programs start at the same time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _EXECUTABLE_TYPES: Final = (2, 3)  # ET_EXEC, ET_DYN
 MACHINES: Final = {"x86_64": 62, "aarch64": 183}
-"""``e_machine`` by the machine's name in uname(2)."""
+"""``e_machine``, by machine name as in uname(2)."""
 _PT_LOAD, _PT_INTERP, _PT_NOTE, _PT_GNU_EH_FRAME = 1, 3, 4, 0x6474E550
 _PF_X: Final = 1
-_GO_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner: Go's own build id
+_GO_NOTE: Final = b"\4\0\0\0Go\0\0"  # type and owner of Go's build id
 _SHT_NOTE: Final = 7
 SHT_NOBITS: Final = 8
 SHF_COMPRESSED: Final = 0x800
@@ -42,7 +42,7 @@ MAX_PATH_BYTES: Final = 4096  # PATH_MAX
 
 
 class Section(NamedTuple):
-    """A section header, with the fields of elf(5) in order.
+    """A section header. The fields are in the order of elf(5).
 
     ``address`` is 0 if the section is not loaded. ``entry_size`` is 0 if the section has no entries
     of a fixed size.
@@ -69,8 +69,8 @@ class ElfFile(NamedTuple):
         search: address and size of ``.eh_frame_hdr``; None if the file has none.
         build_id: GNU build id; None if the file has none.
         entry: SVMA of the entry point; 0 if the file has none.
-        section_headers: offset and number of the section headers, and index of the section with
-            their names.
+        section_headers: offset and number of the section headers, and index of the section name
+            table.
         machine: ``e_machine``.
         is_go: whether Go's linker produced all or part of the file.
     """
@@ -114,7 +114,8 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
 
-    Includes segments of debug files, which have no bytes. Raises ``ElfError``.
+    Includes segments of debug files, which have no bytes. Raises ``ElfError`` if the headers are
+    damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
@@ -122,7 +123,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
 
 
 def read_dynamic_linker(source: Source) -> bytes:
-    """Returns the path in PT_INTERP; empty if there is no dynamic linker. Raises ``ElfError``."""
+    """Returns the dynamic linker's path; empty if none. Raises ``ElfError`` if it is damaged."""
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
     places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
@@ -176,7 +177,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
 
 
 def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
-    """Returns the location of a section by its name, for sections without a program header.
+    """Returns the location of a section with this name, even if it has no program header.
 
     Raises ``ElfError`` if the section is missing, compressed or not in the file, or if the section
     headers are damaged.
@@ -235,7 +236,7 @@ def _segments(
 
 
 def _read_notes(source: Source, notes: list[tuple[int, int]]) -> tuple[BuildId | None, bool]:
-    """Returns the build id (None if missing or damaged), and whether there is a Go note."""
+    """Returns the build id (None if it is missing or damaged), and whether there is a Go note."""
     build_id, is_go, left = None, False, MAX_NOTE_BYTES
     for offset, size in notes:
         left -= size

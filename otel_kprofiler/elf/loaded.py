@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
 Read = Callable[[int, int], bytes]
-"""Reads exactly the given number of bytes at a runtime address. Raises ``OSError`` if unmapped."""
+"""Reads bytes, given their runtime address and count. Raises ``OSError`` if any are unmapped."""
 
 _IDENT: Final = b"\x7fELF\x02\x01\x01"
 _HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -30,7 +30,7 @@ _PF_W: Final = 2
 _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_GNU_HASH = 4, 5, 6, 0x6FFFFEF5
 _DT_RELA, _DT_RELASZ, _DT_JMPREL, _DT_PLTRELSZ, _DT_PLTREL = 7, 8, 23, 2, 20
 _STT_TLS: Final = 6
-_HEADER_SPACE: Final = 4096  # the program headers follow the ELF header
+_HEADER_SPACE: Final = 4096  # the program headers begin within this distance of the ELF header
 
 MAX_PROGRAM_HEADERS: Final = 128
 MAX_DYNAMIC_BYTES: Final = 64 * 1024
@@ -40,7 +40,7 @@ _CHUNK_BYTES: Final = 24 * 64 * 1024
 
 
 class ThreadStorage(NamedTuple):
-    """The PT_TLS segment of a file, of which each thread has a copy.
+    """A file's PT_TLS segment, which is copied for each thread.
 
     Attributes:
         address: SVMA of the initial content.
@@ -54,7 +54,7 @@ class ThreadStorage(NamedTuple):
 
     @property
     def distance(self) -> int:
-        """Returns how many bytes a copy is below the thread pointer, in an x86-64 executable.
+        """Returns a copy's distance below the thread pointer, in bytes (x86-64 executables only).
 
         The copy is aligned like the segment (Drepper, ELF Handling For Thread-Local Storage,
         3.4.6).
@@ -106,8 +106,8 @@ class Relocation(NamedTuple):
 def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
     """Reads the headers and the dynamic section of a file whose first byte is at ``base``.
 
-    Raises ``ElfError`` if there is no ELF file for ``machine`` (``e_machine``), or if it is
-    damaged, and ``OSError`` if the memory cannot be read.
+    Raises ``ElfError`` if the file is damaged, or not an ELF file for ``machine`` (``e_machine``),
+    and ``OSError`` if the memory cannot be read.
     """
     header = read(base, _HEADER.size)
     if not header.startswith(_IDENT):
@@ -144,10 +144,11 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
 
 
 def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, int] | None:
-    """Finds a thread-local variable that a file exports; None if there is no such variable.
+    """Finds a thread-local variable that a file exports.
 
-    Returns the variable's index in the dynamic symbol table, and its offset in the PT_TLS segment.
-    Raises ``ElfError`` if a table is damaged, or ``OSError`` if the memory cannot be read.
+    Returns the variable's index in the dynamic symbol table, and its offset in the PT_TLS segment;
+    None if the file does not export the variable. Raises ``ElfError`` if a table is damaged, or
+    ``OSError`` if the memory cannot be read.
     """
     symbols, strings = elf.at(_DT_SYMTAB), elf.at(_DT_STRTAB)
     if not elf.storage or symbols is None or strings is None:
@@ -171,7 +172,8 @@ def find_relocations(
 ) -> Iterator[Relocation]:
     """Yields relocations of the types ``kinds`` against ``symbol`` or the file itself (index 0).
 
-    Raises ``ElfError`` if there are too many, or ``OSError`` if the memory cannot be read.
+    Raises ``ElfError`` if there are too many relocations, or ``OSError`` if the memory cannot be
+    read.
     """
     needles = [struct.pack("<II", kind, number) for kind in kinds for number in {symbol, 0}]
     tables = [(elf.at(_DT_RELA), elf.dynamic.get(_DT_RELASZ, 0))]

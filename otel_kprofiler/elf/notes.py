@@ -12,7 +12,7 @@ _HEADER = struct.Struct("=III")  # namesz, descsz, type (elf(5), Elf64_Nhdr)
 
 
 class Note(NamedTuple):
-    """An ELF note; ``name`` is without its terminating zero."""
+    """An ELF note; ``name`` excludes the terminating zero."""
 
     name: bytes
     type: int
@@ -20,7 +20,7 @@ class Note(NamedTuple):
 
 
 def parse_notes(data: bytes) -> list[Note]:
-    """Parse the notes in a section; a truncated last note is skipped."""
+    """Parse the notes in a section, skipping a truncated last note."""
     notes = []
     position = 0
     while position + _HEADER.size <= len(data):
@@ -37,7 +37,7 @@ def parse_notes(data: bytes) -> list[Note]:
 
 
 def find_build_id(data: bytes) -> BuildId | None:
-    """Returns the GNU build id in a section of notes; None if the section has none."""
+    """Returns the GNU build id in a note section; None if the section has no build id."""
     for note in parse_notes(data):
         if note.name == b"GNU" and note.type == NT_GNU_BUILD_ID and note.description:
             return BuildId(note.description.hex())

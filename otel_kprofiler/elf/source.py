@@ -18,10 +18,10 @@ class Source(Protocol):
         """Returns the length of the file in bytes."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read exactly ``size`` bytes. Raises :class:`ElfError` if the file has fewer."""
+        """Read exactly ``size`` bytes. Raises :class:`ElfError` if the file ends earlier."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target``. Raises :class:`ElfError` if the file has too few bytes."""
+        """Fill ``target``. Raises :class:`ElfError` if the file ends earlier."""
 
 
 class FileSource:

@@ -26,7 +26,7 @@ class ElfSymbol(NamedTuple):
 def find_symbols(
     source: Source, sections: list[Section], names: Collection[bytes]
 ) -> dict[bytes, ElfSymbol]:
-    """Returns defined symbols by name, from ``.dynsym`` or, if none is there, ``.symtab``.
+    """Returns defined symbols by name, from ``.dynsym`` or, if that has no match, ``.symtab``.
 
     Raises ``ElfError`` if a symbol table is damaged or too large.
     """
@@ -57,7 +57,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields the offsets of a name, also as the tail of longer names, which linkers merge."""
+    """Yields the offsets of a name, which linkers may store as the tail of a longer name."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

@@ -53,7 +53,7 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Returns how many samples of all kinds are known to have arrived; a lower bound."""
+        """Returns a lower bound of the number of samples of all kinds that arrived."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
@@ -171,7 +171,7 @@ class ProfileExporter(abc.ABC):
         return [Part(batch, self.export(batch))]
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait for a running export; returns False on timeout."""
+        """Wait for a running export. Return False on timeout."""
         return True
 
     def find_outage(self) -> str:

@@ -172,7 +172,7 @@ class ClientSettings:
         return checked
 
     def does_compress(self) -> bool:
-        """Returns whether requests are compressed; raises ``ExportError`` if misconfigured."""
+        """Returns whether to compress requests; raises ``ExportError`` if misconfigured."""
         if self.compression not in {"gzip", "none"}:
             raise ExportError(f"unknown compression {self.compression!r}", hint="use gzip or none")
         return self.compression == "gzip"

@@ -42,7 +42,7 @@ class DebugExporter(ProfileExporter):
         self._closed = False
 
     def export(self, batch: Batch) -> ExportResult:
-        """Print the batch's summary; a failure has the cause ``WRITE_FAILED``."""
+        """Print the batch's summary. A failure has the cause ``WRITE_FAILED``."""
         if self._closed:
             return ExportResult.failure(batch, LossCause.SHUTDOWN, "already shut down")
         profiles, total = batch.profiles, batch.sample_count

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Settings of a :class:`Spool`; each exporter has a subdirectory in ``directory``."""
+    """Settings of a :class:`Spool`. Each exporter has a subdirectory in ``directory``."""
 
     directory: str
     max_bytes: int
@@ -47,7 +47,7 @@ class SpoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """Settings of a sending queue; without a spool, batches are kept in memory only."""
+    """Settings of a sending queue. Without a spool, batches are kept in memory only."""
 
     size: int = DEFAULT_QUEUE_SIZE
     spool: SpoolSettings | None = None
@@ -61,7 +61,7 @@ class ExporterSettings(ABC):
 
     @abstractmethod
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter with an id such as ``file/backup``; raises ``ExportError``."""
+        """Open the exporter under an id such as ``file/backup``, or raise ``ExportError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Writes OTLP to files as JSON lines or length-prefixed protobuf, and rotates the files.
 
 A JSON file has one request per line (OpenTelemetry specification, "OpenTelemetry Protocol File
-Exporter"). Each protobuf request is preceded by its length in four big-endian bytes, as the
-Collector's file exporter writes it.
+Exporter"). Each protobuf request is preceded by its length in four big-endian bytes, as in the
+files of the Collector's file exporter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rotation:
     Attributes:
         max_bytes: maximum size of the file in bytes. The file is rotated before a batch that would
             exceed it; 0 means no limit.
-        max_age_s: seconds after opening the file at which it is rotated; 0 means never.
+        max_age_s: age in seconds, since opening, at which the file is rotated; 0 means never.
         max_backups: maximum number of backups; the newest are kept. 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
@@ -108,7 +108,7 @@ class FileExporter(ProfileExporter):
         return self._path
 
     def _open(self, mode: int) -> None:
-        """Open the output file; a new file gets the permissions ``mode``."""
+        """Open the output file. A new file gets the permissions ``mode``."""
         file = AppendedFile(self._path, mode=mode)
         self._opened = self._now()
         try:
@@ -156,7 +156,7 @@ class FileExporter(ProfileExporter):
         return ExportResult.failure(batch, LossCause.WRITE_FAILED, message, code)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Close the file; if an export outlasts the timeout, that export closes the file."""
+        """Close the file. If an export outlasts the timeout, that export closes the file."""
         self._stopped.set()
         # Closing the file during an export could make the export write to a reused descriptor.
         if self._busy.acquire(timeout=timeout_millis / 1000):
@@ -197,12 +197,12 @@ class FileExporter(ProfileExporter):
             )
 
     def _prepare(self, more: int) -> None:
-        """Recreate the file if it was removed or moved; rotate it if it is too large or too old."""
+        """Recreate the file if it was removed or moved. Rotate it if it is too large or too old."""
         file = self._file
         if file is None:
             return
         if not file.is_in_place():
-            # This is also the case after a rotation that failed to open the new file.
+            # The file is also missing after a rotation that failed to open the new file.
             self._open(stat.S_IMODE(os.fstat(file.fd).st_mode))
             return
         rotation = self._rotation if file.movable else None

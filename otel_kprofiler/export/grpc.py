@@ -51,7 +51,7 @@ _TOO_LARGE: Final = re.compile(
     r"|message length too large|status: 413|(payload|entity) too large",
     re.IGNORECASE,
 )
-"""Matches errors about requests that are too large. The alternatives are, in order, for gRPC for
+"""Matches errors about requests that are too large. The alternatives match, in order, gRPC for
 Go, C++, Python and Ruby; Java and .NET; tonic; and HTTP proxies."""
 _TOO_LARGE_CODES: Final = frozenset(
     {
@@ -63,9 +63,9 @@ _TOO_LARGE_CODES: Final = frozenset(
     }
 )
 _MIN_LIMIT_BYTES: Final = 1024
-"""Minimum number of bytes in an error message that is interpreted as a limit."""
+"""Smallest number in an error message that is interpreted as a size limit, in bytes."""
 _LARGE_RESPONSE: Final = "CLIENT: Received message larger than max"
-"""gRPC core's message for a response above our limit; the server has accepted the request."""
+"""gRPC core's message for a response above our limit. The server has accepted the request."""
 Options = tuple[tuple[str, str | int], ...]
 _OPTIONS: Final[Options] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
@@ -161,7 +161,7 @@ class OtlpGrpcExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
-    """Returns an endpoint's gRPC target, and whether to use TLS; raises ``ExportError``."""
+    """Returns the gRPC target, and whether to use TLS; raises ``ExportError`` if malformed."""
     scheme, separator, _ = endpoint.partition("://")
     if (separator and scheme not in {"http", "https"}) or endpoint.startswith("unix:"):
         return endpoint, not insecure
@@ -183,7 +183,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
 
 
 def _proxy_options(proxy_url: str) -> Options:
-    """Returns options that override the environment's proxy, which could read plain metadata."""
+    """Returns options that override the environment's proxy, which could read the metadata."""
     if not proxy_url:
         return (("grpc.enable_http_proxy", 0),)
     return (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy_url))
@@ -228,7 +228,7 @@ def parse_limit(text: str) -> int:
 
 
 def parse_retry_delay(details: bytes) -> float | None:
-    """Returns a ``google.rpc.Status``'s ``RetryInfo`` delay in seconds; None if there is none.
+    """Returns the delay in a status's ``RetryInfo``, in seconds; None if there is none.
 
     A ``RetryInfo`` without a positive delay yields 0, because its presence allows a retry.
     """

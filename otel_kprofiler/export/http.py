@@ -50,7 +50,7 @@ _BROKEN: Final = (
 )
 """Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Exceptions for the timeout of a single read or write; reading a body raises urllib3's own."""
+"""Exceptions for the timeout of a single read or write. Reading a body raises that of urllib3."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -101,8 +101,7 @@ class OtlpHttpExporter(OtlpSender):
             self._tls_files = TlsFiles(tls)
         else:
             tls.read()
-        # This is passed with each request, because environment variables override the session's
-        # value.
+        # Pass this value with each request, because environment variables override the session's.
         self._verify: bool | str = not tls.insecure_skip_verify and (tls.ca_file or True)
         self._adapter = AbortableAdapter()
         self._session = session = PlainSession()
@@ -191,7 +190,7 @@ class OtlpHttpExporter(OtlpSender):
 
 
 def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | None]:
-    """Returns the address with ``path``, and its credentials separately; raises ``ExportError``."""
+    """Returns the address with ``path``, and its credentials, or raises ``ExportError``."""
     try:
         url = urlsplit(endpoint)
         usable = url.scheme in {"http", "https"} and bool(url.hostname)

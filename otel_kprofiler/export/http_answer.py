@@ -34,8 +34,8 @@ _FORMS: Final = {
 _TOO_LARGE: Final = re.compile(
     r"(body|entity|payload|request|message) (is )?too large|larger than max"
 )
-"""Matches error messages about too large requests, for statuses other than 413. A Collector answers
-with 400 and the error of Go's ``http.MaxBytesReader``."""
+"""Matches messages about requests that are too large, for statuses other than 413. A Collector
+answers with 400 and the error of Go's ``http.MaxBytesReader``."""
 _GZIP_WINDOW_BITS: Final = 47
 """Accepts gzip and zlib with any window size (zlib manual, inflateInit2)."""
 
@@ -53,7 +53,7 @@ def is_delivered(status: int) -> bool:
 
 
 def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Form) -> Answer:
-    """Interprets an HTTP response; ``form`` is tried first for bodies of unknown content type."""
+    """Interprets an HTTP response. ``form`` is tried first for bodies of unknown content type."""
     name = str(status)
     content, problem = _decode(headers, body)
     if is_delivered(status):
@@ -70,7 +70,7 @@ def parse_response(status: int, headers: Mapping[str, str], body: Body, form: Fo
 
 
 def _decode(headers: Mapping[str, str], body: Body) -> Body:
-    """Returns the decoded body; some servers use a content encoding without being asked."""
+    """Returns the decoded body. Some servers use a content encoding without being asked."""
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body
@@ -107,10 +107,10 @@ def _content_type(headers: Mapping[str, str]) -> str:
 
 
 def parse_partial_success_json(content: bytes) -> PartialSuccess:
-    """Parses an ``ExportProfilesServiceResponse`` in JSON; raises ``ValueError``."""
+    """Parses an ``ExportProfilesServiceResponse`` in JSON; raises ``ValueError`` if malformed."""
     try:
         partial = json.loads(content).get("partialSuccess") or {}
-        # OTLP's JSON writes 64-bit integers as strings; receivers must accept numbers too.
+        # OTLP's JSON writes 64-bit integers as strings, but receivers must accept numbers too.
         rejected = int(partial.get("rejectedProfiles") or 0)
         return PartialSuccess(rejected, str(partial.get("errorMessage") or ""))
     except (AttributeError, OverflowError, RecursionError, TypeError) as error:

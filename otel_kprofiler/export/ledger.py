@@ -91,17 +91,17 @@ class Ledgers:
         }
 
     def accept(self, samples: Mapping[str, int]) -> None:
-        """Count samples, by kind, as put into the queue."""
+        """Count samples that were put into the queue, by kind."""
         for kind, count in samples.items():
             self._kinds[kind].accepted += count
 
     def carry(self, samples: Mapping[str, int]) -> None:
-        """Count samples, by kind, as left by earlier runs."""
+        """Count samples that earlier runs left, by kind."""
         for kind, count in samples.items():
             self._kinds[kind].carried += count
 
     def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
-        """Count samples, by kind, as lost; ``carried`` is True if earlier runs left them."""
+        """Count lost samples, by kind; ``carried`` is True if earlier runs left them."""
         for kind, count in samples.items():
             self._kinds[kind].lose({cause: count}, carried=carried)
 
@@ -117,7 +117,7 @@ class Ledgers:
         batches: int = 0,
         queued_bytes: int = 0,
     ) -> QueueCounts:
-        """Returns a snapshot of the counts; the arguments describe the queue's current contents."""
+        """Returns a snapshot of the counts. The arguments describe the queue's current contents."""
         kinds = {
             kind: QueueCounts(
                 accepted=kind_counts.accepted,

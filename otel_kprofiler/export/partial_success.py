@@ -13,7 +13,7 @@ class PartialSuccess(NamedTuple):
 
 
 def parse_partial_success(response: bytes) -> PartialSuccess:
-    """Parses a serialized ``ExportProfilesServiceResponse``; raises ``ValueError``."""
+    """Parses a serialized ``ExportProfilesServiceResponse``; raises ``ValueError`` if malformed."""
     # Recognize full success, with ``partial_success`` absent or empty, without loading protobuf.
     if response in (b"", b"\x0a\x00"):
         return PartialSuccess()

@@ -100,8 +100,8 @@ class ExportQueue:
         self._settling = 0  # number of settle() calls in progress on the spool
         self._last = 0  # number of the last batch
         self._ledgers = Ledgers(is_spooled=spool is not None)
-        self._closing = False  # accept no more batches
-        self._stopping = False  # start no more exports
+        self._closing = False  # whether to reject further batches
+        self._stopping = False  # whether to start no further exports
         self._dropping: set[LossCause] = set()  # already logged
         self._pause_s = 0.0
         self._storage_error = ""
@@ -112,7 +112,7 @@ class ExportQueue:
         self._worker.start()
 
     def put(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
-        """Add a batch; returns False if it was counted as lost because of shutdown.
+        """Add a batch. Return False if the batch was counted as lost because of shutdown.
 
         Waits for the disk if there is a spool, but never for the exporter. Only one thread may call
         this method. ``rest`` counts the samples in later batches of the same window, by kind.
@@ -136,7 +136,7 @@ class ExportQueue:
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
     def record_loss(self, samples: Mapping[str, int], cause: LossCause) -> None:
-        """Count samples that never became part of a batch, by kind, as lost."""
+        """Count as lost, by kind, samples that never became part of a batch."""
         with self._changed:
             self._ledgers.accept(samples)
             self._ledgers.lose(samples, cause)
@@ -149,7 +149,7 @@ class ExportQueue:
             return self._ledgers.counts(_sum_samples(held), len(held), size)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all batches put so far are exported or lost; returns False on timeout."""
+        """Wait until all batches added so far are exported or lost. Return False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         with self._changed:
             last = self._last
@@ -164,8 +164,8 @@ class ExportQueue:
     ) -> None:
         """Export queued batches until the timeout, then end the worker. Idempotent.
 
-        Remaining batches stay in the spool. Batches in memory, and batches put later, count as lost
-        by ``shutdown``. If there is a spool, the shutdown does not wait for an unreachable
+        Remaining batches stay in the spool. Batches in memory, and batches added later, count as
+        lost by ``shutdown``. If there is a spool, the shutdown does not wait for an unreachable
         receiver. Aborting the exporter may take a second longer than the timeout.
 
         ``final_request`` builds a request without samples that reports losses, or returns None if
@@ -330,7 +330,7 @@ class ExportQueue:
                 self._on_lost(batch, cause)
 
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
-        """Record in the spool that batches are settled; they must be the oldest in the spool.
+        """Record in the spool that its oldest batches are settled.
 
         ``left`` counts the samples of these batches that the spool also holds in other batches. The
         caller increments ``_settling`` when it removes the batches from the queue, so that the
@@ -407,7 +407,8 @@ class ExportQueue:
         is_abandoned = False
         for batch, result in parts:
             if replaced and LossCause.SHUTDOWN in result.lost:
-                # The batch was abandoned because the exporter was replaced; no part was accepted.
+                # The batch was abandoned because the exporter was replaced, and no part was
+                # accepted.
                 is_abandoned = True
                 left.append(batch)
             elif held.stored and not result.exported and is_temporary(result):

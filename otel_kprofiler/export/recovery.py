@@ -116,7 +116,7 @@ class Recovery:
         totals = self.totals
         if totals.appended == self._appended:  # nothing was recorded after the last batch
             totals.appended += self._rest
-        # Settled numbers must not be reused, even if their records are damaged.
+        # Numbers of settled batches must not be reused, even if the records are damaged.
         self.last = max(self.last, totals.settled)
         self.waiting = [intact[number] for number in sorted(intact) if number > totals.settled]
         # Each appended sample is done, waiting, in a segment set aside, or unreadable.
@@ -227,7 +227,7 @@ class Recovery:
 
 
 def _read(directory: PrivateDirectory, name: str) -> tuple[bytes, int]:
-    """Returns a segment's content, with zeros for unreadable blocks, and the size of its file.
+    """Returns a segment's content, with zeros for unreadable blocks, and the file's size.
 
     Omits data that no spool writes: holes at the end, and anything beyond the maximum segment size.
     """

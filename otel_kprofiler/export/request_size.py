@@ -7,9 +7,9 @@ import time
 from typing import Final
 
 MIN_LEARNED_BYTES: Final = 64 * 1024
-"""Minimum size limit for encoding windows, in bytes; batches may be divided further."""
+"""Minimum size limit for encoding windows, in bytes. Batches may be divided further."""
 TRY_LARGER_S: Final = 60
-"""Time until a larger request is sent to test whether the receiver accepts it, in seconds."""
+"""Time, in seconds, until a larger request tests whether the receiver now accepts that size."""
 
 
 class RequestSize:
@@ -28,7 +28,7 @@ class RequestSize:
     def __init__(self, configured: int | None) -> None:
         self._configured = configured
         self._learned_s = -math.inf
-        self._has_accepted = False  # since the receiver rejected a whole batch
+        self._has_accepted = False  # whether samples arrived since the last rejected batch
         self.forget()
 
     def forget(self) -> None:

@@ -105,7 +105,7 @@ def attempt_until_settled(
 ) -> tuple[Answer, LossCause | None]:
     """Retry until the receiver accepts or rejects the batch, time runs out, or ``stop`` is set.
 
-    ``attempt`` sends the batch once, within the number of seconds that is passed to it, at most
+    ``attempt`` sends the batch once, within the number of seconds passed to it, which is at most
     ``timeout_s``. Returns the last response, and the cause of the loss unless the batch was
     accepted.
     """

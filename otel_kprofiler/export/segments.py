@@ -242,7 +242,7 @@ def unpack_batch(body: bytes) -> StoredBatch:
 
 
 def unpack_totals(body: bytes) -> Totals:
-    """Inverts :meth:`Totals.pack`, ignoring unknown keys; raises ``ValueError``."""
+    """Inverts :meth:`Totals.pack`, ignoring unknown keys; raises ``ValueError`` if malformed."""
     if len(body) > _MAX_TOTALS_BYTES:
         raise ValueError("the totals are too long")
     values = _load(body)

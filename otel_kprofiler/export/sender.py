@@ -164,7 +164,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 for left in failing
             ]
         refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
-        if is_refused and len(parts) > 1 and all(refused_parts):  # not just a large sample
+        if is_refused and len(parts) > 1 and all(refused_parts):  # not only large samples
             learned.refuse_all()
         self.max_bytes = learned.encoded
         return parts
@@ -199,7 +199,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         """Send a request once, without counting or logging it.
 
         ``request`` is a request without samples, in this exporter's form. ``timeout_s`` is in
-        seconds; the time limit of an attempt also applies.
+        seconds. The time limit of an attempt also applies.
         """
         with self._busy, _instrumentation_suppressed():
             body = self._prepare(Batch(request, self.form, (), 0, 0))
@@ -287,14 +287,14 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return self._outage
 
     def _warn_once(self, key: str, text: str) -> None:
-        """Log a warning once per key until data is accepted again; log nothing during shutdown."""
+        """Log a warning once per key until data is accepted again, except during shutdown."""
         if key not in self._warned and not self._stop.is_set():
             self._warned.add(key)
             subject = {"subject": f"{self.name} {key}"}
             _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait for a running export; returns False on timeout."""
+        """Wait for a running export. Return False on timeout."""
         if not self._busy.acquire(timeout=max(timeout_millis, 0) / 1000):
             return False
         self._busy.release()
@@ -347,7 +347,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
 
-    Does not load the OpenTelemetry API: if it is not loaded, nothing creates spans.
+    Does not load the OpenTelemetry API, without which nothing creates spans.
     """
     if "opentelemetry.context" not in sys.modules:
         yield

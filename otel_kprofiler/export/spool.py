@@ -165,7 +165,7 @@ class Spool:
             return Stored(number, samples, size, since, self._segment, offset)
 
     def read(self, stored: Stored) -> Batch:
-        """Read a batch; raises ``OSError`` if that fails, and ``ValueError`` if it is damaged."""
+        """Read a batch. Raises ``OSError`` on failure, and ``ValueError`` if it is damaged."""
         with self._lock:
             if stored.segment == self._segment and self._fd >= 0:
                 data = os.pread(self._fd, stored.size, stored.offset)
@@ -297,7 +297,7 @@ class Spool:
             self._restore_segment()
 
     def _move(self) -> None:
-        """Switch to the directory that is now at the spool's path; create it if it is missing."""
+        """Switch to the directory that is now at the spool's path, creating it if necessary."""
         directory = PrivateDirectory(self._path)
         try:
             guard = _lock(directory)
@@ -355,7 +355,8 @@ class Spool:
             if self._fsync:
                 directory.sync()
         except OSError:
-            # A segment without a mark must not be continued; the next record begins a new one.
+            # A segment without a mark must not be continued, so the next record begins a new
+            # segment.
             self._end_segment()
             del self._sizes[segment]
             os.unlink(name, dir_fd=directory.fd)
@@ -368,7 +369,7 @@ class Spool:
             os.close(fd)
 
     def _write(self, kind: Kind, body: bytes) -> int:
-        """Append a record atomically; returns its offset."""
+        """Append a record atomically, and return its offset."""
         return self._write_bytes(pack_record(kind, body))
 
     def _write_bytes(self, data: bytes) -> int:

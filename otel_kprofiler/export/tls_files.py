@@ -72,7 +72,7 @@ class TlsFiles:
             return False
         try:
             contents = self._tls.read()
-        except ExportError:  # a file was removed; the next call detects that
+        except ExportError:  # a removed file, which the next call detects
             return False
         self._seen = seen
         is_new, self.contents = contents != self.contents, contents
@@ -137,7 +137,7 @@ def _find_invalid(path: str, now: datetime) -> str:
 
 
 def parse_validity(der: bytes) -> tuple[datetime, datetime]:
-    """Parses a certificate's notBefore and notAfter (RFC 5280, 4.1.2.5); raises ``ValueError``."""
+    """Parses a certificate's validity (RFC 5280, 4.1.2.5); raises ``ValueError`` if malformed."""
     _, certificate, _ = _read_value(der, _SEQUENCE)
     _, body, _ = _read_value(certificate, _SEQUENCE)
     tag, _, rest = _read_value(body)

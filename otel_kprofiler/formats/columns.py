@@ -1,4 +1,4 @@
-"""Builds the data of the HTML page: tables whose columns hold values, or indices into tables.
+"""Builds the data of the HTML page: tables of values, and of indices into other tables.
 
 ``viewer/src/profile.js`` names the columns. Long columns are packed as a type code of the
 :mod:`array` module, a colon, and the little-endian numbers in base64, which a browser reads ten
@@ -104,7 +104,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of intervals as columns, with the intervals side by side in time.
+    """Returns the samples of intervals as columns, with the intervals one after the other in time.
 
     With two intervals, the page shows how the second differs from the first.
     """
@@ -237,7 +237,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the multiplier of values: the period if the kind has several periods, else 1."""
+        """Returns the factor for values: the period if the kind has several periods, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:
@@ -307,7 +307,7 @@ def assemble(
         kinds: sample kinds, each with all periods of its samples, in nanoseconds.
         frames: rows of the frame table, to which ``nodes`` refer by index.
         nodes: columns ``parent`` (-1 if there is none) and ``frame``.
-        processes: name and pid of each process; the pid is None if unknown.
+        processes: name and pid of each process. The pid is None if unknown.
         threads: name, thread id and index of the process, for each thread.
         samples: columns ``node``, ``thread``, ``cpu``, ``kind``, ``bin`` and ``count``. These
             columns and ``nodes`` are emptied, so that no column is in memory twice.

@@ -31,7 +31,8 @@ from otel_kprofiler.version import __version__
 PROCESSED_VERSION: Final = 70
 """Version of the processed format (``PROCESSED_PROFILE_VERSION``)."""
 _GECKO_VERSION: Final = 36
-"""Version of the Gecko format, which Firefox itself writes; the reader requires it, too."""
+"""Version of the Gecko format, which Firefox itself writes. The reader also requires this version.
+"""
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}
@@ -117,7 +118,7 @@ class _Writer:
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
         """The total value of each wait's parts, by process, thread and time."""
         self._estimates: set[int] = set()
-        """Values that recur in several waits, which are estimates for waits sampled at random."""
+        """Values that several waits share: estimates for waits that were sampled at random."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:

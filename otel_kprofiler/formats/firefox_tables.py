@@ -140,7 +140,7 @@ class SharedTables:
 
 
 def columns(rows: Iterable[tuple[Any, ...]], *names: str) -> dict[str, Any]:
-    """Returns a table as the format requires it, with a list for each column, and the length."""
+    """Returns a table in Firefox's form: a list for each column, and the length."""
     rows = list(rows)
     table: dict[str, Any] = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return table | {"length": len(rows)}

@@ -20,7 +20,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 
 
 class SpanTime(NamedTuple):
-    """The time in spans of some traces, in nanoseconds by part, longest first.
+    """A breakdown of the time in spans of some traces: nanoseconds by part, longest first.
 
     ``name`` is that of the spans' local roots; empty for all spans.
     """
@@ -50,7 +50,7 @@ def page(data: Mapping[str, Any], *, connects: bool = False) -> str:
         data: result of :func:`otel_kprofiler.formats.columns`; or ``{"source": PATH}``, from which
             the page fetches that result as JSON, for the time range selected in the page's range
             bar.
-        connects: whether the page may connect to its origin. If False, it makes no connections.
+        connects: whether the page may connect to its origin; it never connects elsewhere.
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     values = {

@@ -218,7 +218,7 @@ def _is_python(line: Line) -> bool:
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the frames, leaf first; those called by kernel frames move to the kernel side."""
+    """Returns the frames, leaf first, with all frames called by the kernel on the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))

@@ -16,7 +16,7 @@ def unit_of(kind: ProfileKind) -> str:
 
 
 class Weighed(NamedTuple):
-    """A sample, its weight, and the root of its kind; the root is empty if there is one kind."""
+    """A sample, its weight, and the root of its kind, which is empty if there is only one kind."""
 
     root: str
     resource: Resource

@@ -1,6 +1,6 @@
 """Opens the host's files.
 
-All files in ``/proc`` and ``/sys`` are opened here, so that tests can use captured ones instead.
+All files in ``/proc`` and ``/sys`` are opened here, so that tests can use captured files instead.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Size in bytes that smaller files count as, so that the number of empty files is bounded."""
+"""Minimum size, in bytes, that a file counts as, so that the number of empty files is bounded."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
@@ -87,7 +87,7 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove files until the total size is within the limit; returns the new total in bytes."""
+        """Remove files until the limit is met, and return their new total size in bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it

@@ -60,9 +60,9 @@ class OwnContainer(NamedTuple):
 
 
 def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
-    """Reads the containers of pods, by id, from the names of the kubelet's logs.
+    """Reads the names of containers in pods, by container id, from the kubelet's log names.
 
-    The names are ``POD_NAMESPACE_NAME-ID.log`` (pkg/kubelet/kuberuntime/legacy.go).
+    The names have the form ``POD_NAMESPACE_NAME-ID.log`` (pkg/kubelet/kuberuntime/legacy.go).
     """
     try:
         logs = files.list_dir(_KUBERNETES)
@@ -85,7 +85,8 @@ class PodName(NamedTuple):
 def read_pods(files: HostFiles) -> dict[str, PodName]:
     """Reads the pods of this host, by UID, from the names of the kubelet's log directories.
 
-    The names are ``NAMESPACE_NAME_UID`` (``BuildPodLogsDirectory`` in pkg/kubelet/kuberuntime).
+    The names have the form ``NAMESPACE_NAME_UID`` (``BuildPodLogsDirectory`` in
+    pkg/kubelet/kuberuntime).
     """
     try:
         entries = files.list_dir(_PODS)
@@ -155,8 +156,8 @@ def _read_podman(files: HostFiles, container: str) -> str:
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
     """Identifies a process's container by the process's mounts.
 
-    A process may add mounts. So trust the result only for this process, or if it confirms the
-    cgroup's names.
+    A process may add mounts, so trust the result only for this process, or if it matches the names
+    in the process's cgroup.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

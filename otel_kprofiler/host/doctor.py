@@ -50,8 +50,8 @@ def doctor(
 
     ``loaders`` are the libraries that can load BPF programs, best first, and whether each is
     installed. A single library is enough. ``try_sampler`` runs the real sampler briefly and
-    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. If one of them is
-    None, its check is skipped.
+    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. The check for an
+    argument that is None is skipped.
 
     Returns:
         Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If

@@ -16,8 +16,8 @@ EventT = TypeVar("EventT")
 class CpuChanges(NamedTuple):
     """The CPUs whose events :meth:`EventPerCpu.update` opened or closed.
 
-    ``refused`` contains errors of opening, by CPU. A CPU with an error is not reported again until
-    its event was opened.
+    ``refused`` contains errors from opening events, by CPU. A CPU with an error is not reported
+    again until its event has been opened.
     """
 
     opened: list[int]

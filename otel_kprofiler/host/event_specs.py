@@ -1,7 +1,7 @@
 """Looks up events by name, lists them, and explains why an event cannot be opened.
 
-Names of perf events are those of ``perf list``; numbers are those of ``enum perf_sw_ids`` and
-``enum perf_hw_id`` in include/uapi/linux/perf_event.h.
+Perf events have the names of ``perf list``, and the numbers of ``enum perf_sw_ids`` and ``enum
+perf_hw_id`` in include/uapi/linux/perf_event.h.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ALIASES: Final = {
     "migrations": "cpu-migrations",
     "cpu-cycles": "cycles",
     "branches": "branch-instructions",
-    "task-clock": CPU_CLOCK,  # opened per CPU, both count that CPU's time
+    "task-clock": CPU_CLOCK,  # opened per CPU, it counts as cpu-clock does
 }
 _NAMES: Final = (CPU_CLOCK, LOCK_EVENT, *_EVENTS)
 

@@ -33,7 +33,7 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns a pid's effective user id, or None after its exit; returns other owners as is."""
+    """Returns the effective user id of a pid (None if it has exited), and other owners as is."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
@@ -48,7 +48,7 @@ class FairQueue(Generic[T]):
     one that has waited longest is next.
 
     All owners together have ``share`` CPU seconds per second. A fifth of this share is a reserve
-    for owners that had no turn in the last minute. They need not wait until the budget has
+    for owners that had no turn in the last minute. These owners need not wait until the budget has
     recovered from another owner's expensive work.
     """
 
@@ -203,7 +203,7 @@ class _Costs(dict[Hashable, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost, before the last turn, of the key that had this turn
+        self._level = 0  # cost of the key with the last turn, prior to that turn
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

@@ -42,7 +42,8 @@ class FilePlaces:
     def find(self, inode: int) -> Iterator[str]:
         """Yields paths of files with an inode number, on any file system; the caller verifies them.
 
-        Skips unreadable directories, and those that another thread is reading and that may hang.
+        Skips unreadable directories. Also skips directories that another thread is still reading,
+        because they may hang.
         """
         with self._lock:
             directories = list(reversed(self._listings))

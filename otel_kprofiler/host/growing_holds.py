@@ -20,7 +20,7 @@ class GrowingHolds:
         self._holds_s: dict[Hashable, float] = {}  # most recent failure last
 
     def extend(self, key: Hashable) -> float:
-        """Record a failure; returns the seconds until the next retry."""
+        """Record a failure, and return the seconds until the next retry."""
         hold_s = min(2 * self._holds_s.pop(key, FIRST_HOLD_S / 2), LAST_HOLD_S)
         self._holds_s[key] = hold_s
         if len(self._holds_s) > MAX_HELD:

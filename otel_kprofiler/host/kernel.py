@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """Visibility of addresses in ``/proc/kallsyms`` to this process; names the cause if hidden."""
+    """Visibility of addresses in ``/proc/kallsyms`` to this process, or why they are hidden."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"

@@ -63,9 +63,9 @@ class ChildLimits(NamedTuple):
     """Resource limits of a child process.
 
     Attributes:
-        memory_bytes: requested limit on data; see :func:`grant_memory`.
+        memory_bytes: requested limit on the child's data; see :func:`grant_memory`.
         wall_s: time after which the child is killed.
-        least_bytes: minimum of the granted limit. A child that would get less is not started.
+        least_bytes: lowest memory limit with which the child is started.
     """
 
     memory_bytes: int
@@ -86,7 +86,7 @@ class LimitedChildren:
     def run(
         self, command: Sequence[str], fd: int, limits: ChildLimits, output: int = subprocess.PIPE
     ) -> bytes:
-        """Run a command with a file as its input, and wait for it; returns the standard output.
+        """Run a command with a file as its input, wait for it, and return its standard output.
 
         The program reports the cause of a failure on standard error, and exits with
         ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel does not keep the exit status,

@@ -10,7 +10,7 @@ LOCK_EVENT: Final = "lock-contention"
 
 
 class LockSpec(NamedTuple):
-    """Waits for kernel locks, sampled by duration at ``rate`` samples per second on each CPU."""
+    """Kernel lock waits, sampled by duration at ``rate`` samples per second on each CPU."""
 
     rate: int
 

@@ -132,7 +132,7 @@ class OpenedFile(NamedTuple):
 
     @property
     def content(self) -> OpenFile:
-        """Returns the open file; valid until it is closed."""
+        """Returns the open file, which is valid until :meth:`close`."""
         return OpenFile(self.fd, self.status.st_size, self.status.st_mtime_ns)
 
     def close(self) -> None:
@@ -158,9 +158,9 @@ def open_mapped(
 ) -> OpenedFile:
     """Open the file of a request.
 
-    The fallbacks are ``known_path``, the path by which the file was last opened, and paths by inode
-    number from ``find_places``. The latter are used only if the process has exited, and if the
-    request has the file's size and modification time.
+    The fallbacks are ``known_path``, the path by which the file was last opened, and the paths that
+    ``find_places`` yields for the inode number. The latter are used only if the process has exited,
+    and if the request has the file's size and modification time.
 
     Raises ``MappedFileError`` if the file is gone, was replaced, or may not be opened by this
     process.
@@ -245,7 +245,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
         yield wanted, path.removesuffix(_DELETED)
     except OSError:
-        yield wanted, ""  # opening it fails for the same reason
+        yield wanted, ""  # opening this entry fails for the same reason
         with suppress(OSError):
             mapped = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 PATIENCE_S: Final = 1.0
-"""Limit on a single storage wait, in seconds. Afterwards, callers continue without the read."""
+"""Limit on a single storage wait, in seconds. Afterwards, callers continue without the data."""
 MAX_LEFT: Final = 32
 """Limit on the number of abandoned threads at a time. When the limit is reached, callers wait."""
 _FUSE_WAIT: Final = "request_wait_answer"  # interruptible at first, fs/fuse/dev.c
@@ -83,11 +83,11 @@ class PatientCalls:
         return True
 
     def has_left(self, device: Hashable) -> bool:
-        """Returns whether a device hangs; also takes a value that ``find_hanging`` returned."""
+        """Returns whether a device, or a result of ``find_hanging``, is recorded as hanging."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
-        """Make all threads end and all calls return; returns the threads for joining."""
+        """Make all calls return and all threads end, and return the threads for joining."""
         with self._lock:
             self._closed = True
             readers = list(self._readers)
@@ -111,7 +111,11 @@ class PatientCalls:
         return reader
 
     def _leave(self, device: Hashable, reader: _Reader, done: threading.Event) -> bool:
-        """Abandon a thread unless it has just returned; returns whether it is abandoned."""
+        """Abandon a thread unless its call has returned, and return whether it is abandoned.
+
+        At :data:`MAX_LEFT` abandoned threads, further threads are abandoned only after
+        :meth:`stop`.
+        """
         with self._lock:
             if done.is_set() or (len(self._left) >= MAX_LEFT and not self._closed):
                 return False
@@ -122,7 +126,7 @@ class PatientCalls:
             return True
 
     def _forget(self, device: Hashable, reader: _Reader) -> bool:
-        """End an abandoned thread that has nothing more to do."""
+        """End an abandoned thread that has nothing left to do."""
         with self._lock:
             if reader.jobs and not self._closed:
                 return False

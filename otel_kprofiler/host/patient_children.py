@@ -25,8 +25,8 @@ class PatientChildren:
     """Waits for children that read files; thread-safe.
 
     A child that is in the same storage wait at two checks, ``patience_s`` apart, is killed. No
-    other child may then read from its device until ``retry_s`` have passed and the child has
-    exited. A child that merely takes too long has no such consequence.
+    other child may then read from the same device until ``retry_s`` have passed and the killed
+    child has exited. A child that merely takes too long does not block its device.
     """
 
     def __init__(self, patience_s: float = PATIENCE_S, retry_s: float = DEVICE_RETRY_S) -> None:
@@ -47,7 +47,7 @@ class PatientChildren:
                 raise DeviceHangs
 
     def wait(self, child: MeteredChild, device: int, timeout_s: float) -> tuple[bytes, bytes]:
-        """Wait for a child to exit, and kill it after ``timeout_s``; returns the output in pipes.
+        """Wait for a child, killing it after ``timeout_s``, and return its piped output.
 
         The child's CPU time is charged to the calling thread; see :func:`children_time_ns`.
 
@@ -75,7 +75,7 @@ class PatientChildren:
             charge_child(child)
 
     def _end(self, child: MeteredChild) -> bool:
-        """Kill a child that is still running; returns whether it has exited."""
+        """Kill a child that is still running, and return whether it has exited."""
         if child.returncode is None:
             child.kill()
             try:

@@ -81,7 +81,7 @@ class Privileges:
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Keep only the sampling thread's capabilities; returns those lost to ``drop_all``.
+        """Keep only the sampling thread's capabilities, and return those lost to ``drop_all``.
 
         Raises ``OSError`` if the kernel refuses, which no kernel is expected to do.
         """

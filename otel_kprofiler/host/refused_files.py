@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RefusedFiles(Generic[T]):
-    """Keeps refusals by file, so that a file uses up its CPU time limit at most once an hour.
+    """Remembers refused files, so that each uses up its CPU time limit at most once an hour.
 
     After a temporary failure, the file is reread after 30 s, then at doubling intervals of up to an
     hour. Thread-safe.
@@ -29,12 +29,12 @@ class RefusedFiles(Generic[T]):
         self._now_s = now_s
         self._lock = threading.Lock()
         self._holds = GrowingHolds()
-        self._reasons: dict[Hashable, tuple[float, T]] = {}  # with their expiry, oldest first
+        self._reasons: dict[Hashable, tuple[float, T]] = {}  # expiry and reason, oldest first
 
     def add(self, file: Hashable, reason: T, *, may_pass: bool = False) -> None:
         """Remember why a file, identified by :func:`identify_content`, was refused.
 
-        If ``may_pass``, a retry with the unchanged file may succeed, and is made earlier.
+        If ``may_pass``, reading the unchanged file again may succeed, so it is retried sooner.
         """
         with self._lock:
             self._reasons.pop(file, None)
@@ -51,6 +51,6 @@ class RefusedFiles(Generic[T]):
 
 
 def identify_content(fd: int) -> Hashable:
-    """Returns the identity of an open file, which differs once the file has changed."""
+    """Returns a key for an open file; a changed file has a different key."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -17,13 +17,13 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 def open_special(path: str) -> int | None:
     """Open a path for writing if it is a special file; None if it does not exist or is regular.
 
-    Opening a FIFO waits for its reader. The caller closes the descriptor. Raises ``OSError``, for
-    root also if another user could have created the file.
+    Opening a FIFO waits for its reader. The caller closes the descriptor. Raises ``OSError``, also
+    if this user is root and another user could have created the file.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):
         descriptor = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
-        # Duplicate descriptors, since sockets cannot be reopened, and files would be overwritten.
+        # A descriptor is duplicated: sockets cannot be reopened, and files would be overwritten.
         return (
             os.dup(int(descriptor[1]))
             if descriptor

@@ -1,4 +1,4 @@
-"""Finds the sample rate above which the kernel suspends perf events until its next tick.
+"""Finds the sample rate above which the kernel suspends perf events until the next tick.
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
 The kernel stops the event when the count reaches ``perf_event_max_sample_rate`` per tick, rounded
@@ -18,7 +18,7 @@ from otel_kprofiler.host.kernel import find_sysctl
 MAX_SAMPLE_RATE: Final = "kernel.perf_event_max_sample_rate"
 _DEFAULT: Final = 100_000
 _CLOCK_MONOTONIC_COARSE: Final = 6
-"""A clock that advances at each tick (clock_gettime(2)); its resolution is a tick's length."""
+"""A clock that advances at each tick (clock_gettime(2)); its resolution is the length of a tick."""
 
 THROTTLING_FIX: Final = f"as root: sysctl -w {MAX_SAMPLE_RATE}={_DEFAULT}"
 
@@ -35,13 +35,13 @@ def get_least_limit(samples_per_second: float, tick_rate: int) -> int:
 
 
 def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int) -> str:
-    """Returns a warning if the kernel may suspend a CPU's event at this rate, or an empty text."""
+    """Returns a warning if the kernel may suspend events at this rate, or an empty string."""
     limit = find_sysctl(files, MAX_SAMPLE_RATE)
     least = get_least_limit(samples_per_second, tick_rate)
     if limit is None or limit >= least:
         return ""
     return (
-        f"{MAX_SAMPLE_RATE} is {limit}: the kernel suspends the sampler until its next tick, up to "
+        f"{MAX_SAMPLE_RATE} is {limit}: the kernel suspends the sampler until the next tick, up to "
         f"{1000 / tick_rate:g} ms after a sample; fewer samples are taken, in step with ticks, and "
         f"the others are counted as missed; set it to {least} or more, {THROTTLING_FIX}"
     )

@@ -25,8 +25,8 @@ class ValueSource(NamedTuple):
         type: type of the argument: the struct to which it points, a typedef or an integer type.
         place: index of the argument among the arguments of this type.
         member: path of a 32-bit member of the struct; empty if the argument is the value.
-        is_order: whether the argument is an allocation order: the value is the size of 2^order
-            pages.
+        is_order: whether the argument is an allocation order, so that the value is the size of
+            2^order pages.
     """
 
     type: str
@@ -73,7 +73,7 @@ class TracepointSpec(NamedTuple):
 
     @property
     def value(self) -> ValueSource | None:
-        """Returns the location of an event's value; None if each event counts 1."""
+        """Returns the location of an event's value; None if each event counts as 1."""
         return VALUES.get(self.tracepoint)
 
     @property

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Uevents:
     """A socket for the kernel's uevents (not udev's), which needs no privileges.
 
-    Only one thread may call :meth:`wait`, and only one at a time :meth:`receive`. The other methods
-    are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
+    Only one thread may call :meth:`wait`, and only one thread at a time :meth:`receive`. The other
+    methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:

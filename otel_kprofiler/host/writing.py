@@ -35,12 +35,12 @@ class NewFile:
     """A file that appears under its name when complete, or not at all.
 
     Until :meth:`finish`, the file is nameless, or has a random name if the file system lacks
-    ``O_TMPFILE``. A file that already has the final name is replaced, never written to. Symbolic
+    ``O_TMPFILE``. If ``replace``, a file that already has the final name is replaced. Symbolic
     links are followed as this user's permissions allow. Root follows only links that no other user
     can have created. The umask applies to ``mode``.
 
     Raises:
-        OSError: the directory cannot be written, or the name is taken.
+        OSError: the directory cannot be written, or the name is taken and ``replace`` is not set.
 
     Attributes:
         path: path of the finished file, after following links.
@@ -158,10 +158,10 @@ class AppendedFile:
 
     Args:
         path: path of the file, which is created if missing. It may be a pipe or a device.
-        mode: permissions of a created file, less the umask.
+        mode: permissions of the file if it is created, less the umask.
 
     Raises:
-        OSError: the file cannot be opened, or another user could have replaced it by a link.
+        OSError: the file cannot be opened, or another user could have replaced it with a link.
 
     Attributes:
         fd: descriptor for reading and appending; -1 when closed.
@@ -182,7 +182,7 @@ class AppendedFile:
         self.movable = self.regular and not self._magic
 
     def is_in_place(self) -> bool:
-        """Returns whether the path still leads to this file; True for files that cannot move."""
+        """Returns whether the path still leads to this file; True if the file cannot be moved."""
         try:
             return not self.movable or os.path.samestat(os.stat(self._path), os.fstat(self.fd))
         except OSError:
@@ -243,7 +243,7 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """Returns why the file may be another user's trap; empty if writing is safe."""
+        """Returns why another user may have planted the file; empty if writing is safe."""
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
@@ -256,8 +256,8 @@ class AppendedFile:
 class PrivateDirectory:
     """A directory to which only its owner can write, held open; created if missing.
 
-    Directories created for it are accessible only to their owner. Raises ``OSError``; if the
-    directory belongs to another user, or others can write to it, ``PermissionError``.
+    Missing directories are created, accessible only to their owner. Raises ``OSError``, and
+    ``PermissionError`` if the directory belongs to another user, or if others can write to it.
     """
 
     def __init__(self, path: str) -> None:

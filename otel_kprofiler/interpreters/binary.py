@@ -37,7 +37,7 @@ _ONLY_DEBUG: Final = b"_Py_NegativeRefcount"
 _NAMES: Final = (_VERSION, _CODE_TYPE, _EVAL, _ONLY_DEBUG)
 _LEAST_ENTRY_BYTES, _MOST_ENTRY_BYTES = 0x80, 0x110
 _INDIRECT_JUMPS: Final = {
-    "x86_64": re.compile(rb"\xff[\xe0-\xe7]"),  # jmp *%rax, …: to the first instruction
+    "x86_64": re.compile(rb"\xff[\xe0-\xe7]"),  # jmp *%rax, …: the first dispatch
     "aarch64": re.compile(rb"[\x00\x20\x40\x60\x80\xa0\xc0\xe0][\x00-\x03]\x1f\xd6"),  # br x0, …
 }
 
@@ -49,9 +49,8 @@ class Interpreter(NamedTuple):
         runtime, code_type: addresses of ``_PyRuntime`` and ``PyCode_Type``.
         eval_loop: address ranges of ``_PyEval_EvalFrameDefault``, and of its cold part if the
             compiler split the function.
-        entry_bytes: upper bound for the length of the loop's prologue, which runs before the loop's
-            frame becomes the current frame; 0 if the frame is current from the first instruction
-            on.
+        entry_bytes: upper bound on the length of the loop's prologue, which runs before the loop's
+            frame becomes the current frame; 0 if the loop has no such prologue.
         texts: executable segments of the file.
     """
 
@@ -84,7 +83,7 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
-    """Finds CPython in a file; None if there is none, or the file is not ELF for this machine.
+    """Finds CPython in a file; None if the file lacks CPython, or is not ELF for this machine.
 
     ``machine`` is this machine, as named by uname(2). Raises :class:`InterpreterRefused` if the
     interpreter's frames must not be read.
@@ -129,7 +128,7 @@ def _read(source: Source, elf: ElfFile, sections: list[Section], section: Sectio
 
 
 def _find_entry_bytes(source: Source, elf: ElfFile, at: int) -> int:
-    """Returns the length of the evaluation loop's code before its first bytecode instruction.
+    """Returns the length of the evaluation loop's code up to its first dispatch of bytecode.
 
     CPython 3.11 and 3.12 set the thread's ``_PyCFrame`` before they store the frame in it.
     """

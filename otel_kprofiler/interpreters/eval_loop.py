@@ -31,9 +31,9 @@ _A64_JUMPS: Final = (
 )
 _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
-"""Minimum number of jumps into a cold part. Fewer may be data that looks like jumps."""
+"""Minimum number of jumps into a cold part. Fewer matches may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
-_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # used by linkers: pairs of signed 32-bit values
+_ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
 _ENTRY: Final = struct.Struct("<8xiI")  # start, relative to itself; number of bytes
 _START_AT: Final = 8
@@ -46,7 +46,7 @@ def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, .
         targets = _jumps_out(source, elf, loop)
         functions = Counter(_find_functions(source, elf, targets))
     except ElfError:
-        return (loop,)  # the file has no unwind information, or is damaged
+        return (loop,)  # the file is damaged
     most_common = functions.most_common(1)
     if most_common and most_common[0][1] >= max(_LEAST_JUMPS, functions.total() // 2):
         return loop, most_common[0][0]
@@ -74,7 +74,7 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps; b.cond may not reach a cold part, so b is included."""
+    """Yields the targets of jumps, including b, because b.cond may not reach a cold part."""
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:

@@ -1,4 +1,4 @@
-"""Finds interpreters in mapped files; reads each file once."""
+"""Finds interpreters in mapped files, reading each file once."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class InterpreterFiles:
     def find(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
     ) -> Interpreter | Refusal | None:
-        """Returns the interpreter in a file, or why it is refused; None if there is none.
+        """Returns a file's interpreter, or why it is refused; None if the file has no interpreter.
 
         ``pid`` is a process that has mapped the file. The mapping's device and inode are 0 if
-        unknown. ``build_id`` is None if it is unknown, or if the file has none.
+        unknown. ``build_id`` is None if the file has no build id, or if it is unknown.
         """
         key = build_id or (mapping.device, mapping.inode, mapping.path)
         if key in self._found:
@@ -135,7 +135,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open a file by path, without capabilities, but only in our mount namespace."""
+        """Open a file by path in our mount namespace, which needs no capabilities."""
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

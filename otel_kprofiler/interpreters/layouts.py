@@ -1,8 +1,8 @@
 """Provides the layouts of threads, frames, code objects and strings, by CPython version.
 
-CPython 3.11 and 3.12 publish no offsets; all their releases have the offsets below on 64-bit
-machines. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. The others are computed from
-adjacent members, which are checked.
+CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all their releases have the offsets
+below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. The others are computed from adjacent
+members, which are checked.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""Members that ``_SINCE_3_12`` depends on, which are next to members without a published offset."""
+"""Expected offsets of members next to those whose offsets only ``_SINCE_3_12`` has."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:
     """Returns the layout of a CPython build.
 
-    ``runtime`` has the first bytes of ``_PyRuntime``, from the file or memory. Raises
+    ``runtime`` contains the first bytes of ``_PyRuntime``, from the file or memory. Raises
     :class:`InterpreterRefused` if the layout is unknown.
     """
     is_final = version.level >= 0xC  # release candidates no longer change the layout

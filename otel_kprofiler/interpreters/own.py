@@ -26,7 +26,7 @@ from otel_kprofiler.model import FileKey
 
 
 class OwnInterpreter(NamedTuple):
-    """This process's interpreter, its addresses here, and its file's key without a generation."""
+    """This process's interpreter, its runtime addresses, and its file's key (generation 0)."""
 
     interpreter: Interpreter
     process: PythonProcess
@@ -34,7 +34,7 @@ class OwnInterpreter(NamedTuple):
 
 
 def open_own() -> OwnInterpreter:
-    """Find this process's interpreter and prove its layout. Raises :class:`InterpreterRefused`."""
+    """Find and verify this process's interpreter. Raises :class:`InterpreterRefused` on failure."""
     if sys.implementation.name != "cpython":
         raise InterpreterRefused(Refusal.UNKNOWN_VERSION, sys.implementation.name)
     files, code_type = Access(), id(CodeType)
@@ -56,7 +56,7 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Returns the mapping at an address; for code moved to huge pages, its path may differ."""
+    """Returns the mapping at an address. The path may differ if its code is in huge pages."""
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

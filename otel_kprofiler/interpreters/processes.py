@@ -70,7 +70,7 @@ class PythonRegistry(Protocol):
         """Stop announcing processes with this program for a while."""
 
     def release(self, tgid: int) -> bool:
-        """Stop reading frames of a process; returns whether it was registered."""
+        """Stop reading frames of a process, and return whether the process was registered."""
 
 
 class _Registered(NamedTuple):
@@ -84,8 +84,8 @@ class _Registered(NamedTuple):
 class PythonCounts(NamedTuple):
     """The numbers of registered processes and of refusals at one instant.
 
-    ``without_room`` counts processes that did not fit into the table. ``refused`` counts files, and
-    ``refused_processes`` the processes that ran them, by reason.
+    ``without_room`` counts processes that did not fit into the table. ``refused`` counts refused
+    interpreter files by reason, and ``refused_processes`` the processes that ran such a file.
     """
 
     processes: int
@@ -124,10 +124,10 @@ class PythonProcesses:
         self._refused_count: Counter[Refusal] = Counter()
 
     def inspect(self, seen: ProcessSeen) -> None:
-        """Register a sampled process if it runs CPython; otherwise release the process.
+        """Register a sampled process if it runs CPython, and release it otherwise.
 
         Raises ``PermissionError`` if the process's mappings cannot be read, and other ``OSError``
-        if the kernel rejects the call.
+        if the kernel rejects the registration.
         """
         mappings = self._read_code(seen.tgid)
         for mapping in mappings:
@@ -140,14 +140,14 @@ class PythonProcesses:
             self._registry.pass_over(seen.program)
 
     def release_ended(self) -> None:
-        """Release the processes that have exited. Raises ``OSError``."""
+        """Release the processes that have exited. Raises ``OSError`` if ``/proc`` is unreadable."""
         alive = set(self._host.list_dir("/proc"))
         for pid in [pid for pid in self._registered if str(pid) not in alive]:
             self._release(pid)
         self._refused = {pid for pid in self._refused if str(pid) in alive}
 
     def apply(self, event: ProcessEvent) -> None:
-        """Handle the next event. Raises ``OSError`` if the kernel rejects the call."""
+        """Handle the next event. Raises ``OSError`` if the kernel rejects a registration."""
         match event:
             case Started(parent=int(parent)) if parent in self._registered:
                 self._register(event.process.tgid, self._registered[parent])
@@ -219,7 +219,7 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program; may be False if maps show another inode."""
+    """Returns whether mappings belong to a program; may be False on overlayfs and btrfs."""
     code = [
         mapping for mapping in mappings if mapping.permissions.startswith("r-x")
     ]  # not [vsyscall]
@@ -234,8 +234,8 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
-    The BPF program reports which processes it samples, and their mappings are read. If that is not
-    permitted, the kernel's mapping records are followed instead. This costs more, because the
+    The BPF program reports which processes it samples, whose mappings are then read. If mappings
+    may not be read, the kernel's mapping records are followed instead. This costs more, because the
     records cover all processes, whether they are sampled or not.
 
     Args:
@@ -272,7 +272,7 @@ class PythonTracking:
         return self._processes.counts()
 
     def close(self) -> None:
-        """Stop the thread; call once. Processes stay registered."""
+        """Stop the thread. Call this once. Processes stay registered."""
         os.eventfd_write(self._stop_fd, 1)
         threads: list[threading.Thread] = []
         if self._pid == os.getpid() and self._thread.ident is not None:
@@ -312,7 +312,7 @@ class PythonTracking:
         return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
-        """Examine sampled processes; returns False if the kernel does not permit it."""
+        """Examine sampled processes. Returns False if the kernel does not permit it."""
         permitted = True
         for seen in processes:
             try:

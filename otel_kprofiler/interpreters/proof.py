@@ -22,7 +22,7 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
-"""Attempts, about 50 µs each, to find the calling thread while others start and exit."""
+"""Number of attempts to find the calling thread while others start and exit; each takes 50 µs."""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
 """The bit ``bound_gilstate`` of a thread's status; see python_thread.bpf.h."""
@@ -52,7 +52,7 @@ class OwnMemory:
         self._local.at = ctypes.addressof(self._target)
 
     def read(self, at: int, size: int = 8) -> int:
-        """Reads an unsigned number of at most 8 bytes. Calls no Python function unless that fails.
+        """Reads an unsigned number of at most 8 bytes. Calls a Python function only on failure.
 
         Raises ``OSError`` if the address is unmapped, or the kernel refuses the read.
         """
@@ -63,7 +63,7 @@ class OwnMemory:
         return self._target.value
 
     def read_bytes(self, at: int, size: int) -> bytes:
-        """Reads bytes one by one; raises the errors of :meth:`read`."""
+        """Reads bytes one by one. Raises the same exceptions as :meth:`read`."""
         return b"".join(self.read(at + place, 1).to_bytes() for place in range(size))
 
 
@@ -78,7 +78,7 @@ class _Frame(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The same frames, as read from memory and as reported by Python, innermost first."""
+    """A thread's frames, as read from memory and as reported by Python, innermost first."""
 
     found: list[_Frame]
     expected: list[tuple[CodeType, int]]
@@ -112,7 +112,7 @@ class Proof:
         self._read = memory.read
 
     def prove(self) -> None:
-        """Compare memory with Python's reports; raises ``InterpreterRefused`` if they differ."""
+        """Compare memory with Python's reports. Raises ``InterpreterRefused`` if they differ."""
         thread = self._find_thread()
 
         def look() -> _Look:
@@ -280,11 +280,11 @@ def _resumed(look: Callable[[], _Look]) -> _Look:
 
 
 _SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
-"""Functions that call an inner function, each with whether C code makes that call."""
+"""Functions that call an inner function, and whether C code calls the inner function."""
 
 
 def _make_code(name: str) -> CodeType:
-    """Returns the code object of a method, in a file of the same name."""
+    """Returns the code object of the method ``Class.NAME`` in ``NAME.py``."""
     code = compile(f"class Class:\n  def {name}(self): pass", f"{name}.py", "exec")
     for _ in range(2):
         code = next(constant for constant in code.co_consts if isinstance(constant, CodeType))

@@ -192,9 +192,9 @@ class Account(NamedTuple):
     ) -> Account:
         """Returns the account of all kinds, from the sampler's and the exporters' accounts.
 
-        ``sampled`` has the account of each kind up to the last closed window, whose exporters are
-        replaced. The exporters' kinds may differ from these. ``earlier`` has the samples from
-        earlier runs, by kind.
+        ``sampled`` has the account of each kind up to the last closed window; ``exporters``
+        replaces the exporters in these accounts, and may have other kinds. ``earlier`` has the
+        number of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:

@@ -51,7 +51,7 @@ class ProfileKind(NamedTuple):
 
 
 ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", number=1)
-"""Periodic on-CPU samples; each counts 1."""
+"""Periodic on-CPU samples; each counts as 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
 """Sampled off-CPU waits, counted by the time that each represents (as in

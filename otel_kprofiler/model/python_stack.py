@@ -80,7 +80,7 @@ def parse_python_word(word: int) -> PythonFrame:
 
 
 def parse_python_stack(raw: bytes) -> PythonStack:
-    """Decode the Python side of a sample; raises ``ValueError`` if the data is damaged."""
+    """Decode the Python side of a sample. Raises ``ValueError`` if the data is damaged."""
     end, tag, words = split_python_stack(raw)
     return PythonStack(PythonEnd(end), tag, tuple(map(parse_python_word, words)))
 

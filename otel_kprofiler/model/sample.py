@@ -46,7 +46,7 @@ class RawSide(NamedTuple):
     status: StackStatus = STACK_OK
 
     def addresses(self) -> array[int]:
-        """Returns the addresses; drops an incomplete last word."""
+        """Returns the addresses, without an incomplete last word."""
         return array("Q", self.words[: len(self.words) & -_WORD_BYTES])
 
 
@@ -72,9 +72,9 @@ class RawSample(NamedTuple):
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. One byte
-            each for kind and trace flags precede the attributes as the process encoded them (OTEP
-            4947), or a goroutine's labels.
+        context: the thread context in which ``link`` was current; empty without a context. A byte
+            for the kind and a byte for the trace flags precede the attributes as the process
+            encoded them (OTEP 4947), or a goroutine's labels.
     """
 
     kind: ProfileKind

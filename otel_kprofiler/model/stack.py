@@ -193,8 +193,8 @@ SIDES: Final = [KERNEL_SIDE, USER_SIDE, PYTHON_SIDE]
 class Line(NamedTuple):
     """A function at an address, inlined or physical.
 
-    ``system_name`` is the linker name (``foo.isra.0``) if different, else empty. ``line`` and
-    ``start_line`` are 1-based; 0 if unknown. An unknown file is empty.
+    ``system_name`` is the linker name (``foo.isra.0``), or empty if it is the same. ``line`` and
+    ``start_line`` are 1-based; 0 if unknown. ``file`` is empty if unknown.
     """
 
     function: str
@@ -301,8 +301,8 @@ class Stack:
     ) -> Stack:
         """Build a stack from frames, leaf first.
 
-        ``statuses`` has outcomes by side. A side without frames is added only if it is listed
-        there; if truncated, it is added at the root. If a side has several runs of frames, the last
+        ``statuses`` has outcomes by side. A side without frames is added only if ``statuses`` lists
+        it; if truncated, it is added at the root. If a side has several runs of frames, the last
         run gets the status.
         """
         left = dict(statuses or {})

@@ -16,8 +16,8 @@ class ThreadState(NamedTuple):
     Attributes:
         tgid, tid: process and thread id, in the pid namespace of the reader.
         state: why the thread is off the CPU; None while it runs.
-        waited_ns: time since the thread left the CPU, excluding host suspends; None while it runs,
-            or if unknown.
+        waited_ns: time since the thread left the CPU, except while the host was suspended; None
+            while it runs, or if unknown.
         cause: the cause of the thread's wait; None while the thread runs.
         stack: the thread's stack; without sides if the thread ran while the stack was read.
         switches: number of the thread's context switches so far.

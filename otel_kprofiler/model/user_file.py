@@ -70,7 +70,7 @@ class OpenFile(NamedTuple):
 
 
 FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
-"""Receives a file (open during the call) or its image in memory, and the process that mapped it."""
+"""A function that receives a file (open during the call) or its image, and the owner's pid."""
 
 
 class KnownFiles:

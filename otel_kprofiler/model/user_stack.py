@@ -26,7 +26,7 @@ IN_MOVED_TEXT: Final = 8
 """Flag in a frame's source: the code was copied to anonymous memory amid the file's mappings."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 _TRAMPOLINE_MASK: Final = (1 << SOURCE_BITS) - 1 | IN_MOVED_TEXT << SOURCE_BITS
-"""Clears the source of a word, which makes it :attr:`FrameSource.REGISTERS`."""
+"""Mask that replaces the source in a word with :attr:`FrameSource.REGISTERS`."""
 NO_MAPPING: Final = 15
 
 
@@ -37,7 +37,7 @@ class StackEnd(enum.IntEnum):
     """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """The BPF program reached its time limit."""
+    """The BPF program reached the limit on work for a stack."""
     PENDING = 3
     """The unwind table of the next file is not loaded yet."""
     NO_RULE = 4
@@ -135,7 +135,7 @@ class UserStack(NamedTuple):
 
 
 def parse_user_stack(raw: bytes) -> UserStack:
-    """Decode ``RawSample.user_stack``; raises ``ValueError`` if the data is damaged."""
+    """Decode ``RawSample.user_stack``. Raises ``ValueError`` if the data is damaged."""
     end, packed, words = split_user_stack(raw)
     mappings = mapping_fields(packed)
     places = (word >> ADDRESS_BITS & NO_MAPPING for word in words)

@@ -34,8 +34,8 @@ class Waker(NamedTuple):
         tgid: process id in the initial pid namespace; 0 if an interrupt on an idle CPU woke the
             thread.
         comm: thread name, at most 15 bytes.
-        stack: kernel stack: runtime addresses as native-endian 64-bit words, leaf first; empty if
-            not collected.
+        stack: kernel stack as native-endian 64-bit runtime addresses, leaf first; empty if not
+            collected.
     """
 
     tgid: int
@@ -53,8 +53,8 @@ class Wait(NamedTuple):
     Attributes:
         state: why the thread is off the CPU.
         start_ns: ``CLOCK_BOOTTIME`` at which the thread left the CPU.
-        duration_ns: off-CPU time in this state, excluding host suspends. The sample's value is this
-            time divided by the wait's sampling probability.
+        duration_ns: off-CPU time in this state, except while the host was suspended. The sample's
+            value is this time divided by the wait's sampling probability.
         is_ended: False if the wait continues; later samples report the remaining time.
         in_iowait: the task's flag for waits on block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.

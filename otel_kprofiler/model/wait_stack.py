@@ -33,7 +33,7 @@ class WaitStacks:
     off-CPU thread lacks these functions: ``stack_trace_save_tsk()`` (kernel/stacktrace.c) omits
     them. After the removal, both stacks are equal, and equal stacks are the same object.
 
-    ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. If it is empty, only
+    ``scheduler_rvas`` are the RVAs of the scheduler's text in vmlinux. Without them, only
     ``__schedule`` and ``schedule`` are recognized, by name.
     """
 

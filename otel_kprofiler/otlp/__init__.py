@@ -1,4 +1,4 @@
-"""Encodes and decodes windows as OTLP profiles, and checks payloads against all rules.
+"""Encodes windows as OTLP profiles, decodes OTLP profiles, and checks them against OTLP's rules.
 
 Encoding needs no protobuf library. Decoding and checking load ``opentelemetry-proto`` on first use
 and raise ``DependencyError`` if it is missing or older than 1.43.

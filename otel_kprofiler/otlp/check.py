@@ -52,8 +52,8 @@ def check_message(message: object) -> list[Violation]:
 def check_payload(data: bytes) -> list[Violation]:
     """Check serialized requests: one message, length-prefixed messages, or JSON lines.
 
-    Returns at most :data:`MAX_PLACES` violations per rule and message. With several messages,
-    places start with ``message N:``.
+    Returns at most :data:`MAX_PLACES` violations per rule and message. If there are several
+    messages, each violation's ``where`` starts with ``message N:``.
     """
     violations: list[Violation] = []
     checked: list[list[Violation]] = []
@@ -78,5 +78,8 @@ def check_payload(data: bytes) -> list[Violation]:
 
 
 def check_file(path: str) -> list[Violation]:
-    """Check a file like :func:`check_payload`. Raises ``OSError`` or ``PayloadError``."""
+    """Check the requests in a file; see :func:`check_payload`.
+
+    Raises ``OSError`` if the file cannot be read, and ``PayloadError`` if it is too large.
+    """
     return check_payload(read_file(path))

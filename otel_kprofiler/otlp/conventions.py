@@ -23,73 +23,75 @@ BUILD_ID_GNU: Final = "process.executable.build_id.gnu"
 BUILD_ID_HTLHASH: Final = "process.executable.build_id.htlhash"
 
 UNIT: Final = "systemd.unit.name"
-"""Unit of the system service manager, as in the Collector's systemd receiver."""
+"""On Resources: the systemd unit, named as in the Collector's systemd receiver."""
 USER_UNIT: Final = "otel_kprofiler.systemd.user_unit.name"
-"""Unit of a user service manager."""
+"""On Resources: the unit of the user's service manager (``systemd --user``)."""
 KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
-"""On Resources of kernel threads: their common name, ``kworker`` for ``kworker/0:1``."""
+"""On Resources of kernel threads: their common name, such as ``kworker`` for ``kworker/0:1``."""
 PROGRAM: Final = "otel_kprofiler.program"
 """On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""On the Resource for all processes that waited but exited before their first sample."""
+"""True on the Resource that stands for processes that waited but exited before a first sample."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """On mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
 MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
-"""On locations in vmlinux: the built-in module; an array if several share the code."""
+"""On locations in vmlinux: the built-in module; an array if several modules share the code."""
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
-"""On locations without a name, or with a placeholder: name of an ``Unresolved`` member."""
+"""On locations without a function name: the reason, as an ``Unresolved`` member in lower case."""
 FUNCTION_START: Final = "otel_kprofiler.function.start"
-"""On locations in a function with known bounds but no name: its start address, an integer."""
+"""On locations in a nameless function with known bounds: the function's start, an integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """On locations not found by unwind tables alone: the method, as in ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
-"""On samples with a link: method and route, else name, of the process's topmost span."""
+"""On samples with a span link: method and route, or else name, of the process's topmost span."""
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
-"""On kernel-mode samples of services: system call, ``interrupt`` or other entry."""
+"""On a self-profiling service's kernel samples: the system call, ``interrupt`` or other entry."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
-"""On samples with an incomplete side, whose name is inserted: ``truncated`` or an errno."""
+"""On samples with an incomplete stack side, whose name replaces ``{}``: why it is incomplete."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
 )
-"""On mappings of BPF programs, where known: the fields of ``BpfProgram``."""
+"""On mappings of BPF programs: the known fields of ``BpfProgram``."""
 
 DEVELOPMENT_VERSION_HEADER: Final = "otlp-profiles-development-version"
-"""Request header with the version of the profiles schema: a decimal number, 1 if absent. By the
-OTLP specification, "Profiles development version", receivers reject unknown versions undecoded."""
+"""Request header with the version of the profiles schema, in decimal; 1 if the header is absent.
+Receivers reject unknown versions without decoding the request (OTLP specification, "Profiles
+development version")."""
 DEVELOPMENT_VERSION: Final = "1"
-"""The supported version, which is ``v1development`` before its first incompatible change."""
+"""The supported version: that of ``v1development`` before its first incompatible change."""
 WINDOW_PREFIX: Final = "otel_kprofiler.window."
 WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
-"""On a request's first profile: samples of the window in all requests."""
+"""On a request's first profile of each kind: number of the kind's samples in the whole window."""
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
-"""Attribute of a profile: samples that the eBPF program took since the previous window."""
+"""Attribute of a profile: number of samples that the BPF program took since the last window."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
-"""Prefix of a profile's attributes, before a cause: samples lost before they reached the window."""
+"""Prefix of a profile's attributes, followed by a cause: samples that did not reach the window."""
 STREAM_PREFIX: Final = "otel_kprofiler.stream."
 STREAM_ID: Final = "otel_kprofiler.stream.id"
-"""Attribute of a profile: identifies a sampler run, whose counts start at 0 and never decrease."""
+"""Attribute of a profile: id of a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Attribute of a profile: samples in all windows of the stream so far, including this window."""
+"""Attribute of a profile: number of samples in the stream's windows, up to and with this one."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
-"""Attribute of a profile: samples that the eBPF program took since the stream started."""
+"""Attribute of a profile: number of samples that the BPF program took since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
-"""Prefix of a profile's attributes, before a cause: samples that will never reach this receiver."""
+"""Prefix of a profile's attributes, followed by a cause: samples that will not reach this receiver.
+"""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
-"""Attribute of a profile: timer ticks without a sample on CPUs that were not idle, if any."""
+"""Attribute of a profile: number of timer ticks without a sample on busy CPUs; absent if 0."""
 EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
-"""Attribute of a profile: samples of all earlier streams that were in the spool."""
+"""Attribute of a profile: number of samples from earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Prefix of a profile's attributes, before a cause: lost samples of earlier streams."""
+"""Prefix of a profile's attributes, followed by a cause: lost samples of earlier streams."""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Attribute of a profile: Unix time from which a killed run took an unknown number of samples."""
 
 WAIT_STATE: Final = "otel_kprofiler.wait.state"
 """On wait samples: state of the thread, as the lower-case name of a ``WaitState``."""
 WAIT_CAUSE: Final = "otel_kprofiler.wait.cause"
-"""Attribute of a wait: cause, as the value of a ``WaitCause``."""
+"""Attribute of a wait: cause, as the ``label`` of a ``WaitCause``."""
 WAIT_IS_ENDED: Final = "otel_kprofiler.wait.is_ended"
 """Attribute of a wait: false if the wait continued at the end of the window; otherwise absent."""
 WAKER_PID: Final = "otel_kprofiler.wait.waker.process.pid"
@@ -98,25 +100,25 @@ WAKER_TID: Final = "otel_kprofiler.wait.waker.thread.id"
 WAKER_NAME: Final = "otel_kprofiler.wait.waker.thread.name"
 
 WAIT_TOTAL: Final = "otel_kprofiler.wait.total_ns."
-"""Prefix of a wait profile's attributes, before a state: nanoseconds for which the resource's
-threads were off the CPU in this window, without sampling error; absent if 0."""
+"""Prefix of a wait profile's attributes, followed by a state: exact time, in nanoseconds, that the
+Resource's threads spent off the CPU in that state during the window; absent if 0."""
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 """Attribute of a profile: number of the resource's waits that ended in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
-"""Attribute of a profile: the part of the totals in waits too short to be sampled, if any."""
+"""Attribute of a profile: the part of the totals from waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
-"""Attribute of a request's first wait profile: minimum duration at which every wait is sampled, at
-the end of the window. Shorter waits are sampled with a probability proportional to duration."""
+"""Attribute of a request's first wait profile: duration from which every wait is sampled, as of the
+end of the window. Shorter waits are sampled with a probability proportional to duration."""
 
 LOCK_WAITS: Final = "otel_kprofiler.lock.waits."
-"""Prefix of attributes of a request's first profile of lock waits, before the type of lock
-(``LOCK_TYPES`` or ``other``): waits that ended in the window, without sampling error; with
-``uncounted``, waits whose start or end was not seen."""
+"""Prefix of attributes of a request's first profile of lock waits, followed by the lock type
+(``LOCK_TYPES`` or ``other``): exact number of waits that ended in the window. With ``uncounted``
+instead of a type: number of waits whose start or end was not seen."""
 LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
-"""Attribute like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
+"""Prefix like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning; others are labels, except ``otel_kprofiler.*``."""
+"""Sample attributes with a defined meaning. Others are labels, except ``otel_kprofiler.*``."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}
@@ -124,12 +126,12 @@ INTEGER_ATTRIBUTES: Final = frozenset(
 """Attributes that the conventions define as integers."""
 
 TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
-"""Integer attributes of resources and samples, for stores that keep strings."""
+"""Integer attributes of resources and samples, for stores that keep all values as strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 
 
 def describe_request(get: Callable[[str], object]) -> str:
-    """Returns method and route of a request, such as ``GET /orders/{id}``; empty without a route.
+    """Returns a request's method and route, such as ``GET /orders/{id}``; empty if it has no route.
 
     ``get`` returns the span attribute with the given name from the HTTP semantic conventions.
     """

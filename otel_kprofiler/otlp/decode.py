@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
-Values that OTLP lacks get defaults, such as offset 0 for frames and base 0 for modules. A stack
-side without a status is complete; without frames, it was not collected.
+Values that OTLP cannot represent get defaults, such as offset 0 for frames and base 0 for modules.
+A stack side without a status is complete, or was not collected if it has no frames either.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def _allow_truncated(error: PayloadError) -> None:
 def decode_windows(
     data: bytes | Iterable[bytes], *, on_damage: OnDamage = _allow_truncated
 ) -> list[Window]:
-    """Decode serialized requests in any form, and merge the parts of a window.
+    """Decode serialized requests in any form, and merge the parts of each window.
 
     ``on_damage`` is called for each unreadable or truncated message. If it returns, the readable
-    part is used. By default, only the last message may be truncated. Raises ``PayloadError`` if the
-    data is not OTLP profiles, has the layout before opentelemetry-proto 1.43, or exceeds
-    ``MAX_MESSAGE_BYTES`` or ``MAX_WRITTEN_CHARS``.
+    part of the message is used. By default, only the last message may be truncated. Raises
+    ``PayloadError`` if the data is not OTLP profiles, has an older layout than that of
+    opentelemetry-proto 1.43, or exceeds ``MAX_MESSAGE_BYTES`` or ``MAX_WRITTEN_CHARS``.
     """
     decoder = _Decoder()
     for piece in [data] if isinstance(data, bytes) else data:
@@ -130,7 +130,7 @@ class _Decoder:
         return key
 
     def windows(self) -> list[Window]:
-        """Returns the windows. Windows with equal intervals are merged unless they share a kind."""
+        """Returns the windows, each with the profiles of one interval, at most one of each kind."""
         by_interval: dict[tuple[int, int], list[list[Profile]]] = {}
         for key, resources in self._profiles.items():
             kind, period, start, end = key

@@ -1,4 +1,4 @@
-"""Decodes a message's dictionary into model values, shared between messages."""
+"""Decodes a message's dictionary into model values, which several messages share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_BUILTIN: Final = 100
 """Maximum number of built-in modules per frame. Real code has one, or rarely a few."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
-"""Frame types whose functions belong to modules, besides the types of our sides."""
+"""Frame types of machine code, whose functions belong to modules, besides those of ``SIDES``."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
@@ -76,7 +76,7 @@ class SharedValues:
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """Returns the kind with these types; creates it if this package does not sample such a kind."""
+    """Returns the kind with these types, created if this package does not sample such a kind."""
     unlisted = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
         if kind._replace(name=type_, number=0) == unlisted:
@@ -104,7 +104,7 @@ class _FrameAttributes(NamedTuple):
 
 
 class Tables:
-    """The dictionary of a message as model values."""
+    """A message's dictionary, decoded into model values."""
 
     def __init__(self, dictionary: Any, shared: SharedValues) -> None:
         self.strings = _Table(dictionary.string_table or [""])
@@ -133,7 +133,7 @@ class Tables:
         return dict(self._attributes[index] for index in indices)
 
     def profile_key(self, profile: Any) -> ProfileKey:
-        """Returns the fields shared by a window's profiles of a kind."""
+        """Returns the fields that are equal in all of a window's profiles of a kind."""
         strings, kind, period = self.strings, profile.sample_type, profile.period_type
         return (
             find_profile_kind(

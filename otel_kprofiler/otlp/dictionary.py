@@ -1,4 +1,4 @@
-"""Builds a request's dictionary, which contains only values in use, each once."""
+"""Builds a request's dictionary, which contains each value that the request uses, once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _MAX_INTEGER: Final = 1 << 63
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
     """Returns the stand-in for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
-    Without a file, returns only the reason, because addresses are meaningless across processes.
+    For code without a file, returns only the reason, because its addresses differ by process.
     """
     reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
     return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text
@@ -91,7 +91,7 @@ def _has_name(line: Line) -> bool:
 
 
 class Tables:
-    """The serialized entries of the seven tables, without zero entries; ``size`` is in bytes."""
+    """The seven tables' serialized entries, without zero entries. ``size`` is their total size."""
 
     __slots__ = ("_first_tokens", "_known", "_token", "entries", "size")
 
@@ -210,7 +210,7 @@ class Dictionary:
         return token
 
     def attributes(self, attributes: Mapping[str, AttributeValue]) -> bytes:
-        """Returns the joined tokens of attributes, in order."""
+        """Returns the tokens of attributes, concatenated in order."""
         return self._join([self.attribute(*item) for item in attributes.items()])
 
     def link(self, link: SpanLink) -> Token:
@@ -272,7 +272,7 @@ class Dictionary:
         for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
                 run += frames
-            elif frames.addresses:  # otherwise its attributes would be orphans
+            elif frames.addresses:  # an empty side's attributes would be orphans
                 if run:
                     parts.append(self._locations(run))
                     run = []
@@ -373,7 +373,7 @@ class Dictionary:
         return self._writer.location_attributes(tokens)
 
     def _add_mapping(self, module: Module, *, inside: bool) -> Token:
-        """Returns a module's mapping token; mappings for addresses outside the range lack it."""
+        """Returns the token of a module's mapping, which has its range if ``inside`` is true."""
         extent = module.extent
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
         if module.build_id:

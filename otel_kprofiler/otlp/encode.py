@@ -47,9 +47,9 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When a window is split, limit / 256 is reserved for bytes that are known only at the end."""
+"""When a window is split, limit / 256 is reserved for bytes that are only counted at the end."""
 _MORE_SHARE: Final = 8
-"""A part is tried with an eighth more samples than the last part, so few are encoded twice."""
+"""A part is first tried with 1/8 more samples than the last part held, so few are encoded twice."""
 
 
 class Encoded(NamedTuple):
@@ -75,7 +75,7 @@ class _Options(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """A Resource compared by value: attributes are sorted, so equal Resources have equal bytes."""
+    """A Resource compared by value. Attributes are sorted: equal Resources have equal bytes."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
@@ -91,7 +91,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""The sample in profiles with only totals, because Collectors drop profiles without samples."""
+"""Placeholder sample for profiles with only totals: Collectors drop profiles without samples."""
 
 
 def encode_window(
@@ -108,9 +108,9 @@ def encode_window(
     """Encode a window as ``ExportProfilesServiceRequest`` messages.
 
     Every timestamp of the window is in exactly one batch, or counted in ``too_large``. If no
-    Resource of the window has samples, the window becomes one batch with only the account of each
-    sample kind. If no kind has both a Resource and an account, there is no batch. Equal input
-    yields equal bytes, apart from profile ids. Thread-safe.
+    Resource of the window has samples or wait totals, the window becomes one batch with only the
+    account of each sample kind. If no kind has both a Resource and an account, there is no batch.
+    Equal input yields equal bytes, apart from profile ids. Thread-safe.
 
     Args:
         window: window to encode, which must not change during the call.
@@ -118,7 +118,7 @@ def encode_window(
         form: protobuf, or JSON in OTLP's mapping.
         max_bytes: maximum size of a batch's payload before compression; None for no limit.
         attributes: how resource and scope attributes are written. Collectors up to v0.162,
-            Pyroscope and Parca show references as empty.
+            Pyroscope and Parca show references as empty strings.
         unnamed_frames: how frames without a function name are written. Pyroscope drops frames that
             have only addresses.
         new_id: returns the given number of random bytes. A profile id is 12 random bytes per batch,
@@ -144,7 +144,7 @@ def encode_window(
 
 
 def encode_empty(form: Form) -> bytes:
-    """Encode a request without profiles. The dictionary is complete, as some receivers require."""
+    """Encode a request without profiles, but with the zero entries that some receivers require."""
     writer = _WRITERS[form]
     return writer.request((), Dictionary(writer, AttributeForm.INLINE).tables.entries)
 
@@ -156,7 +156,7 @@ def _owner(resource: Resource) -> _Owner:
 
 
 def _encode_account(options: _Options) -> Iterator[Batch]:
-    """Encode one request with each sample kind's account; yields nothing if there is none.
+    """Yields a request with each sample kind's account, if any kind has a Resource and an account.
 
     Each profile has one sample of value 0, because Collectors drop requests without samples.
     """
@@ -191,7 +191,7 @@ def _encode_account(options: _Options) -> Iterator[Batch]:
 
 
 def _units(options: _Options) -> list[_Unit]:
-    """Returns samples ordered by Resource, then by kind; merges equal Resources."""
+    """Returns samples ordered by Resource, then by kind. Equal Resources are merged."""
     merged: dict[_Owner, list[_Unit]] = {}
     for profile in options.window.profiles:
         waits: dict[_Owner, WaitTotals | None] = {}
@@ -213,7 +213,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode several requests; a sample too large for a request is divided by timestamps."""
+    """Encode several requests. A sample too large for a request is divided by timestamps."""
     batches = []
     too_large = SampleCounts()
     position = 0
@@ -235,12 +235,12 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """Encode a request with as many samples as fit; returns the batch and the number of samples.
+    """Encode as many samples as fit into a request, and return the batch and their number.
 
-    Returns None and 1 if the first sample alone is too large.
+    If the first sample alone is too large, the result is None and 1.
     """
     count = len(units)
-    # Not all samples will fit, so the frequent entries are unknown.
+    # Not all samples will fit, so the most frequent entries of the request are unknown.
     batch, fitting = _encode(options, units, frequent_first=False)
     while batch is None and fitting:
         count = fitting
@@ -268,10 +268,10 @@ def _cut(sample: WindowSample, start: int, stop: int | None) -> WindowSample:
 def _encode(
     options: _Options, units: Sequence[_Unit], *, frequent_first: bool = True
 ) -> tuple[Batch | None, int]:
-    """Encode a request with all of the given samples; returns the batch and 0.
+    """Encode a request with all of the given samples, and return the batch and 0.
 
-    If the batch is too large, returns None and the number of samples to try instead; 0 if there is
-    only one sample.
+    If the batch is too large, the result is None and the number of samples to try instead, which is
+    0 if there is only one sample.
     """
     writer, limit = options.writer, options.max_bytes
     dictionary = Dictionary(writer, options.attribute_form, options.unnamed_frames)
@@ -333,10 +333,11 @@ def _write_samples(
     size: int,
     sizes: list[int],
 ) -> tuple[bytes, int]:
-    """Encode a profile's samples up to the size limit; returns their encoding and number.
+    """Encode a profile's samples, and return the bytes and the number of samples.
 
-    ``size`` is a lower bound of the bytes before the samples. ``sizes`` receives lower bounds of
-    the bytes up to and including each sample.
+    If the size limit is exceeded, the result is empty. ``size`` is a lower bound of the bytes
+    before the samples. ``sizes`` receives lower bounds of the bytes up to and including each
+    sample.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}
@@ -369,7 +370,7 @@ def _write_samples(
 
 
 def _fitting(sizes: Sequence[int], limit: int, count: int) -> int:
-    """Returns the number of samples to try next, because ``count`` samples are too large."""
+    """Returns the number of samples to try next after ``count`` samples were too large."""
     fitting = bisect_right(sizes, limit - limit // _MARGIN_SHARE)
     return min(max(fitting, 1), count - 1)
 

@@ -12,9 +12,9 @@ from otel_kprofiler.model import Frame, RawFrames, Stack
 from otel_kprofiler.otlp.dictionary import Dictionary
 
 _ONE_BYTE_INDICES: Final = 127
-"""Number of entries with one-byte indices, without the zero entry."""
+"""Number of entries with one-byte indices, not counting the zero entry."""
 _STACKS_COUNTED: Final = 64
-"""Least number of samples whose stacks determine the frequent entries; at most twice as many."""
+"""The stacks of at least this many samples, and of less than twice as many, are counted."""
 _STACKS_AT_ONCE: Final = 16
 _ADDRESS_BITS: Final = 64
 
@@ -22,7 +22,7 @@ _ADDRESS_BITS: Final = 64
 def intern_frequent(
     dictionary: Dictionary, stacks: Sequence[Stack], pause: Callable[[], None]
 ) -> None:
-    """Intern the most frequent frames and raw addresses; the dictionary has no locations yet."""
+    """Intern the most frequent frames and raw addresses, before the dictionary has any location."""
     stacks = list(dict.fromkeys(stacks[:: max(1, len(stacks) // _STACKS_COUNTED)]))
     raw = _RawAddresses()
     uses: Counter[int | Frame] = Counter()
@@ -50,7 +50,7 @@ def intern_frequent(
 
 
 class _RawAddresses:
-    """Maps raw addresses to negative numbers, distinct by side and reason."""
+    """Maps raw addresses to negative numbers, which differ between sides and between reasons."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}

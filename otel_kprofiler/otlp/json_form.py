@@ -1,8 +1,8 @@
 """Writes OTLP profiles as JSON, without protobuf's message classes.
 
 Follows the OTLP specification's JSON mapping: lowerCamelCase keys, 64-bit integers as strings,
-32-bit integers as numbers, ids as hexadecimal text. Default values are omitted. Entries start with
-a comma, which is stripped from the first.
+32-bit integers as numbers, ids as hexadecimal text. Default values are omitted. Each entry starts
+with a comma, which is stripped from the first entry.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ class JsonWriter:
         return b"".join(field + b"," for field in fields if field)
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns elements of ``timestampsUnixNano``, each with a comma; they can be joined."""
+        """Returns elements of ``timestampsUnixNano``, each after a comma, for concatenation."""
         return b"".join([b',"%d"' % time for time in times_unix_ns])
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns elements of ``values``, each with a comma; they can be joined."""
+        """Returns elements of ``values``, each after a comma, for concatenation."""
         return self.timestamps(values)
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
@@ -184,7 +184,7 @@ class JsonWriter:
         )
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields of a profile around the elements of ``samples``."""
+        """Returns the fields of a profile before and after the elements of ``samples``."""
         period_type = _object(
             _field(b"typeStrindex", types.period_type), _field(b"unitStrindex", types.period_unit)
         )
@@ -213,7 +213,7 @@ class JsonWriter:
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns the text before and after the elements of ``profiles``."""
+        """Returns the text of an element of ``scopeProfiles`` before and after its ``profiles``."""
         scope = _object(
             _text(b"name", name),
             _text(b"version", version),
@@ -222,7 +222,7 @@ class JsonWriter:
         return b'{"scope":%b,"profiles":[' % scope, b"]" + _last_text(schema_url)
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
-        """Returns the text before and after the elements of ``scopeProfiles``."""
+        """Returns the text of an element of ``resourceProfiles`` around its ``scopeProfiles``."""
         body = _object(_array(b"attributes", b",".join(attributes)))
         return b',{"resource":%b,"scopeProfiles":[' % body, b"]" + _last_text(schema_url)
 

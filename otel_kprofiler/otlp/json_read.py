@@ -1,7 +1,8 @@
 """Parses OTLP JSON into protobuf messages, and reports deviations from OTLP's JSON mapping.
 
-Accepts the variants that producers write: numbers as strings or not, ids in hexadecimal or base64,
-unknown keys. protobuf's ``json_format`` supports neither hexadecimal ids nor reports.
+Accepts the variants that producers write: integers as strings or numbers, ids in hexadecimal or
+base64, and unknown keys. The ``json_format`` module of protobuf neither accepts hexadecimal ids nor
+reports deviations.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LONG: Final = frozenset({
 _ID_BYTES: Final = {"trace_id": 16, "span_id": 8, "profile_id": 16}
 
 Note = Callable[[str, str, str], None]
-"""Receives a rule's id, the location and a message."""
+"""Function that receives a rule's id, the location of a deviation and a message."""
 
 
 def fill_message(message: Any, tree: object, note: Note, where: str = "") -> None:

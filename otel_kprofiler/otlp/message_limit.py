@@ -12,7 +12,7 @@ from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 _LEAST_BYTES: Final = 12
 """Minimum average size of messages in bytes. In our requests, the average is 19."""
 _ANY: Final = 10_000
-"""Number of messages to which the minimum does not apply."""
+"""Number of messages that are allowed regardless of their average size."""
 _GROUPS: Final = (3, 4)
 """Wire types of groups, which have no values and which the decoder skips."""
 
@@ -35,7 +35,7 @@ def refuse_many_messages(data: bytes) -> None:
 
 @cache
 def _children(descriptor: Any) -> dict[int, Any]:
-    """Returns the descriptors of a message type's submessage fields, by number."""
+    """Returns the descriptors of a message type's submessages, by field number."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type}
 
 

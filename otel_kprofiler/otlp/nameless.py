@@ -1,6 +1,6 @@
-"""Finds locations without function names in OTLP profiles, and adds names from elsewhere.
+"""Finds locations without function names in OTLP profiles, and adds the names.
 
-Changes payloads from any producer in place. Everything else stays the same, including unknown
+Accepts payloads from any producer. Apart from the names, payloads stay the same, including unknown
 fields.
 """
 
@@ -24,7 +24,7 @@ _NATIVE: Final = frozenset({"go", "kernel", "native", "rust", None})
 
 
 class NamelessFile(NamedTuple):
-    """The file of a mapping with code. Absent ids are empty.
+    """The file of a mapping with code. Ids that the mapping lacks are empty.
 
     ``name`` is the last path component; for kernel code, ``vmlinux`` or the module name.
     """
@@ -39,7 +39,7 @@ class Nameless(NamedTuple):
     """A location without function names.
 
     ``address`` is an SVMA for user code, and an RVA for kernel code. ``file_offset`` is None if the
-    mapping lacks it.
+    address is outside the mapping's range.
     """
 
     location: int
@@ -49,11 +49,11 @@ class Nameless(NamedTuple):
 
 
 FindNames = Callable[[Sequence[Nameless]], Mapping[int, Sequence[Line]]]
-"""Function that returns functions by location index, innermost inlined function first."""
+"""Function that returns the functions at locations, by location index, innermost inlined first."""
 
 
 class Naming(NamedTuple):
-    """Requests with names added, and the numbers of locations that lacked and that got a name."""
+    """Requests with added names, the number of nameless locations, and how many were named."""
 
     data: bytes
     nameless: int

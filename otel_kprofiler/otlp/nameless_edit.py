@@ -29,7 +29,7 @@ class Edit(NamedTuple):
 
     Attributes:
         functions: appended functions, as indices of name, system name and file.
-        locations: new lines (function and line number) and new attributes, by location index.
+        locations: new lines (function index and line number) and attributes, by location index.
         reasons: indices of attributes that give a reason for a missing name; removed from
             ``locations``.
     """
@@ -73,7 +73,7 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
         made = [(new.function(line), line.line) for line in functions]
         attributes = [at for at in entry.attribute_indices if at not in reasons]
         key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
-        if key in keys:  # the reason distinguishes the entries, since tables have no equal entries
+        if key in keys:  # kept: without the reason, two entries would be equal
             attributes = list(entry.attribute_indices)
         keys.add(key)
         locations[index] = made, attributes
@@ -149,7 +149,7 @@ def _edit_tree(dictionary: dict[str, Any], edit: Edit) -> None:
 
 
 def _entries(node: dict[str, Any], name: str) -> list[Any]:
-    """Returns a JSON list by the field's JSON name or, as some producers write, protobuf name."""
+    """Returns a list field, under its JSON name or the protobuf name that some producers write."""
     entries: Any = node.setdefault(name if name in node else _camel(name), [])
     if not isinstance(entries, list) or (name in node and _camel(name) in node):
         raise PayloadError(f"{name} is not a list, or occurs twice")
@@ -162,7 +162,7 @@ def _camel(name: str) -> str:
 
 
 def _drop_unused(message: Any, tree: Any, table: str, candidates: AbstractSet[int]) -> None:
-    """Remove the unreferenced entries of a table, and renumber the others."""
+    """Remove unreferenced ``candidates`` from a table, and renumber the remaining entries."""
     used = {index for name, index in find_references(message) if name == table}
     unused = sorted(candidates - used - {0})
     if not unused:

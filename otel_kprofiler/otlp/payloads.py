@@ -33,7 +33,7 @@ _FIRST_TAG: Final = 8
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259). Python's other whitespace occurs only in damaged messages."""
+"""Whitespace in JSON (RFC 8259). Other whitespace of ``bytes.strip`` is a sign of damage."""
 
 
 class Note(NamedTuple):
@@ -85,7 +85,7 @@ class TruncatedError(PayloadError):
 
 
 class DamagedProfilesError(PayloadError):
-    """Raised with the first problem if ``count`` profiles of a message are damaged."""
+    """Raised if ``count`` profiles of a message are damaged; describes the first problem."""
 
     def __init__(self, error: PayloadError, count: int) -> None:
         super().__init__(error.message, hint=error.hint)
@@ -106,7 +106,7 @@ def parse_payloads(data: bytes, on_damage: OnDamage = refuse) -> Iterator[Payloa
 
     JSON may also be a single document spanning several lines. ``on_damage`` is called for each
     unreadable message. If it returns, the message is skipped. By default, raises ``PayloadError``
-    if the data is not OTLP profiles or has the layout before opentelemetry-proto 1.43.
+    if the data is not OTLP profiles, or has an older layout than that of opentelemetry-proto 1.43.
     """
     if not data.strip(_JSON_SPACE):
         return
@@ -130,7 +130,7 @@ def _parse(parse: Callable[[], Payload], on_damage: OnDamage, where: str = "") -
 
 
 def _is_message_like_json(data: bytes) -> bool:
-    """Returns whether a protobuf message looks like JSON, because field 1 has 123 bytes."""
+    """Returns whether data that looks like JSON is a protobuf message with 123 bytes in field 1."""
     if not data.startswith(b"\n{"):
         return False
     try:
@@ -147,7 +147,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_stream(stream: Readable, name: str) -> bytes:
-    """Returns a stream's content like :func:`read_file`; ``name`` identifies it in errors."""
+    """Returns a stream's content like :func:`read_file`. ``name`` is used in error messages."""
     content = read_up_to(stream, MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise PayloadError(

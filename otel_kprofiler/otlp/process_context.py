@@ -21,7 +21,7 @@ _ARRAY: Final = 5
 
 
 class ProcessContext(NamedTuple):
-    """Attributes that a process publishes: those of its Resource, and others."""
+    """Attributes that a process publishes: those of its Resource, and ``extra`` ones."""
 
     resource: Attributes
     extra: Attributes
@@ -68,7 +68,7 @@ def _add_attribute(attributes: dict[str, AttributeValue], entry: int | bytes) ->
 
 
 def _any_value(message: bytes) -> AttributeValue | None:
-    """Decode an ``AnyValue``; None for unsupported types."""
+    """Returns the value of an ``AnyValue``; None if the type is unsupported."""
     value: AttributeValue | None = None
     for field, content in read_fields(message):
         if field == _ARRAY and isinstance(content, bytes):
@@ -92,7 +92,7 @@ def _scalar(field: int, content: int | bytes) -> AttributeScalar | None:
 
 
 def _items(message: bytes) -> tuple[AttributeScalar, ...] | None:
-    """Decode an ``ArrayValue`` of scalars; nested arrays are unsupported."""
+    """Returns the items of an ``ArrayValue``; None if any item is not a scalar."""
     items = []
     for _, item in read_fields(message):
         if not isinstance(item, bytes):

@@ -20,7 +20,8 @@ _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x
 _SHORT_TEXT: Final = 200
 """Maximum length of strings whose encoding is cached, in characters."""
 _MAX_SHORT_VALUE: Final = 100
-"""Maximum size of a value, in bytes, whose attribute certainly has a one-byte length."""
+"""Maximum size of an attribute's value, in bytes, at which the attribute's length fits in a byte.
+"""
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
 
@@ -29,17 +30,17 @@ def _field(tag: bytes, token: Token) -> bytes:
 
 
 def message_field(tag: bytes, body: bytes) -> bytes:
-    """Encode a length-delimited field; returns no bytes if its body is empty."""
+    """Returns an encoded length-delimited field; empty if its body is empty."""
     return delimited(tag, body) if body else b""
 
 
 def text_field(tag: bytes, text: str) -> bytes:
-    """Encode a string field with lone surrogates escaped; returns no bytes for an empty string."""
+    """Returns an encoded string field with lone surrogates escaped; empty for an empty string."""
     return message_field(tag, escape_surrogates(text).encode())
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Encode the body of an AnyValue. Zeros are included, because the field determines the type."""
+    """Encode the body of an AnyValue. Zeros are written, since the field states the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
@@ -52,7 +53,7 @@ def _any_value(value: AttributeValue) -> bytes:
 
 
 def key_value(attribute: KeyValue) -> bytes:
-    """Encode a ``KeyValue`` with its length, without a tag."""
+    """Encode a ``KeyValue``, preceded by its length, but not by a tag."""
     key, value, key_token, value_token = attribute
     any_value = b"\x40" + value_token if value_token else _any_value(value)
     body = text_field(b"\x0a", "" if key_token else key) + delimited(b"\x12", any_value)
@@ -61,7 +62,7 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``; cached, since most strings recur in the next window."""
+    """Encode an entry of ``string_table``. Cached, since most strings recur in the next window."""
     return delimited(b"\x2a", text.encode())
 
 
@@ -81,7 +82,7 @@ class ProtobufWriter:
     key_value = staticmethod(key_value)
 
     def string(self, text: str) -> bytes:
-        """Returns an entry of ``string_table``; the string has no surrogates."""
+        """Returns an entry of ``string_table``. The string has no surrogates."""
         return _string(text) if len(text) <= _SHORT_TEXT else delimited(b"\x2a", text.encode())
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
@@ -152,18 +153,18 @@ class ProtobufWriter:
         return message_field(b"\x12", attributes)
 
     def sample_head(self, stack: Token, attributes: bytes, link: Token) -> bytes:
-        """Returns the fields of a sample before its timestamps."""
+        """Returns the fields of a sample that precede its timestamps."""
         head = b"\x08" + stack + attributes if stack else attributes
         return head + b"\x18" + link if link else head
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns the content of ``timestamps_unix_nano``; results may be concatenated."""
+        """Returns the content of ``timestamps_unix_nano``. Results may be concatenated."""
         if len(times_unix_ns) == 1:
             return times_unix_ns[0].to_bytes(8, "little")
         return struct.pack(f"<{len(times_unix_ns)}Q", *times_unix_ns)
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns the content of ``values``; results may be concatenated."""
+        """Returns the content of ``values``. Results may be concatenated."""
         return b"".join([varint(value & MASK_64) for value in values])
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
@@ -209,7 +210,7 @@ class ProtobufWriter:
         return delimited(b"\x0a", delimited(b"\x12", profiles.join(scope)).join(resource))
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """Returns the whole request; ``tables`` omit the zero entries."""
+        """Returns the whole request. ``tables`` omit the zero entries."""
         body = b"".join(
             zero + b"".join(table) for zero, table in zip(_ZERO_ENTRIES, tables, strict=True)
         )

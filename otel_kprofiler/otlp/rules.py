@@ -18,7 +18,7 @@ _MAX_CHARS: Final = 512
 
 
 class Violation(NamedTuple):
-    """A violation of a rule; ``where`` is a field, such as ``dictionary.stack_table[3]``."""
+    """A violation of a rule. ``where`` is a field, such as ``dictionary.stack_table[3]``."""
 
     rule: str
     where: str
@@ -65,7 +65,7 @@ class Contents:
     def __init__(self, message: Any) -> None:
         self.dictionary = message.dictionary
         self._whole: list[str] = list(self.dictionary.string_table)
-        # Thousands of entries may share one string.
+        # Thousands of entries may refer to the same long string.
         self.strings = [text[:_MAX_CHARS] for text in self._whole]
         self.resources = list(_places("resource_profiles", message.resource_profiles))
         self.scopes = [
@@ -85,7 +85,7 @@ class Contents:
         ]
 
     def table(self, name: str) -> Iterator[Place]:
-        """Returns the entries of a table after the zero entry."""
+        """Returns the entries of a table without its zero entry."""
         entries = _places(f"dictionary.{name}", getattr(self.dictionary, name))
         next(entries, None)
         return entries
@@ -96,7 +96,7 @@ class Contents:
         return table[index] if 0 <= index < len(table) else None
 
     def string(self, index: int) -> str:
-        """Returns the start of a string; empty if the index is 0 (unset) or out of range."""
+        """Returns the start of the string at an index; empty for 0 (unset) or beyond the table."""
         return self.strings[index] if 0 < index < len(self.strings) else ""
 
     def attribute_lists(self) -> Iterator[Place]:
@@ -112,7 +112,7 @@ class Contents:
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 
     def key_values(self) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-        """Yields the attributes of each resource and scope: location, then keys and KeyValues."""
+        """Yields each resource's and scope's location, with its attributes' keys and KeyValues."""
         for where, value in self.resources:
             yield f"{where}.resource", self._resolved(value.resource.attributes)
         for where, value in self.scopes:

@@ -112,7 +112,7 @@ def index_range(contents: Contents) -> Iterator[Problem]:
     """Every index lies within its table."""
     sizes = {name: len(getattr(contents.dictionary, name)) for name in TABLES}
     for where, table, index in _references(contents):
-        # Index 0 means "unset"; another rule reports empty tables.
+        # Index 0 means "unset". Another rule reports empty tables.
         if not 0 <= index < max(1, sizes[table]):
             yield where, f"index {index} is outside {table} [0, {sizes[table]})"
 
@@ -149,7 +149,7 @@ _INWARD: Final = (
 
 @rule
 def no_duplicates(contents: Contents) -> Iterator[Problem]:
-    """No table holds two entries of equal value, compared deeply."""
+    """No table holds two entries that are equal once their references are resolved."""
     first_of: dict[str, list[int]] = {}
     for name in _INWARD:
         seen: dict[Hashable, int] = {}
@@ -197,7 +197,7 @@ def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
-    """The attributes of one owner have different keys."""
+    """The attributes of a profile, sample, mapping or location have different keys."""
     for where, owner in contents.attribute_lists():
         entries = [contents.entry("attribute_table", index) for index in owner.attribute_indices]
         keys = Counter(contents.string(entry.key_strindex) for entry in entries if entry)
@@ -207,7 +207,7 @@ def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_values(contents: Contents) -> Iterator[Problem]:
-    """An attribute has a key and a value; strings are inline (Collectors resolve no index here)."""
+    """An attribute has a key and a value. Strings are inline: Collectors resolve no index here."""
     for where, entry in contents.table("attribute_table"):
         which = entry.value.WhichOneof("value")
         if not contents.string(entry.key_strindex):
@@ -273,7 +273,7 @@ def link_ids(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def mapping_identity(contents: Contents) -> Iterator[Problem]:
-    """A mapping carries its file id (htlhash); build ids are lower-case hexadecimal."""
+    """A mapping has a file id (htlhash), and its build id, if any, is in lower-case hexadecimal."""
     for where, entry in contents.table("mapping_table"):
         attributes = contents.attributes(entry.attribute_indices)
         file_id = attributes.get(names.BUILD_ID_HTLHASH)
@@ -286,7 +286,7 @@ def mapping_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def mapping_range(contents: Contents) -> Iterator[Problem]:
-    """A mapping's range is 0/0 (unknown) or its start lies before its limit."""
+    """A mapping's start lies before its limit, or both are 0 (unknown)."""
     for where, entry in contents.table("mapping_table"):
         if entry.memory_limit <= entry.memory_start and (entry.memory_start or entry.memory_limit):
             yield where, f"[{entry.memory_start:#x}, {entry.memory_limit:#x}) is empty"
@@ -332,7 +332,7 @@ def kernel_mapping_name(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def kernel_address(contents: Contents) -> Iterator[Problem]:
-    """A kernel location without mapping has the runtime address."""
+    """A kernel location without a mapping has a runtime address."""
     for where, entry in contents.table("location_table"):
         if contents.is_kernel(entry) and not entry.mapping_index and entry.address < _KERNEL_HALF:
             yield where, f"{entry.address:#x} is not in the kernel half of the address space"

@@ -60,7 +60,7 @@ def no_empty(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def schema_url(contents: Contents) -> Iterator[Problem]:
-    """The schema_url is set on resource and scope level."""
+    """Each resource and each scope has a schema_url."""
     for where, value in (*contents.resources, *contents.scopes):
         if not value.schema_url:
             yield f"{where}.schema_url", "is not set"
@@ -118,7 +118,7 @@ def _type(contents: Contents, value: Any) -> tuple[str, str]:
 
 @rule
 def sample_type(contents: Contents) -> Iterator[Problem]:
-    """A profile has a sample type with type and unit."""
+    """A profile's sample type has a type and a unit."""
     for where, profile in contents.profiles:
         if not all(_type(contents, profile.sample_type)):
             yield f"{where}.sample_type", "lacks type or unit"
@@ -126,7 +126,7 @@ def sample_type(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def period(contents: Contents) -> Iterator[Problem]:
-    """Period and period type come together; samples/count has a period in cpu/nanoseconds."""
+    """A period has a type, and vice versa. The period type of samples/count is cpu/nanoseconds."""
     for where, profile in contents.profiles:
         period_type = _type(contents, profile.period_type)
         if any(period_type) != (profile.period > 0) or profile.period < 0:
@@ -138,7 +138,7 @@ def period(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def profile_order(contents: Contents) -> Iterator[Problem]:
-    """A scope has one profile of each sample type, on-CPU first."""
+    """A scope has at most one profile of each sample type, and on-CPU samples come first."""
     for where, scope in contents.scopes:
         types = [_type(contents, profile.sample_type) for profile in scope.profiles]
         if len(set(types)) < len(types):
@@ -149,7 +149,7 @@ def profile_order(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def profile_id(contents: Contents) -> Iterator[Problem]:
-    """A profile id is 16 bytes, not all zero, and unique; or it is absent."""
+    """A profile id is absent, or is unique and has 16 bytes, not all zero."""
     seen: dict[bytes, str] = {}
     for where, profile in contents.profiles:
         value = profile.profile_id
@@ -192,7 +192,7 @@ def sample_values(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def sample_shape(contents: Contents) -> Iterator[Problem]:
-    """All samples of a profile have the same shape."""
+    """In a profile, all samples have timestamps or none has. The same holds for values."""
     for where, profile in contents.profiles:
         shapes = {
             (bool(sample.values), bool(sample.timestamps_unix_nano)) for sample in profile.samples
@@ -215,7 +215,7 @@ def sample_identity(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def account(contents: Contents) -> Iterator[Problem]:
-    """Attributes of the account are counts, and none is below a count that it includes."""
+    """The account's attributes are counts, and no total is below a count that it includes."""
     held: Counter[tuple[object, ...]] = Counter()
     for _, profile in contents.profiles:
         held[_window(profile)] += sum(len(each.timestamps_unix_nano) for each in profile.samples)
@@ -236,7 +236,7 @@ def account(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def waits(contents: Contents) -> Iterator[Problem]:
-    """Samples of waits have a known state and cause, and is_ended is a truth value."""
+    """Wait samples have a known state and cause, and their is_ended is a boolean."""
     states, causes = {state.label for state in WaitState}, {state.label for state in WaitCause}
     for where, sample in contents.samples:
         attributes = contents.attributes(sample.attribute_indices)

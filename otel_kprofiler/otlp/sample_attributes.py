@@ -47,8 +47,8 @@ class SampleAttributes(NamedTuple):
         statuses: statuses of incomplete sides of the stack.
         thread_name: thread name (``comm``).
         local_root: name of the process's topmost span in the trace; empty if unknown.
-        labels: attributes without a defined meaning.
-        wait: details of a wait; None for other kinds.
+        labels: other string attributes, except most of ``otel_kprofiler.*``.
+        wait: details of a wait; None for samples of other kinds.
     """
 
     statuses: tuple[tuple[SideKind, StackStatus], ...]
@@ -61,7 +61,7 @@ class SampleAttributes(NamedTuple):
 
 
 def read_sample_attributes(attributes: Mapping[str, AttributeValue]) -> SampleAttributes:
-    """Parse the attributes of a sample; numbers may be strings."""
+    """Parse the attributes of a sample. Numbers may be strings."""
     statuses = tuple(
         [
             (side, parse_status(as_text(attributes[key])))

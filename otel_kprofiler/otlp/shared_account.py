@@ -30,7 +30,7 @@ class KindKey(NamedTuple):
 
 
 def kind_key(profile: Any, strings: Sequence[str]) -> KindKey:
-    """Returns the key of a profile's kind; absent fields are empty."""
+    """Returns the key of a profile's kind. Absent fields are empty."""
     indices = (
         profile.sample_type.type_strindex,
         profile.sample_type.unit_strindex,
@@ -51,7 +51,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove each account equal to that of the previous profile."""
+    """Undo :func:`spread_accounts`: remove each account equal to the last account of its kind."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:

@@ -36,10 +36,11 @@ from otel_kprofiler.otlp.shared_account import (
 )
 
 _KIND: Final = "samples"
-"""Kind under which re-encoded batches count all samples."""
+"""Name of the kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Start of parts that split a sample by time, which no other part has, so that ids differ."""
+"""Offset added to the start of parts that split one sample by time, which makes their ids unique.
+"""
 _MARGIN: Final = 1.1
 """Factor by which parts exceed their share of a request, because they repeat common entries."""
 
@@ -57,11 +58,11 @@ class _Slice(NamedTuple):
 
 
 def encode_message(message: Any, form: Form, max_bytes: int | None) -> Encoded:
-    """Encode an ``ExportProfilesServiceRequest``, which may be changed, as requests for a receiver.
+    """Encode an ``ExportProfilesServiceRequest`` as requests for a receiver.
 
-    ``max_bytes`` is the maximum size of a request before compression; None for no limit. Samples
-    that each exceed the limit are dropped and counted. Raises ``PayloadError`` if an index is out
-    of range.
+    The message may be modified. ``max_bytes`` is the maximum size of a request before compression;
+    None for no limit. Samples that each exceed the limit are dropped and counted. Raises
+    ``PayloadError`` if an index is out of range.
     """
     if _has_references(message):
         _check_indices(message)
@@ -134,7 +135,7 @@ def _serialize(message: Any, form: Form) -> bytes:
 
 
 def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
-    """Write ids in hexadecimal, as OTLP requires in JSON; other bytes remain base64."""
+    """Write ids in hexadecimal, as OTLP requires in JSON. Other bytes remain in base64."""
     for name in names:
         if name in node:
             node[name] = base64.b64decode(node[name]).hex()
@@ -143,7 +144,7 @@ def _write_ids_hexadecimal(node: dict[str, Any], *names: str) -> None:
 def _make_batch(
     message: Any, payload: bytes, form: Form, kinds: Mapping[KindKey, str] = MappingProxyType({})
 ) -> Batch:
-    """Build a batch; kinds absent from ``kinds`` count as "samples"."""
+    """Build a batch. Kinds absent from ``kinds`` count as "samples"."""
     profiles = [profile for _, profile in _profiles(message)]
     strings = message.dictionary.string_table
     counts = [
@@ -158,7 +159,7 @@ def _make_batch(
 
 
 def _count(sample: Any) -> int:
-    """Returns the number of samples in an entry; 0 if it only carries a profile's account."""
+    """Returns the number of samples in a ``Sample``; 0 if it only carries a profile's account."""
     return len(sample.timestamps_unix_nano) or sum(value != 0 for value in sample.values)
 
 
@@ -226,7 +227,7 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Divides a message into messages with about equal numbers of samples; none if indivisible."""
+    """Divide a message into messages with about equal numbers of samples, or none if impossible."""
     spread_accounts(message)
     divided = _divide_samples(message, parts)
     for part in divided:
@@ -272,14 +273,14 @@ def _halve_times(message: Any) -> list[Any]:
 
 
 def _renew_ids(message: Any, start: int) -> None:
-    """Give new ids to profiles that have an id, for a part that starts at ``start``."""
+    """Give new ids to those profiles that have ids, in a part that starts at ``start``."""
     for _, profile in _profiles(message):
         if profile.profile_id:
             profile.profile_id = _derive_id(profile.profile_id, start)
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:
-    """Derive the id of a part of a profile; equal divisions yield equal ids."""
+    """Derive the id of a part of a profile, such that equal divisions yield equal ids."""
     return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 
@@ -331,7 +332,7 @@ def _copy_dictionary(dictionary: Any, part: Any) -> None:
 
 
 def _find_used(dictionary: Any, part: Any) -> dict[str, set[int]]:
-    """Returns the indices of entries that a message uses, even indirectly, and of zero entries."""
+    """Returns, by table, the indices of all entries that a message uses, and of zero entries."""
     used = {field.name: {0} for field in dictionary.DESCRIPTOR.fields}
     pending = set(find_references(part))
     while pending:

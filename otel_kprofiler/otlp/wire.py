@@ -16,7 +16,7 @@ ONE_BYTE: Final = tuple(bytes((value,)) for value in range(128))
 
 
 def varint(value: int) -> bytes:
-    """Encode an unsigned integer below 2**64 as a varint of 1 … 10 bytes."""
+    """Encode an unsigned integer below 2**64 as a varint of 1 to 10 bytes."""
     if value < 128:
         return ONE_BYTE[value]
     if value < 16384:
@@ -25,11 +25,11 @@ def varint(value: int) -> bytes:
 
 
 _high_varint: Final = lru_cache(maxsize=1024)(varint)
-"""A cached :func:`varint` for the high bits, which are the same in most addresses of an object."""
+"""A cached :func:`varint` for the high bits, which most addresses of a mapping have in common."""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode a varint; returns its value, without bits above the 64th, and its end position.
+    """Returns a varint's value, without bits above the 64th, and the position at which it ends.
 
     Raises ``ValueError`` if the varint is truncated, or longer than 10 bytes.
     """

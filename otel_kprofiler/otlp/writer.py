@@ -59,13 +59,13 @@ class Writer(Protocol):
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of the mapping table; ``place`` is start, limit and file offset."""
+        """Returns an entry of the mapping table. ``place`` is start, limit and file offset."""
         ...
 
     def location(
         self, mapping: Token, address: int, lines: Sequence[tuple[Token, int]], attributes: bytes
     ) -> bytes:
-        """Returns an entry of the location table; lines are a function token and a line number."""
+        """Returns an entry of the location table. A line is a function token and a line number."""
         ...
 
     def raw_location(self, address: int, attributes: bytes) -> bytes:
@@ -101,11 +101,11 @@ class Writer(Protocol):
         ...
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Serializes timestamps of a sample; the results of several calls may be concatenated."""
+        """Serializes timestamps of a sample. The results of several calls may be concatenated."""
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Serializes values of a sample, one for each timestamp; results may be concatenated."""
+        """Serializes values of a sample, one for each timestamp. Results may be concatenated."""
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
@@ -120,7 +120,7 @@ class Writer(Protocol):
         ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields around the samples, which all profiles of a kind share."""
+        """Returns the fields before and after the samples; equal in all profiles of a kind."""
         ...
 
     def profile(
@@ -132,7 +132,7 @@ class Writer(Protocol):
     def scope(
         self, name: str, version: str, attributes: Sequence[bytes], schema_url: str
     ) -> Envelope:
-        """Returns a ScopeProfiles without profiles; ``attributes`` come from :meth:`key_value`."""
+        """Returns a ScopeProfiles without profiles. ``attributes`` come from :meth:`key_value`."""
         ...
 
     def resource(self, attributes: Sequence[bytes], schema_url: str) -> Envelope:
@@ -144,5 +144,5 @@ class Writer(Protocol):
         ...
 
     def request(self, groups: Sequence[bytes], tables: Sequence[Sequence[bytes]]) -> bytes:
-        """Returns the whole request. ``tables`` lacks the entries at index 0."""
+        """Returns the whole request. ``tables`` lack the entries at index 0."""
         ...

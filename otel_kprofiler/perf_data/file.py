@@ -68,7 +68,7 @@ class RawRecord(NamedTuple):
 
 @dataclass(slots=True)
 class PerfFile:
-    """The contents of a ``perf.data`` file other than its records; unknown strings are empty.
+    """The contents of a ``perf.data`` file other than its records. Unknown strings are empty.
 
     Attributes:
         attrs: the sampled events, in file order.
@@ -167,7 +167,7 @@ class Reader:
             self.problem = self.problem or "the file is truncated"
 
     def _read_own(self, type_: int, misc: int, cursor: Cursor) -> int:
-        """Reads a record that perf wrote; returns the size of the data that follows the record."""
+        """Reads a record that perf wrote, and returns the size of the data that follows it."""
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
                 "the records of the perf.data file are compressed",

@@ -11,11 +11,11 @@ from otel_kprofiler.model import Resource, Stack
 from otel_kprofiler.perf_data.records import Comm, FileMapping, Fork
 
 _MAX_COPIED: Final = 10_000_000
-"""Maximum number of mappings copied for forked processes; each takes 16 bytes."""
+"""Maximum number of mappings copied for forked processes. Each mapping takes 16 bytes."""
 
 
 class AddressSpace:
-    """The executable mappings of a process, or of the kernel; they never overlap.
+    """The executable mappings of a process, or of the kernel. Mappings never overlap.
 
     Forked processes share the lists of mappings until one of the processes maps a file.
     """
@@ -26,7 +26,10 @@ class AddressSpace:
         self._is_shared = False
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping, replacing what it overlaps; returns how many mappings were copied."""
+        """Adds a mapping, which replaces those that it overlaps.
+
+        Returns how many mappings were copied because the list was shared.
+        """
         copied = len(self._starts) if self._is_shared else 0
         if self._is_shared:
             self._mappings, self._starts = self._mappings[:], self._starts[:]
@@ -95,7 +98,10 @@ class Process:
             self.stacks.clear()
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping; returns how many this copied. The first mapped file is the program."""
+        """Adds a mapping, and returns how many mappings this copied.
+
+        The first mapped file is the program.
+        """
         copied = self.space.add(mapping)
         self.stacks.clear()
         if not self.program and mapping.path.startswith(b"/") and self.resource is None:

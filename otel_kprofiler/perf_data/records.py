@@ -67,7 +67,7 @@ class FileMapping(NamedTuple):
 
 
 class Comm(NamedTuple):
-    """A new thread name; ``is_exec`` is set if the process executed a program."""
+    """A new thread name. ``is_exec`` is set if the process executed a program."""
 
     time_ns: int
     pid: int
@@ -115,7 +115,7 @@ _BY_TIME: Final = attrgetter("time_ns")
 
 
 def read_records(reader: Reader) -> list[Record]:
-    """Returns the records, sorted by time; records with equal or no times stay in file order.
+    """Returns the records, sorted by time. Records with equal or no times stay in file order.
 
     Skips damaged records, and reports them in the reader's ``problem``. Raises ``PayloadError`` if
     the records are compressed, or a record written by perf itself is damaged.
@@ -165,7 +165,7 @@ class _Decoder:
             yield Throttle(time_ns)
 
     def _trailer(self, cursor: Cursor) -> tuple[int, int]:
-        """Returns the time and event index from a record's end; excludes them from the cursor."""
+        """Returns the time and event index at a record's end, and removes them from the cursor."""
         attrs = self._reader.file.attrs
         if not attrs or not attrs[0].has_ids:
             return NO_TIME, 0

@@ -56,7 +56,7 @@ class Stacks:
     def map_kernel(self, mapping: FileMapping) -> None:
         """Adds the mapping of the kernel, or of a module."""
         if mapping.path.startswith(_KERNEL_IMAGE):
-            # The path ends with the name of a symbol, _text; the offset is that symbol's address.
+            # The path ends with the name of a symbol, _text. The offset is that symbol's address.
             base = mapping.offset or mapping.start
             mapping = mapping._replace(offset=0, start=min(base, mapping.start))
         self._kernel.add(mapping)
@@ -68,7 +68,7 @@ class Stacks:
         self._bpf[symbol.start] = decode_name(name)
 
     def resolve(self, process: Process, chain: bytes, mode: int) -> Stack:
-        """Returns the stack of a callchain; equal callchains of a process share it."""
+        """Returns the stack of a callchain; the same object for equal callchains of a process."""
         stack = process.stacks.get((mode, chain))
         if stack is None:
             frames = list(self._chain(process, chain, mode))

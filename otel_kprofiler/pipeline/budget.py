@@ -31,8 +31,8 @@ processes in the root form no group, because a user's services would otherwise s
 _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes that run when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
-"""Maximum charge for identifying a program. It takes less than a millisecond of CPU time, so the
-rest is a pause of the host, for which a process must not lose its identity."""
+"""Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Longer
+times are pauses of the host, for which a process must not lose its identity."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300
@@ -52,7 +52,7 @@ class Stacks(Protocol):
         """Resolve a sample's stack as of the time of the sample."""
 
     def find(self, sample: RawSample) -> Stack | None:
-        """Returns a sample's stack if it is cached; else None."""
+        """Returns a sample's stack if it is cached, otherwise None."""
 
     def advance(self, now_boot_ns: int) -> int:
         """Returns the time up to which the symbols are complete."""
@@ -71,7 +71,7 @@ class Resources(Protocol):
         """Returns the Resource of the sample's process."""
 
     def find(self, sample: RawSample) -> Resource | None:
-        """Returns the Resource of the sample's process if it is cached; else None."""
+        """Returns the Resource of the sample's process if it is cached, otherwise None."""
 
     def find_newest(self, sample: RawSample) -> Resource | None:
         """Returns the process's latest Resource, regardless of its program; may be None."""
@@ -156,7 +156,7 @@ class ProcessBudgets:
         return resource
 
     def admit(self, sample: RawSample, resource: Resource) -> bool:
-        """Charge a process for a new group of samples; returns False if it exceeds its budget.
+        """Charge a process for a group of samples. Return False if the process exceeds its budget.
 
         Also returns False if several processes share the Resource, because such a Resource cannot
         describe the threads of a single process.
@@ -209,7 +209,7 @@ def name_coarse_thread(resource: Resource) -> bytes:
 
 
 def _without_user_frames(sample: RawSample) -> RawSample:
-    """Returns a sample with only its kernel stack; the other sides are marked as over budget."""
+    """Returns a sample with only its kernel stack, and the other sides marked as over budget."""
     sides = list(zip(sample.collected, sample.stacks, strict=True))
     return sample._replace(
         collected=tuple(

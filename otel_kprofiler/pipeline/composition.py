@@ -92,7 +92,7 @@ def open_resources(
 ) -> ProcessResources:
     """Opens the Resources of this host's processes, including attributes that processes publish.
 
-    ``attributes`` are the configured ones, which override detected ones. ``on_new`` is called with
+    ``attributes`` are configured, and override detected attributes. ``on_new`` is called with
     each new process and its Resource, and when the Resource changes. ``service_sources`` are values
     in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`: where to find the names of services
     that do not publish one.
@@ -124,14 +124,14 @@ def open_live(
     loader: str = "auto",
     options: PipelineOptions = PipelineOptions(),
 ) -> Pipeline[EbpfSampler]:
-    """Opens a pipeline that samples this host; loads no BPF program until the pipeline starts.
+    """Opens a pipeline that samples this host. No BPF program is loaded until the pipeline starts.
 
     ``resources``, ``symbolizer``, ``user_names`` and ``resolvers`` are closed with the pipeline, or
     if this function fails. Interrupt ranges are added to ``config``. ``resolvers`` replace the
-    default ones of sides other than the kernel's. ``raw_sink`` receives the raw records of each
-    drain. ``replaced_sink`` receives symbolized native frames that Python frames may replace.
-    ``loader`` is ``auto``, ``libbpf`` or ``bcc``; raises ``DependencyError`` if its library is
-    missing.
+    default resolvers of all sides except the kernel's. ``raw_sink`` receives the raw records of
+    each drain. ``replaced_sink`` receives symbolized native frames that Python frames may replace.
+    ``loader`` is ``auto``, ``libbpf`` or ``bcc``. Raises ``DependencyError`` if the loader's
+    library is missing.
     """
     user_files = KnownFiles(on_opened=user_names.add if user_names else None)
     native = UserResolver(user_files, user_names)
@@ -180,7 +180,7 @@ def make_stacks(
     loops: KnownLoops | None = None,
     on_replaced: Callable[[Frame], None] | None = None,
 ) -> StackResolver:
-    """Returns the resolver of whole stacks; closing it closes the resolvers of the sides."""
+    """Returns the resolver of whole stacks. Closing it closes the resolvers of the sides."""
     resolvers: dict[SideKind, SideResolver[Any]] = {
         KERNEL_SIDE: symbolizer,
         USER_SIDE: native,

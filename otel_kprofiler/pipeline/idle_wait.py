@@ -8,7 +8,7 @@ from otel_kprofiler.clock import Clock
 from otel_kprofiler.sampling import Sampler
 
 SETTLE_S: Final = 0.005
-"""Delay, in seconds, after which all samples taken before an instant can be drained."""
+"""Maximum time, in seconds, from taking a sample until the sample can be drained."""
 
 
 class WaitTimes(NamedTuple):

@@ -129,7 +129,7 @@ class Pipeline(Generic[SamplerT]):
         self._reported: Mapping[str, SamplerCounts] = {}
 
     def start(self) -> None:
-        """Start sampling; raises ``HostError`` or ``SamplerError`` if that fails."""
+        """Start sampling. Raises ``HostError`` or ``SamplerError`` if that fails."""
         try:
             self.sampler.start()
             if self.python:
@@ -159,7 +159,7 @@ class Pipeline(Generic[SamplerT]):
         )
 
     def change_windows(self, at_boot_ns: int, schedule: WindowSchedule) -> None:
-        """End the window at ``at_boot_ns``; apply a new schedule and the sampler's new period."""
+        """End the window at ``at_boot_ns``. Apply a new schedule and the sampler's new period."""
         self._get_windows().change(at_boot_ns, schedule, self.sampler.period_ns)
 
     def step(
@@ -268,7 +268,7 @@ class Pipeline(Generic[SamplerT]):
         return samples
 
     def _collect(self, passed_ns: int) -> None:
-        """Resolve and collect the samples taken before ``passed_ns``; close due windows."""
+        """Resolve and collect the samples taken before ``passed_ns``, and close due windows."""
         windows = self._get_windows()
         while (
             self._add_until(min(windows.end_boot_ns, passed_ns))
@@ -284,9 +284,9 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add the samples before ``before_ns``; returns False if a stop interrupts.
+        """Resolve and add the samples before ``before_ns``. Return False if a stop interrupts this.
 
-        A full window ends before the next sample; the remaining samples wait for the next window.
+        A full window ends before the next sample. The remaining samples wait for the next window.
         """
         windows, pause = self._get_windows(), self.options.pause
         with self._lock:
@@ -379,7 +379,7 @@ class Pipeline(Generic[SamplerT]):
         return waits
 
     def remarks(self) -> list[str]:
-        """Lists process data that could not be read, for reports; one line per reason."""
+        """Lists process data that could not be read, for reports, with one line per reason."""
         python = self.python.remarks() if self.python else []
         return python + self.resources.remarks()
 

@@ -1,4 +1,4 @@
-"""Selects the processes whose Python frames are read; reports why other processes are not."""
+"""Selects the processes whose Python frames are read, and reports why others are excluded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Failures on threads that run Python; if all stacks fail like this, the cause is systematic."""
+"""Failures on threads that run Python. If all stacks fail like this, the cause is systematic."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class PythonFrames:
         self._is_own = self._warned = False
 
     def start(self) -> None:
-        """Register processes; call once the sampler has started. Logs problems."""
+        """Register processes, and log problems. Call once the sampler has started."""
         self._maps = self._sampler.python
         self._problem = self._sampler.python_problem or ""
         if self._maps is None:
@@ -144,7 +144,7 @@ class PythonFrames:
         return self._tracked if tracking is None else tracking.counts()
 
     def _register_own(self, maps: PythonMaps) -> str:
-        """Register this process; returns why that failed, or an empty string."""
+        """Register this process. Return why that failed, or an empty string."""
         try:
             agent_process = open_own()
             self._add_loop(agent_process.interpreter)

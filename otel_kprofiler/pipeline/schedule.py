@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 DRAIN_INTERVAL_S: Final = 0.25
-"""Interval between drains, in seconds; the kernel wakes the thread earlier if the ring fills up."""
+"""Interval between drains, in seconds. The kernel wakes the thread earlier if the ring fills up."""
 LONGEST_DRAIN_INTERVAL_S: Final = 1.0
 """Interval, in seconds, between drains of the agent's ring while no new process is sampled. Larger
 drains cost less per sample, because caches are cold after each wait."""

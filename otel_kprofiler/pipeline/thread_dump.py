@@ -125,7 +125,7 @@ class ThreadDumper:
         ]
 
     def remarks(self) -> list[str]:
-        """Lists data that could not be read, for reports; one line per reason."""
+        """Lists data that could not be read, for reports, with one line per reason."""
         lines = []
         if self._reader.user_problem and self._config.stacks != "kernel":
             lines.append(f"user stacks not read: {self._reader.user_problem}")
@@ -161,7 +161,7 @@ class ThreadDumper:
         join_all(self._python.stop() if self._python else ())
 
     def _read(self) -> ThreadReading:
-        """Read the threads; the first time, read them again once their contexts can be read."""
+        """Read the threads. The first time, read them again once their contexts can be read."""
         reading = self._read_stacks()
         if self._looks_for_contexts:
             self._looks_for_contexts = False

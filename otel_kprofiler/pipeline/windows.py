@@ -44,11 +44,11 @@ from otel_kprofiler.pipeline.schedule import WindowSchedule
 from otel_kprofiler.text import decode_name
 
 _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
-"""A wait's state, flags (ended, block I/O, throttled), and its waker's process, thread and name."""
+"""A wait's state, its flags (ended, block I/O, throttled), and its waker's pid, tid and name."""
 
 
 class _Context(NamedTuple):
-    """A thread context; the process may publish the attributes' names until the window closes."""
+    """A thread context. The process may publish the attributes' names until the window closes."""
 
     process: ProcessKey
     encoded: bytes
@@ -58,7 +58,7 @@ _Key = tuple[
     Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | LockWait | None
 ]
 _Group = dict[_Key, list[int]]
-"""The alternating times and values of a group of equal samples."""
+"""The times and values of a group of equal samples, alternating."""
 
 
 class WindowCounts(NamedTuple):
@@ -131,8 +131,8 @@ class WindowBuilder:
         self._schedule = schedule
         self._random_unit = random_unit
         self._pause = pause
-        self._is_first = True  # no window with samples has been closed
-        self._limit_ns = schedule.first_ns  # maximum window length until one with samples closes
+        self._is_first = True  # no window with samples has been closed yet
+        self._limit_ns = schedule.first_ns  # maximum length until a window with samples closes
         self._changes: deque[tuple[int, WindowSchedule, int]] = deque()
         self.period_ns = period_ns
         self._all_kinds = tuple(kinds)
@@ -162,7 +162,7 @@ class WindowBuilder:
         self._count = self._last_ns = 0
 
     def end_if_full(self, next_ns: int) -> bool:
-        """End the window before the next sample if the window is full; returns whether it is."""
+        """End a full window before the next sample, and return whether the window was full."""
         limit = self._schedule.max_samples
         if limit is None or self._count < limit or next_ns <= self._last_ns:
             return False
@@ -366,7 +366,7 @@ def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
 def find_latest(
     resources: Collection[Resource], renewed: Mapping[Resource, Resource]
 ) -> dict[Resource, Resource]:
-    """Returns each process's latest Resource; a Resource may have been renewed several times."""
+    """Maps each Resource to its latest renewal, or to itself if it was never renewed."""
     latest = {}
     for first in resources:
         resource = first

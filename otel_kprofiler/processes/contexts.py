@@ -297,7 +297,7 @@ class ProcessContexts:
 
     def _read_context(self, key: ProcessKey, last: Published | None) -> Published | None:
         with opened(self._files, f"/proc/{key.tgid}/mem") as memory:
-            # The open descriptor is bound to a process: check that this is the sampled process.
+            # The open descriptor is bound to a process, which must be the sampled process.
             stat = self._check(key)
             published = find_context(self._files, key.tgid, memory, last)
             if self._threads:
@@ -313,7 +313,7 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Returns a process's stat; raises ``ProcessLookupError`` if it is not the same program."""
+        """Returns a process's stat. Raises ``ProcessLookupError`` after an exit or execve(2)."""
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
             raise ProcessLookupError(f"process {key.tgid} has exited")

@@ -10,7 +10,7 @@ from otel_kprofiler.host import MAX_LEFT, PATIENCE_S, HostFiles, PatientCalls, r
 from otel_kprofiler.model import ProcessKey
 
 MAX_OF_USER: Final = MAX_LEFT // 2
-"""Number of a user's hanging processes at which the user's other processes are not read."""
+"""If a user has this many hanging processes, the user's other processes are not read."""
 
 
 class HangingProcesses:
@@ -26,9 +26,9 @@ class HangingProcesses:
         self._users: dict[ProcessKey, int | None] = {}  # owners of hanging processes
 
     def call(self, key: ProcessKey, job: Callable[[], None]) -> bool:
-        """Call a function that reads a process. Returns whether it was called.
+        """Call a function that reads a process, and return whether it was called.
 
-        It is not called if the process hangs, or if too many other processes do.
+        The function is not called if the process hangs, or if too many other processes do.
         """
         self._users = {
             left: self._users[left] for left in self._users if self._calls.has_left(left)

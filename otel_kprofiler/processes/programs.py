@@ -1,4 +1,4 @@
-"""Names the script, module or class that an interpreter runs, from its command line.
+"""Determines which script, module or class an interpreter runs, from its command line.
 
 Other arguments may be secrets, so they are neither kept nor exported.
 """
@@ -95,7 +95,7 @@ def _find_options(executable: str) -> _Options | None:
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses an argument and its value; returns the program, or None if it comes later."""
+    """Parses an argument and its value; returns the program, or None if a later argument has it."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):

@@ -98,7 +98,8 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 class _Process:
     """A process in a cgroup; ``own`` contains its attributes, except for published ones.
 
-    ``tried`` is the stack start of the last sample of an unknown program; None if known.
+    ``tried`` is the stack start in the last sample of an unknown program; None if the program is
+    known.
     """
 
     __slots__ = ("key", "own", "places", "resource", "tried")
@@ -208,7 +209,7 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the latest Resource of the sample's process, for any program of it, or None."""
+        """Returns the latest Resource of the sample's process, for any of its programs, or None."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
@@ -393,7 +394,7 @@ class ProcessResources:
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
-        """Clear the cached start times of pids, which are used for samples that lack one."""
+        """Clear the cached start times of processes, which serve samples without a start time."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:

@@ -32,8 +32,8 @@ _BPF_MAP: Final = "anon_inode:bpf-map"
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
     """Returns whether a process publishes that it samples itself, and has a BPF map open.
 
-    ``extra`` are the attributes of its process context outside the Resource. Raises ``OSError`` if
-    its descriptors cannot be read.
+    ``extra`` has the attributes in the process context that are outside the Resource. Raises
+    ``OSError`` if the process's descriptors cannot be read.
     """
     if not extra.get(TARGET):
         return False
@@ -42,7 +42,7 @@ def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
             if files.read_link(f"/proc/{pid}/fd/{name}") == _BPF_MAP:
                 return True
         except FileNotFoundError:
-            continue  # closed since the listing
+            continue  # closed since the directory was listed
     return False
 
 

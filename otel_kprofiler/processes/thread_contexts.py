@@ -187,8 +187,8 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
     """Adds the local root's name to a link, using the attributes of a thread context.
 
-    The name is taken from the attribute for the local root, or else consists of the request's
-    method and route. Returns the link with the name, and the other attributes.
+    The name is taken from the attribute for the local root. Without this attribute, it consists of
+    the request's method and route. Returns the link with the name, and the other attributes.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]

@@ -35,7 +35,7 @@ VARIABLE: Final = b"otel_thread_ctx_v1"
 NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
 MAX_DEFINITIONS: Final = 16
-"""Maximum number of libraries that define the variable; others' references are ignored."""
+"""Only this many libraries that define the variable are searched for its location."""
 MAX_REFERENCES: Final = 64
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
@@ -190,7 +190,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and (place := _static(second, kinds)):
             pass
-        elif first and not elf.base <= second < end:  # else resolved at first use
+        elif first and not elf.base <= second < end:  # inside the file: not resolved yet
             place = _read_descriptor(read, second, vector)
         if place:
             return place
@@ -207,7 +207,7 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
-    """Returns the place at an offset from the thread pointer; None if not resolved yet (0).
+    """Returns the place at a thread pointer offset; None if the offset is unresolved (0).
 
     The offset is negative on x86-64. A positive offset is smaller than any descriptor address.
     """

@@ -25,7 +25,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process whose memory this process may not read, once; ignore kernel threads.
+        """Count a process (only once) whose memory may not be read; ignore kernel threads.
 
         Raises ``OSError`` if the process has exited.
         """

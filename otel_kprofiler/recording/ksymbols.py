@@ -28,7 +28,8 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Receives an event's stream, boottime and payload, as ``RecordingWriter.add_event`` does."""
+"""Function that receives an event's stream, boottime and payload, as ``RecordingWriter.add_event``.
+"""
 
 
 class _Source(Protocol):

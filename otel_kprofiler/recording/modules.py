@@ -1,7 +1,7 @@
 """Records and replays the loading and unloading of modules.
 
 There are two streams. ``uevents`` has the kernel's module datagrams, each with the boottime of its
-receipt. ``modules`` has the readings from a poll as a JSON list.
+receipt. ``modules`` has the module readings from each poll, as a JSON list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RecordedModules:
         self._watch.begin(snapshot)
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the readings since the last call."""
+        """Returns the new readings, and the boottime up to which readings are complete."""
         readings, complete_ns = self._watch.poll(now_ns)
         for time_ns, datagram in self._watch.take_datagrams():
             self._sink(_UEVENTS, time_ns, datagram)

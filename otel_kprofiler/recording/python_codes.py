@@ -18,7 +18,10 @@ def pack_python_code(code: PythonCode) -> bytes:
 
 
 def parse_python_code(row: Any) -> PythonCode:
-    """Unpacks a JSON row of a code object. Raises ``TypeError`` or ``ValueError`` if damaged."""
+    """Unpacks a JSON row of a code object.
+
+    Raises ``TypeError`` or ``ValueError`` if the row is damaged.
+    """
     number, process, address, image, file, function, first, traceable, table = row
     return PythonCode(
         checked_number(number),

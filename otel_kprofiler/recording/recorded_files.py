@@ -21,7 +21,7 @@ class RecordedFiles:
             self._add_parents(name.removeprefix("files"))
 
     def open_fd(self, path: str) -> int:
-        """Open a copy of a file in memory; the caller closes the descriptor."""
+        """Open an in-memory copy of a file. The caller closes the descriptor."""
         content = self.read_bytes(path)
         fd = create_memfd("recorded")
         with open(fd, "wb", closefd=False) as file:

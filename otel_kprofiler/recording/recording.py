@@ -13,7 +13,7 @@ A recording is a zip archive::
     files/…                 the host's files from which kernel symbols are read
     errors.json             errno of files that could not be read
 
-Times are boottimes in nanoseconds; integers are little-endian. The modules that write event streams
+Times are boottimes in nanoseconds. Integers are little-endian. The modules that write event streams
 define the streams' names and payloads. Readers skip unknown streams.
 """
 
@@ -85,7 +85,7 @@ _T = TypeVar("_T")
 
 
 class RecordingWriter:
-    """Writes a recording; the file appears at ``path`` once :meth:`finish` returns.
+    """Writes a recording. The file appears at ``path`` once :meth:`finish` returns.
 
     Only the owner may read the file, because it contains kernel addresses. ``replace`` allows
     replacing an existing file. Not thread-safe. Raises ``OSError`` if the file cannot be written.
@@ -102,7 +102,7 @@ class RecordingWriter:
         self._errors: dict[str, int] = {}
 
     def capture(self, files: HostFiles) -> None:
-        """Copy the files from which kernel symbols are read; call once, while sampling."""
+        """Copy the files from which kernel symbols are read. Call this once, while sampling."""
         for path in SYMBOL_FILES:
             self._copy(files, path)
         with suppress(OSError):
@@ -124,21 +124,21 @@ class RecordingWriter:
         self._append(f"events/{stream}", time_ns, payload)
 
     def add_resources(self, resources: Mapping[ProcessKey, Attributes]) -> None:
-        """Add the attributes of processes; call once."""
+        """Add the attributes of processes. Call this once."""
         rows = [[*key, dict(value)] for key, value in resources.items()]
         self._write_json("resources.json", rows)
 
     def add_user_files(self, files: KnownFiles) -> None:
-        """Add the files to which user-stack addresses map; call once."""
+        """Add the files to which user-stack addresses map. Call this once."""
         self._write_json(USER_FILES, pack_user_files(files))
 
     def add_python_codes(self, codes: Iterable[PythonCode]) -> None:
-        """Add the code objects of Python frames; call once."""
+        """Add the code objects of Python frames. Call this once."""
         for code in codes:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add the names of user frames, in code with and without files; call once."""
+        """Add the names of user frames, in code with and without files. Call this once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 
@@ -240,7 +240,10 @@ class Recording:
             raise
 
     def blocks(self, stream: str = "samples") -> Iterator[tuple[int, bytes]]:
-        """Yields the times and contents of a stream's blocks; event streams are ``events/NAME``."""
+        """Yields the times and contents of a stream's blocks.
+
+        An event stream is named ``events/NAME``.
+        """
         prefix = stream + "/"
         for name in sorted(self._archive.names(prefix)):
             data, at = self._archive.read(name), 0
@@ -290,7 +293,7 @@ class Recording:
 
 
 class EventReader(Generic[_T]):
-    """Reads a stream of events; ``parse`` converts an event's decoded JSON to items."""
+    """Reads a stream of events. ``parse`` converts an event's decoded JSON to items."""
 
     def __init__(
         self, recording: Recording, stream: str, parse: Callable[[Any], Iterable[_T]]

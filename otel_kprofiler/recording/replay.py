@@ -63,7 +63,7 @@ class ReplaySampler:
         """Does nothing, because no wait blocks."""
 
     def drain(self) -> list[RawSample]:
-        """Returns the samples of the next drain; sets :attr:`exhausted` if there is none."""
+        """Returns the samples of the next drain, or sets :attr:`exhausted` if there is none."""
         block = next(self._blocks, None)
         if block is None:
             self.exhausted = True
@@ -94,7 +94,7 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recorded wait totals once, after the last sample, otherwise nothing."""
+        """Returns the recorded wait totals once, after the last sample; at other times, nothing."""
         if not self.exhausted or self._has_read_waits:
             return {}
         self._has_read_waits = True
@@ -117,7 +117,7 @@ class ReplaySampler:
         return self._complete_until_ns + self._facts.offset_ns
 
     def counts(self) -> Mapping[str, SamplerCounts]:
-        """Returns the recorded counters; ``received`` counts the samples returned so far."""
+        """Returns the recorded counters. ``received`` counts the samples returned so far."""
         kinds = {}
         for kind, counts in self._facts.counts.items():
             received, taken = self._received[kind], counts.taken

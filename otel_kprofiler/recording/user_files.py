@@ -18,7 +18,10 @@ def pack_user_files(files: KnownFiles) -> list[list[object]]:
 
 
 def parse_user_files(rows: Iterable[Any]) -> KnownFiles:
-    """Unpacks rows of :func:`pack_user_files`. Raises ``TypeError`` or ``ValueError``."""
+    """Unpacks rows of :func:`pack_user_files`.
+
+    Raises ``TypeError`` or ``ValueError`` if a row is damaged.
+    """
     files = KnownFiles()
     for inode, device, generation, path, build_id, file_id, texts, deleted in rows:
         key = FileKey(*map(checked_number, (inode, device, generation)))

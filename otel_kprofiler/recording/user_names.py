@@ -30,8 +30,8 @@ empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
 """Archive member with the names of code without files. A row has a process key, an address, and the
-address's names. Each has its first and last boottime in nanoseconds, then the fields of a row of
-:data:`NAME` from the function's start on."""
+address's names. Each name has its first and last boottime in nanoseconds, then the fields of a row
+of :data:`NAME` from the function's start on."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -113,8 +113,8 @@ class UserNameCollector:
 class RecordedNames:
     """Names user frames from a recording; implements ``UserNames``.
 
-    ``named`` has the names of addresses in files, by build id, hash and address. ``code`` has those
-    of addresses in processes, in sample order.
+    ``named`` has the names of addresses in files, by build id, hash and address. ``code`` has the
+    names of addresses in processes, in sample order.
     """
 
     version = 0
@@ -206,6 +206,6 @@ def _parse(start: Any, reason: Any, lines: Any) -> NamedAddress:
 
 
 def _parse_numbers(rest: Iterable[Any]) -> tuple[int, int]:
-    """Returns a line and its function's first line, which is 0 if it was not recorded."""
+    """Returns a line number and the function's first line, which is 0 if it was not recorded."""
     line, start = [*map(checked_number, rest), 0][:2]
     return line, start

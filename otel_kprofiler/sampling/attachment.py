@@ -336,7 +336,7 @@ def _load(
         spec = make_spec(choice)
         try:
             loaded = _load_spec(spec, files, loader)
-        except SamplerError as error:  # a helper is missing, or the verifier differs
+        except SamplerError as error:  # the kernel lacks a helper or rejects the code
             _log.debug("%s is not accepted: %s\n%s", choice.name, error, error.log)
             continue
         break

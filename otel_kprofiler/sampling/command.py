@@ -105,7 +105,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill processes that outlive :meth:`terminate` by ``grace_s``; returns whether any did."""
+        """Kill processes alive ``grace_s`` after :meth:`terminate`; return whether any were."""
         until = time.monotonic() + grace_s
         while self._find_running() and time.monotonic() < until:
             poller = select.poll()
@@ -149,7 +149,7 @@ class HeldCommand:
 
 
 def _find_program(name: str) -> str:
-    """Returns the path of a program, found as shells do."""
+    """Returns the path of a program, looked up as by shells."""
     if "/" not in name:
         program = shutil.which(name)
         if program is None:

@@ -98,7 +98,7 @@ def _name_counts(
 def name_wait_counts(
     counts: WaitCounts, added: int, samples: Sequence[RawSample], previous: SamplerCounts
 ) -> dict[str, SamplerCounts]:
-    """Returns the counters of waits; ``added`` samples come on top of those of the program."""
+    """Returns the counters of waits, including ``added`` samples that the program did not count."""
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)
     received = previous.received + len(samples)

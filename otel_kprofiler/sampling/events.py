@@ -218,12 +218,12 @@ class CpuEvents(PerCpuEvents):
         self._warn_of_throttling()
 
     def follow(self) -> None:
-        """Adapt to CPU hotplug; log a warning when the kernel starts to suspend events."""
+        """Adapt to CPU hotplug, and log a warning when the kernel starts to suspend events."""
         self._warn_of_throttling()
         super().follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the interval between two samples; takes up to one old period.
+        """Change the interval between two samples, which takes up to one old period.
 
         The kernel starts a new period immediately, so each event is changed just after a sample.
         """
@@ -232,7 +232,7 @@ class CpuEvents(PerCpuEvents):
         self._attributes = self._attributes._replace(sample_period=period_ns)
 
     def between_samples(self, action: Callable[[], None]) -> None:
-        """Run a function that calls bpf(2) just after a sample on this thread's CPU.
+        """Just after a sample on this thread's CPU, run a function that calls bpf(2).
 
         The kernel skips samples on a CPU that is inside bpf(2), so the function should return
         before the next sample. This method waits for up to one period.

@@ -37,7 +37,7 @@ class ProcessFollower:
         return tuple(self._started)
 
     def look(self) -> bool:
-        """Scan ``/proc`` if a scan is due; returns whether :attr:`pids` has changed."""
+        """Scan ``/proc`` if a scan is due, and return whether :attr:`pids` has changed."""
         previous = set(self._started)
         self._started = {
             pid: ticks for pid, ticks in self._started.items() if self._runs(pid, ticks)

@@ -98,7 +98,7 @@ class GroupFollower:
         self._said_limit = False
 
     def look(self) -> bool:
-        """Look up the groups if a lookup is due; returns whether the selection has changed."""
+        """Look up the groups if a lookup is due, and return whether the selection has changed."""
         started = self._monotonic()
         if started < self._next_look:
             return False

@@ -161,7 +161,7 @@ def make_events(
     cpus: Iterable[int],
     runs: Callable[[int, int], int],
 ) -> list[PerCpuEvents]:
-    """Returns the perf events other than cpu-clock, which are not open yet; skips tracepoints.
+    """Returns the perf events other than cpu-clock and tracepoints; none are open yet.
 
     The program identifies each event by its number, from 1, in the event's attributes. ``runs``
     returns how often the program has run on a CPU for an event number.

@@ -54,7 +54,7 @@ _IN_FLIGHT_TRIES: Final = 16
 _NEVER_NS: Final = 1 << 63
 
 RawSink = Callable[[bytes, int], None]
-"""A function that receives the raw records of a drain, and its ``complete_until_ns``."""
+"""A function that receives a drain's raw records and ``complete_until_ns``."""
 
 
 class EbpfSampler(ForkAware):

@@ -13,7 +13,7 @@ _OWN_NAME: Final = "kprofiler-"
 class OwnThreads:
     """The threads of this process whose waits are excluded; not thread-safe.
 
-    ``leaves_out`` is that of :class:`OffCpuConfig`.
+    For ``leaves_out``, see :class:`OffCpuConfig`.
     """
 
     def __init__(self, leaves_out: str) -> None:

@@ -42,7 +42,7 @@ class SamplerConfig:
             that side are dropped.
         max_frames: maximum number of frames per side, 1 to 127.
         user_unwinding: how to unwind user stacks. ``auto`` uses the files' unwind tables where
-            supported and frame pointers elsewhere; ``frame_pointers`` only works for code built
+            supported and frame pointers elsewhere; ``frame_pointers`` works only for code built
             with frame pointers.
         max_unwind_work: limit on the work for unwinding a user stack in the interrupt. 1000 units
             take at most 25 µs, and a cached frame costs 15 units.

@@ -64,10 +64,10 @@ class TracepointPlan(NamedTuple):
 def plan_tracepoints(
     config: SamplerConfig, read_types: Callable[[], KernelTypes], files: HostFiles
 ) -> list[TracepointPlan]:
-    """Plans the configured tracepoints.
+    """Plans sampling at the configured tracepoints.
 
-    Raises ``HostError`` if the kernel lacks a tracepoint, or a tracepoint lacks the value; raises
-    ``OSError`` without BTF.
+    Raises ``HostError`` if the kernel lacks a tracepoint, or if the value of its events cannot be
+    located, and ``OSError`` without BTF.
     """
     return [
         TracepointPlan(event, number, _find_value(event, read_types(), files))
@@ -254,9 +254,9 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Loads all programs but the first while a context lasts; yields None if there are no plans.
+    """Loads all programs but the first within a context; yields None if there are no plans.
 
-    ``first`` contains the program of the first tracepoint. ``load`` loads the program of a further
+    ``first`` contains the program of the first tracepoint. ``load`` loads the program of another
     tracepoint, which shares the maps of ``first``.
     """
     if not plans:

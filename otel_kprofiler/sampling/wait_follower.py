@@ -103,7 +103,7 @@ def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> d
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
-    """Returns the programs to load, which collect stacks like ``on_cpu``; empty without waits."""
+    """Returns the programs to load, which collect stacks like ``on_cpu``; none if waits are off."""
     if config.off_cpu is None:
         return ()
     sampled = config.off_cpu.samples_per_second
@@ -271,7 +271,8 @@ class WaitFollower:
             # union bpf_attr for BPF_ITER_CREATE: link, flags
             fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
-            # Before 5.19, this requires CAP_BPF. Without it, waits are reported only when they end.
+            # Before 5.19, iterators require CAP_BPF. Without it, waits are reported only when they
+            # end.
             _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
@@ -318,7 +319,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Attach the loaded programs for the duration of a context; yields None if waits are off.
+    """Attaches the loaded programs within a context; yields None if waits are off.
 
     Raises ``OSError``, or ``HostError`` if this process may not attach the programs.
     """

@@ -37,7 +37,7 @@ class _Pending:
     runnable_ns: int = 0
 
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
-        """Count all time so far as sampled; returns the sleep and runnable time that this added.
+        """Count all time so far as sampled, and return the added sleep and runnable time.
 
         The threads' clock may be unstable, so the time cannot exceed that of ``CLOCK_BOOTTIME``.
         """
@@ -128,12 +128,12 @@ class WaitJoiner:
         """Sample the time that ongoing waits have taken since the last call.
 
         Includes only waits beyond the threshold whose start was received. If there are too many of
-        these, each wait's new part is sampled with a probability proportional to its duration, so
-        that ``most`` parts are sampled on average. Parts of at least :attr:`lasting_threshold_ns`
-        are always sampled.
+        these, each wait's new part is sampled with a probability proportional to the part's
+        duration, so that ``most`` parts are sampled on average. Parts of at least
+        :attr:`lasting_threshold_ns` are always sampled.
 
-        ``now_ns`` was read before ``threads``, on the same clock as their timestamps. The samples
-        have the time ``boot_ns``. Waits from other epochs than ``epoch`` are skipped, since they
+        ``now_ns`` was read before ``threads``, on the clock of the threads' timestamps. The samples
+        have the time ``boot_ns``. Waits from epochs other than ``epoch`` are skipped, since they
         may have ended.
         """
         parts = [
@@ -194,7 +194,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
         source, start_ns = pending.begin, pending.begin.time_ns
         sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
-        # The final state may differ from the state read earlier, but the sum does not change.
+        # The final times by state may differ from those read earlier, but their sum does not.
         runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
     weight = rest * max(duration, end.threshold_ns) // duration if duration else 0
@@ -252,7 +252,7 @@ class ThresholdControl:
         self._sum_ns += threshold_ns
 
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
-        """Adjust the threshold once a second; returns whether it changed.
+        """Adjust the threshold once a second, and return whether it changed.
 
         ``taken`` waits have been sampled since the start. ``per_second`` is the rate on all CPUs,
         at least 1.

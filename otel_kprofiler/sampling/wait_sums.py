@@ -1,4 +1,4 @@
-"""Computes how much off-CPU time each process gained between two readings of its threads' sums."""
+"""Computes how much off-CPU time each process gained between two reads of its threads' sums."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class WaitSums:
         """Returns each process's off-CPU totals since the last call.
 
         A thread that has just exited may be missing from ``threads``, or may also be passed to
-        :meth:`add_ended` later. ``now_ns`` was read before ``threads``, on the same clock as their
-        timestamps. Waits from other epochs than ``epoch`` may have ended, and are not counted.
+        :meth:`add_ended` later. ``now_ns`` was read before ``threads``, on the clock of the
+        threads' timestamps. Waits from epochs other than ``epoch`` may have ended, and are not
+        counted.
         """
         self._round += 1
         living = set[ProcessKey]()
@@ -62,7 +63,7 @@ class WaitSums:
     def _add(
         self, thread: WaitThread, by_state: tuple[int, ...], reported: _Reported | None
     ) -> tuple[int, ...]:
-        """Add a thread's increments since its last report; returns its current sums."""
+        """Add a thread's increments since its last report, and return its current sums."""
         waits, below, new = thread.waits, thread.below_ns, by_state
         if reported is not None:
             _, reported_states, reported_waits, reported_below = reported
@@ -80,7 +81,7 @@ class WaitSums:
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the sums by state, none of which is below the sum reported last.
 
-    A sum of sleep can decrease, because reported sleep may turn out to be runnable time.
+    A sleep sum can decrease, because reported sleep may turn out to be runnable time.
     """
     kept = list(map(max, by_state, reported))
     excess = sum(kept) - sum(by_state)

@@ -34,14 +34,14 @@ def find_applied_configuration() -> Any:
 
 
 def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None:
-    """Returns the OTLP settings in the ``OTEL_CONFIG_FILE``, or None; raises ``ConfigError``."""
+    """Returns the OTLP settings in ``OTEL_CONFIG_FILE``, if any, or raises ``ConfigError``."""
     path = environ.get(_VARIABLE)
     if not path:
         return None
     try:
         load = importlib.import_module("opentelemetry.configuration").load_config_file
     except ImportError:
-        return None  # reported by the SDK
+        return None  # the SDK reports the missing package
     try:
         return find_otlp_settings(load(path))
     except Exception as error:

@@ -33,8 +33,8 @@ OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Maximum number of frames per side of a stack, 1 to 127."""
 
 OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
-"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Each frame
-has function and line."""
+"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Frames
+have functions and lines."""
 
 OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
 """``true`` to also sample off-CPU waits: where threads wait, and for what."""

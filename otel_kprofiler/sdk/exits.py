@@ -45,8 +45,9 @@ def call_at_exit_of_child(method: Callable[[], None]) -> None:
 def _register_finalizer(method: Callable[[], None]) -> None:
     """Register a finalizer with multiprocessing, which shares its registry with billiard.
 
-    The finalizer is also registered in children, because a starting multiprocessing process clears
-    all finalizers: after the fork, or, under the fork server, after importing the main module.
+    The finalizer is also registered in children, because a multiprocessing process clears all
+    finalizers when it starts: after the fork, or, under the fork server, after importing the main
+    module.
     """
     if not sys.modules.keys() & {"multiprocessing", "billiard"}:
         return

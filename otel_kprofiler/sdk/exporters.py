@@ -112,12 +112,12 @@ class ConsoleProfileExporter(ProfileExporter):
 
 
 def open_grpc() -> ProfileExporter:
-    """Opens an OTLP/gRPC exporter from the environment; entry point ``otlp_proto_grpc``."""
+    """Opens an OTLP/gRPC exporter from the environment. Entry point ``otlp_proto_grpc``."""
     return open_client(dataclasses.replace(read_settings(), protocol="grpc"))
 
 
 def open_http() -> ProfileExporter:
-    """Opens an OTLP/HTTP exporter from the environment; entry point ``otlp_proto_http``."""
+    """Opens an OTLP/HTTP exporter from the environment. Entry point ``otlp_proto_http``."""
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
@@ -125,7 +125,7 @@ def open_http() -> ProfileExporter:
 
 
 def open_json_file() -> ProfileExporter:
-    """Opens an exporter that appends to ``OTEL_KPROFILER_FILE``; entry point ``otlp_json_file``."""
+    """Opens an exporter that appends to ``OTEL_KPROFILER_FILE``. Entry point ``otlp_json_file``."""
     return FileExporter(os.environ.get(OTEL_KPROFILER_FILE) or "-", form=Form.JSON)
 
 

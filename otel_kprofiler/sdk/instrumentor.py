@@ -1,7 +1,7 @@
 """Implements the ``opentelemetry_instrumentor`` entry point ``kprofiler``.
 
-It starts the profiler under ``opentelemetry-instrument``, and under declarative configuration
-(``instrumentation/development: {python: {kprofiler: {…}}}``) with the keys of
+The entry point starts the profiler under ``opentelemetry-instrument``, and under declarative
+configuration (``instrumentation/development: {python: {kprofiler: {…}}}``) with the keys of
 :class:`otel_kprofiler.sdk.schema.Settings`.
 """
 
@@ -20,7 +20,7 @@ class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the 
     """Starts and stops the profiler of this process.
 
     There is no ``configuration`` dataclass for the SDK, because the profiler's schema checks the
-    options in declarative configuration, and reports all mistakes at once.
+    options in declarative configuration, and reports all errors at once.
     """
 
     _profiler: KernelProfiler | None = None
@@ -30,7 +30,7 @@ class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the 
         return []
 
     def _instrument(self, **options: Any) -> None:
-        """Start the profiler; declarative configuration overrides ``OTEL_KPROFILER_*``."""
+        """Start the profiler. Declarative configuration overrides ``OTEL_KPROFILER_*``."""
         configuration = find_applied_configuration()
         if options or configuration is not None:
             otlp = find_otlp_settings(configuration) if configuration is not None else None

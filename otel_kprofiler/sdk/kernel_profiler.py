@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelProfiler(ForkAware):
-    """Profiles what this process does in the kernel. Thread-safe; one per process may run.
+    """Profiles what this process does in the kernel. Thread-safe. Only one may run per process.
 
     ::
 
@@ -195,9 +195,9 @@ class KernelProfiler(ForkAware):
         return profiler
 
     def start(self, on_error: OnError = "warn") -> Self:
-        """Start profiling; does nothing if this profiler is already running or disabled.
+        """Start profiling, unless this profiler is already running or is disabled.
 
-        If profiling is not possible, ``warn`` logs the reason and the fix; ``raise`` raises them.
+        If profiling is not possible, ``warn`` logs the reason and the fix. ``raise`` raises them.
 
         Raises:
             ConfigError: the environment has invalid values. The message lists all problems.
@@ -298,7 +298,7 @@ class KernelProfiler(ForkAware):
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
-        - ``samples``, ``linked``: numbers of samples in closed windows: all, and those with a link.
+        - ``samples``, ``linked``: numbers of samples, and of linked samples, in closed windows.
         - ``account``: the account of all samples, until the profiler is stopped.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
 
@@ -427,7 +427,7 @@ class KernelProfiler(ForkAware):
                 (session.pause if self._pauses else session.resume)()
 
     def after_fork_in_child(self) -> None:
-        """Reset the profiler in a forked child; schedule its restart if configured."""
+        """Reset the profiler in a forked child, and schedule its restart if configured."""
         global _running  # noqa: PLW0603 - one per process
         _running = None
         renew_thread_id()

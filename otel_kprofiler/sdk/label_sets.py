@@ -58,7 +58,7 @@ class LabelSets:
         return len(self._sets)
 
     def number(self, labels: LabelSet) -> int:
-        """Returns the number of a label set; assigns a new number if the set is not kept."""
+        """Returns the number of a label set, assigning a new number if the set is not kept."""
         number = self._numbers.get(labels)
         if number is not None:
             try:

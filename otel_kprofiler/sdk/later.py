@@ -32,7 +32,7 @@ class LaterStart:
         self.due = False
 
     def in_workers(self) -> str:
-        """Start in each forked uWSGI worker. Returns why the profiler does not start now."""
+        """Start in each forked uWSGI worker, and return why the profiler does not start now."""
         if not self.due:
             self.due = True
             call_in_workers(self._run)

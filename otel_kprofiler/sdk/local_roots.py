@@ -64,7 +64,7 @@ class LocalRoot(weakref.ref[Any]):
     encoded: tuple[str, bytes]
 
     def get_name(self) -> str:
-        """Returns the span's current name; propagates exceptions of the span's class."""
+        """Returns the span's current name, propagating exceptions of the span's class."""
         if self.name is not None:
             return self.name
         span = self()
@@ -72,7 +72,7 @@ class LocalRoot(weakref.ref[Any]):
 
 
 def describe(span: Any) -> str:
-    """Returns the request's method and ``http.route``, or else the span's name; truncated."""
+    """Returns the request's method and ``http.route``, or the span's name, truncated if long."""
     try:
         get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
@@ -112,8 +112,8 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """From now on, store the encoded name of each active span's root, by span id.
 
-        ``encoded`` receives the root's name at the time when a span below the root last started. It
-        is removed when the span ends. Exceptions of ``encode`` are counted as failures.
+        ``encoded`` receives the root's name at the time when a span below the root last started.
+        The name is removed when the span ends. Exceptions of ``encode`` are counted as failures.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -191,7 +191,7 @@ class LocalRoots(ForkAware):
         return None
 
     def forget_ended(self) -> None:
-        """Forget spans that ended a while ago; call after each drain."""
+        """Forget spans that ended a while ago. Call after each drain."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now
@@ -363,7 +363,7 @@ class RootNames:
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Adds the names with the most samples, up to the limit, to their links."""
+        """Adds the names with the most samples, up to the limit, to the samples' links."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}

@@ -44,7 +44,7 @@ class OwnContexts:
         self.problem = ""
 
     def prepare(self) -> None:
-        """Write records if spans require them; call repeatedly, as imports may add span classes."""
+        """Write records if spans require them. Call repeatedly, as imports may add span classes."""
         if self.is_needed:
             return
         others = find_other_classes() if self._follows_spans else frozenset()
@@ -65,7 +65,7 @@ class OwnContexts:
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Keep this process's first sample, for its start time; register the process if due."""
+        """Keep this process's first sample for the start time, and register the process if due."""
         if self._sample is None:
             self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
             self._register()

@@ -78,7 +78,7 @@ class _Mapping:
             )
 
     def withdraw(self) -> None:
-        """Mark the context as unpublished; the page stays mapped until the process exits."""
+        """Mark the context as unpublished. The page stays mapped until the process exits."""
         self._words[_PUBLISHED_AT] = 0
 
     def _order(self) -> None:
@@ -104,7 +104,7 @@ def _map() -> tuple[mmap.mmap, bool]:
 
 
 def _name_mapping(address: int) -> bool:
-    """Name the mapping; returns False if unsupported (CONFIG_ANON_VMA_NAME, Linux 5.17)."""
+    """Name the mapping. Return False if unsupported (CONFIG_ANON_VMA_NAME, Linux 5.17)."""
     libc = ctypes.CDLL(None)
     word = ctypes.c_ulong
     status: int = libc.prctl(
@@ -191,7 +191,7 @@ def publish_process_context(
 
 
 def publish_profiled(resource: Callable[[], Attributes], target: str) -> None:
-    """Publish the profiles' Resource and the sampling target; log a failure.
+    """Publish the profiles' Resource and the sampling target, and log a failure.
 
     ``resource`` is also called in forked children. ``target`` is empty if sampling is off.
     """
@@ -207,7 +207,8 @@ def publish_thread_keys(keys: Attributes | None, resource: Attributes | None = N
     """Announce thread contexts in the current and later process contexts. Thread-safe.
 
     If ``keys`` is None, the announcement is withdrawn. If there is no process context yet, one with
-    the attributes ``resource`` is published, unless ``resource`` is None. Raises ``HostError``.
+    the attributes ``resource`` is published, unless ``resource`` is None. Raises ``HostError`` if
+    publishing fails.
     """
     forks.catch_up()
     with _publisher.lock:

@@ -40,7 +40,7 @@ class ProfileProcessor(abc.ABC):
         """Process a closed window."""
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all windows so far are exported or lost; returns False on timeout."""
+        """Wait until all windows so far are exported or lost. Return False on timeout."""
         return True
 
     @abc.abstractmethod
@@ -81,7 +81,7 @@ class BatchProfileProcessor(ProfileProcessor):
             self._reporter(window)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all windows so far are exported or lost; returns False on timeout."""
+        """Wait until all windows so far are exported or lost. Return False on timeout."""
         return self._reporter is None or self._reporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
@@ -94,7 +94,7 @@ class BatchProfileProcessor(ProfileProcessor):
         return self._reporter.accounts() if self._reporter else ()
 
     def after_fork_in_child(self) -> None:
-        """Leave pending batches to the parent; the child's first window opens a new exporter."""
+        """Leave pending batches to the parent. The child's first window opens a new exporter."""
         _abandoned.append(self._reporter)
         self._reporter = None
 
@@ -105,7 +105,7 @@ class BatchProfileProcessor(ProfileProcessor):
 
 
 class SimpleProfileProcessor(ProfileProcessor):
-    """Exports each window immediately, in the profiler's thread. Meant for tests and consoles.
+    """Exports each window immediately, in the profiler's thread, for tests and console output.
 
     Nothing drains the ring during an export, so an exporter that blocks for long loses samples.
     """
@@ -167,7 +167,7 @@ class Source(Protocol):
     """The part of a profiler that its provider uses."""
 
     def flush_window(self, timeout_millis: float) -> bool:
-        """Close the current window; returns False on timeout."""
+        """Close the current window. Return False on timeout."""
 
     def stop(self, timeout_millis: float) -> None:
         """Stop profiling, and pass the last window to the provider."""
@@ -250,7 +250,7 @@ class ProfilerProvider(ForkAware):
         )
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Export all samples so far; returns False on timeout."""
+        """Export all samples so far. Return False on timeout."""
         forks.catch_up()
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = [source.flush_window(_millis_to(deadline)) for source in self._sources]

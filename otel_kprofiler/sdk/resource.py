@@ -64,7 +64,7 @@ class ServiceResource:
 
 
 def plain_attributes(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Convert the SDK's attributes; values of unsupported types become strings."""
+    """Convert the SDK's attributes, turning values of unsupported types into strings."""
     return {
         key: tuple(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
         for key, value in attributes.items()

@@ -73,7 +73,7 @@ class Settings(Receiver):
 
 
 def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
-    """Check and convert options from ``source``; raises ``ConfigError`` with all problems."""
+    """Check and convert options from ``source``. Raises ``ConfigError`` with all problems."""
     try:
         return Settings.model_validate(dict(options))
     except ValidationError as error:
@@ -114,7 +114,7 @@ def find_unknown(environ: Mapping[str, str]) -> list[ConfigProblem]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Convert a string to the key's type; keep invalid strings for the validation to reject."""
+    """Convert a string to the key's type, leaving invalid strings for the validation to reject."""
     field = Settings.model_fields.get(key)
     kind = field.annotation if field else None
     if kind is bool:

@@ -35,7 +35,7 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Size of each CPU's ring for about 600 BPF program records; small, as each process has rings."""
+"""Size of each CPU's ring, for about 600 records. It is small, because each process has rings."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,22 +131,22 @@ class Session:
             raise
 
     def set_service(self, service: Resource) -> None:
-        """Change the service's Resource; call from the sink only."""
+        """Change the service's Resource. Call from the sink only."""
         set_service(self._pipeline.resources, self._plan, service, self._access)
 
     def flush_window(self, timeout_s: float) -> bool:
-        """Close the current window; returns False on timeout."""
+        """Close the current window. Return False on timeout."""
         return self._call(self._flush_window, timeout_s)
 
     def pause(self, timeout_s: float = 1.0) -> bool:
-        """Pause sampling until :meth:`resume`; returns False on timeout.
+        """Pause sampling until :meth:`resume`. Return False on timeout.
 
         While paused, the account includes all samples taken.
         """
         return self._call(self._pause_sampler, timeout_s)
 
     def resume(self, timeout_s: float = 1.0) -> bool:
-        """Resume sampling; returns False on timeout."""
+        """Resume sampling. Return False on timeout."""
         return self._call(self._sampler.resume, timeout_s)
 
     def account(self) -> Account:
@@ -176,14 +176,14 @@ class Session:
         return {"source": "interpreter", "possible": True, "problem": "", **more, **names}
 
     def stop(self, timeout_s: float) -> None:
-        """Stop sampling and pass the last window to the sink; waits up to the timeout."""
+        """Stop sampling and pass the last window to the sink, waiting up to the timeout."""
         self._stopping = True
         if self._thread.is_alive():
             self._pipeline.wake()
             self._thread.join(timeout_s)
 
     def _call(self, command: Callable[[], None], timeout_s: float) -> bool:
-        """Run a command in the daemon thread; returns False on timeout, or if the thread exited."""
+        """Run a command in the daemon thread. Return False on timeout, or if the thread exited."""
         done = threading.Event()
 
         def do() -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Final
 
 _JOIN_S: Final = 3.0
-"""Time limit for an export, which exceeds 2 s only if the interrupted thread holds a lock."""
+"""Time limit, in seconds, for an export. 2 s suffice unless the interrupted thread holds a lock."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class _Handler:
     """A signal handler that runs before the previous handler or the default action.
 
-    It exports in another thread, because the main thread, which runs handlers, may hold any lock.
+    Exports in another thread, because the main thread, which runs handlers, may hold any lock.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class _Handler:
         self._before = earlier
         self._flush = flush
         self._end = end
-        self._exiting = 0  # pid whose exit hook exports; children inherit this object
+        self._exiting = 0  # pid of the process that exports at exit; not of its children
         self._arrived = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -41,7 +41,7 @@ class _Handler:
             _start(self._flush)
             self._before(number, frame)
         elif os.getpid() == 1:
-            _start(self._flush)  # by default, pid 1 ignores SIGTERM
+            _start(self._flush)  # SIGTERM does not end pid 1 by default
         else:
             signal.signal(number, signal.SIG_DFL)  # a second SIGTERM terminates the process at once
             ending = _start(self._end)
@@ -67,7 +67,7 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
     if sys.is_finalizing():  # all samples have been exported, and a thread would never start
         return None
     thread = threading.Thread(target=task, name="kprofiler-sigterm", daemon=True)
-    with contextlib.suppress(RuntimeError):  # at interpreter exit, where atexit exports
+    with contextlib.suppress(RuntimeError):  # at interpreter exit, an atexit handler exports
         thread.start()
         return thread
     return None
@@ -93,5 +93,5 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Delay SIGTERM until the export at exit; a second SIGTERM takes effect at once."""
+    """Delay SIGTERM until the export at exit. A second SIGTERM takes effect at once."""
     return contextlib.nullcontext() if _installed is None else _installed.put_off()

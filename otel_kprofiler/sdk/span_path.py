@@ -131,7 +131,7 @@ def find_other_classes() -> frozenset[str]:
 
 
 def _find_oldest(read: Read) -> int:
-    """Returns the last thread state in the list; new states are added at the other end."""
+    """Returns the last thread state in the list. New states are added at the other end."""
     state = get_thread_state()
     for _ in range(MAX_THREADS):
         older = read_word(read, state + _OLDER_AT)

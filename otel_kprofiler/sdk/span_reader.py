@@ -16,7 +16,7 @@ from typing import Final
 from otel_kprofiler.bpf import VALUES_BY_POINTER, VALUES_TAGGED, SpanPath
 
 Read = Callable[[int, int], bytes]
-"""A function that returns the requested number of bytes at an address. Raises ``OSError``."""
+"""A function that returns the requested number of bytes at an address, or raises ``OSError``."""
 
 MAX_THREADS: Final = 1024
 _MAX_LEVELS: Final = 8
@@ -50,7 +50,7 @@ class _Span(ctypes.Structure):
 
 
 def read_own_memory(address: int, size: int) -> bytes:
-    """Read this process's memory; raises ``OSError`` if it is not mapped, or seccomp forbids it."""
+    """Read this process's memory. Raises ``OSError`` if it is unmapped, or seccomp forbids this."""
     buffer = ctypes.create_string_buffer(size)
     to, source = _Span(ctypes.addressof(buffer), size), _Span(address & (1 << 64) - 1, size)
     read = _libc.process_vm_readv
@@ -61,8 +61,8 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-# A PyDLL keeps the GIL, so no thread can start or exit, and change the list of thread states,
-# during a call.
+# A PyDLL keeps the GIL, so during a call, no thread can start or exit and thus change the list of
+# thread states.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
@@ -71,7 +71,7 @@ _libc.process_vm_readv.restype = ctypes.c_ssize_t
 
 
 class SpanReader:
-    """Reads the fields that the sampler reads; methods return 0 where the sampler finds nothing."""
+    """Reads the fields that the sampler reads. Methods return 0 where the sampler finds nothing."""
 
     def __init__(self, path: SpanPath, read: Read = read_own_memory) -> None:
         self._path = path
@@ -206,13 +206,13 @@ class SpanReader:
 
 
 def read_word(read: Read, address: int) -> int:
-    """Returns the word at an address. Raises ``OSError``."""
+    """Returns the word at an address, or raises ``OSError``."""
     word: int = _WORD.unpack(read(address, _WORD.size))[0]
     return word
 
 
 def read_dict(read: Read, address: int) -> tuple[int, int, int]:
-    """Returns the type, keys and values (0 if combined) of a dictionary. Raises ``OSError``."""
+    """Returns a dictionary's type, keys and values (0 if combined), or raises ``OSError``."""
     type_, keys, values = _DICT.unpack(read(address, _DICT.size))
     return type_, keys, values
 
@@ -220,7 +220,8 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
     """Finds an instance's values: their address, their header's size, and the dictionary's address.
 
-    The values' address is 0 if the values are in the dictionary. Raises ``OSError``.
+    The values' address is 0 if the values are in the dictionary. Raises ``OSError`` if a read
+    fails.
     """
     dict_ = read_word(read, instance + _DICT_POINTER_AT)
     if style == VALUES_BY_POINTER:

@@ -1,4 +1,4 @@
-"""Publishes thread contexts (OTEP 4947): a record with the current span of each thread.
+"""Publishes thread contexts (OTEP 4947): for each thread, a record of its current span.
 
 A library in C writes the records. It is called where OpenTelemetry's context variable changes
 (``ContextVar.set``, ``ContextVar.reset``), where a thread enters or leaves a
@@ -7,8 +7,8 @@ A library in C writes the records. It is called where OpenTelemetry's context va
 From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
 In earlier versions, the library replaces ``Context.run``, which event loops and executors call. If
 C code enters a context directly, the library notices only if a shared library imports the function
-for this (``imports.c``). If the function is linked into the interpreter, a span attached in such a
-context is not published.
+that enters it (``imports.c``). If the function is linked into the interpreter, a span attached in
+such a context is not published.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum number of endpoint names kept in encoded form. With ids in span names, there are more."""
+"""Maximum number of endpoint names kept in encoded form. Span names that contain ids exceed it."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -63,7 +63,7 @@ class _Attributes:
         return tuple(self._numbers)
 
     def encode(self, labels: LabelSet) -> bytes:
-        """Returns labels as a record's attributes; leaves out labels beyond the limits."""
+        """Returns labels as a record's attributes, leaving out labels beyond the limits."""
         encoded = bytearray()
         count = len(self._numbers)
         for name, value in labels:
@@ -199,7 +199,7 @@ def _methods(kind: type) -> dict[str, Any]:
 
 
 def _is_outside_of_loops() -> bool:
-    """Returns whether this thread runs no event loop, so that its context is the thread's."""
+    """Returns whether this thread runs no event loop, which would enter a context for each task."""
     if asyncio._get_running_loop() is not None:  # noqa: SLF001 - returns None outside of loops
         return False
     trio: Any = sys.modules.get("trio")
@@ -216,7 +216,7 @@ _writer: Final = _Writer()
 
 
 def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
-    """Publish the current span of each thread; requires no privileges. Thread-safe.
+    """Publish the current span of each thread. Requires no privileges. Thread-safe.
 
     Also publishes a process context, unless this process already has one. A record has the trace
     id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name of the
@@ -238,7 +238,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
 
 
 def publish_threads(*, endpoints: bool) -> None:
-    """Publish threads' spans, with root names if ``endpoints``; log failures. Thread-safe."""
+    """Publish threads' spans, with root names if ``endpoints``, and log failures. Thread-safe."""
     try:
         _writer.start(None, endpoints=endpoints)
     except HostError as error:
@@ -248,7 +248,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write records without announcing them; returns why this failed, or "". Thread-safe."""
+    """Write records without announcing them. Return why this failed, or "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:

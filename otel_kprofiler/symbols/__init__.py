@@ -1,6 +1,6 @@
 """Resolves kernel and user addresses to modules, file addresses, functions and lines.
 
-Usable as a library, on this host or on captured files::
+The package can be used as a library, on this host or on captured files::
 
     from otel_kprofiler.symbols import KernelSymbolizer
 
@@ -214,6 +214,6 @@ _LATE: Final = {
     "Symbolizer": "symbolizer",
     "find_process": "resolvers.process",
 }
-"""Names that sampling does not require; they are imported on first use."""
+"""Names that sampling does not require, and that are imported on first use."""
 
 __getattr__ = late_names(__name__, _LATE)

@@ -50,7 +50,7 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """A cache shared by many owners, bounded by total weight. Thread-safe."""
+    """A cache that many objects share, bounded by total weight. Thread-safe."""
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = self._left = max_weight
@@ -61,7 +61,7 @@ class KeptValues(Generic[K, V]):
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Store a value; if the limit is exceeded, all other values are evicted."""
+        """Store a value. If this exceeds the limit, all other values are evicted."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

@@ -46,7 +46,7 @@ class CapturedFiles:
         self._ordered = sorted(self._files)
 
     def open_fd(self, path: str) -> int:
-        """Open a file for reading; the caller closes the descriptor. Raises like ``read_bytes``."""
+        """Open a file for reading; the caller closes it. Raises as :meth:`read_bytes` does."""
         local = self._local(path)
         if local is not None:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
@@ -108,7 +108,7 @@ class CapturedFiles:
         return None
 
     def _add_archive(self, host_path: str, local: str) -> None:
-        import tarfile  # noqa: PLC0415  # takes 10 ms, only for archives
+        import tarfile  # noqa: PLC0415  # takes 10 ms; only for archives
 
         data = _read(local)
         size = 0

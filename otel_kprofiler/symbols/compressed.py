@@ -27,7 +27,7 @@ def is_compressed(path: str, beginning: bytes) -> bool:
 
 
 def unpack(path: str, data: bytes | mmap.mmap) -> bytes | mmap.mmap:
-    """Decompress a file's content; returns ``data`` unchanged if it is not compressed.
+    """Returns a file's decompressed content, which is ``data`` itself if it is not compressed.
 
     Raises:
         KProfilerError: the data is damaged, or decompresses to more than 1 GiB.

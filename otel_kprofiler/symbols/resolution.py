@@ -26,12 +26,13 @@ class Resolution:
     """The result of resolving an address. Nothing is guessed, and a missing name has a reason.
 
     Attributes:
-        address: the requested address: a runtime address in the process or kernel, or else an
+        address: the requested address, which is a runtime address in the process or kernel, or an
             address in a file.
         frame: module, address in the module's file, functions and source lines; or the reason why
             there is no function.
         process: pid and start time; None for the kernel, and for a file without a process.
-        path: path of the file as seen by the process; empty if there is none, or if unknown.
+        path: path of the file as seen by the process; empty if there is no file, or if it is
+            unknown.
         file_offset: file offset, as for uprobes; None if the address has no bytes in the file.
     """
 
@@ -48,7 +49,7 @@ class Resolution:
 
     @property
     def build_id(self) -> BuildId | None:
-        """Returns the file's GNU build id; None if the file has no build id, or is unknown."""
+        """Returns the file's GNU build id; None if the file or its build id is unknown."""
         return self.frame.module.build_id if self.frame.module else None
 
     @property
@@ -90,7 +91,7 @@ class Resolution:
 class Resolver(Protocol):
     """Resolves addresses to functions, and names to addresses. Thread-safe.
 
-    Unknown addresses and processes are not errors: the result states why there is no name.
+    Unknown addresses and processes are not errors. The result states why there is no name.
     """
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:

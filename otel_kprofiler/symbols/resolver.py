@@ -26,13 +26,13 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Size limit of cached raw stacks. The resolved stacks take about three times as much on top."""
+"""Size limit of cached raw stacks. The resolved stacks take another three times as much."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
 """Function that arranges the sides of a stack, from leaf to root."""
 _SideKey = tuple[bytes, StackStatus, Any]  # words, status, and state of the resolver
-_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # with the states of all resolvers
+_StackKey = tuple[Collected, tuple[bytes, ...], Any]  # words and states of all sides
 
 
 class VariableSide(Protocol):
@@ -69,12 +69,12 @@ class SideResolver(Protocol[StateT]):
     def advance(self, now_boot_ns: int) -> int:
         """Apply new information since the last call.
 
-        Returns the boottime up to which information is complete. A sample waits until this boottime
-        is later than the sample's, but at most half a second.
+        Returns the boottime up to which information is complete. A sample waits for this boottime
+        to pass its timestamp, but at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for pending reads. No more samples may follow.
+        """Wait for pending reads. No samples may follow.
 
         Provisional samples are then resolved again.
         """
@@ -91,7 +91,7 @@ class Stateless:
 
 
 class RawAddresses(Stateless):
-    """Leaves a side's addresses unresolved; used for sides without a resolver."""
+    """Leaves addresses unresolved, for sides without a resolver."""
 
     def __init__(self, kind: SideKind) -> None:
         self._reason = kind.usual_reason or Unresolved.NO_SYMBOL_TABLE
@@ -155,12 +155,12 @@ class StackResolver:
         return stack.of(sample) if isinstance(stack, _VariableStack) else stack
 
     def find(self, sample: RawSample) -> Stack | None:
-        """Returns a sample's stack if it is cached and does not vary between samples; else None."""
+        """Returns a sample's stack; None if it is not cached, or varies between samples."""
         stack = self._stacks.get((sample.collected, sample.stacks, self._state(sample)))
         return stack if isinstance(stack, Stack) else None
 
     def advance(self, now_boot_ns: int) -> int:
-        """Advance the resolvers; returns the boottime up to which all have complete information."""
+        """Advance the resolvers, and return the boottime up to which all of them are complete."""
         return min(
             [side_resolver.advance(now_boot_ns) for side_resolver in self._resolvers.values()]
         )
@@ -206,7 +206,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that maps a sample to all states; with a single resolver, to its state."""
+    """Returns a function that maps a sample to its states, or to a single resolver's state."""
     return (
         states[0]
         if len(states) == 1

@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """Reads this host's files, but hidden addresses in :data:`PROC_KALLSYMS` through the iterator.
+    """Reads this host's files; the iterator reads :data:`PROC_KALLSYMS` if addresses are hidden.
 
-    The first read of kallsyms decides whether to use the iterator. ``refused`` is the reason why it
-    cannot be used; empty if it can be used, or is not needed.
+    The first read of kallsyms decides whether to use the iterator. ``refused`` is the reason why
+    the iterator cannot be used; empty if it can be used, or is not needed.
     """
 
     def __init__(self, files: HostFiles) -> None:

@@ -30,7 +30,7 @@ from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, Record
 QUEUE_BYTES: Final = 8 << 20
 """Limit on data queued for ``poll``; beyond it, data is dropped and everything is reread."""
 SETTLE_NS: Final = 5_000_000
-"""Maximum delay of a record. A virtual CPU may pause between reading the clock and writing."""
+"""Maximum delay of a record. A virtual CPU may pause between the timestamp and the write."""
 FOLLOW_INTERVAL_S: Final = 5.0
 """Interval between checks for new CPUs; all symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2
@@ -255,7 +255,7 @@ class KsymbolWatch(ForkAware):
     def _read_all(self) -> None:
         self._all_wanted = False
         began_ns = _now_ns()
-        # Stop if records are lost: the BPF programs are then reread first, and everything later.
+        # Stop if records are lost: BPF programs are then reread first, and all other symbols later.
         reading = self._baseline.read_all(lambda: not (self._closed or self._read_wanted))
         self._push(began_ns, reading)
 

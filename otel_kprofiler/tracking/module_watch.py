@@ -2,8 +2,8 @@
 
 A thread, started by the first poll, sleeps until the kernel announces a module. It then reads the
 sections and build ids of new modules, which suffice for file id and RVA, and finally the modules'
-symbol names. ``poll`` also checks the list of modules: a module whose init function is still
-running has not been announced, and will never be announced if the init function fails.
+symbol names. ``poll`` also checks the list of modules, because a module is not announced while its
+init function is running, and never if the function fails.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ModuleWatch(ForkAware):
         self._events.wake()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the new readings, and the boottime up to which readings are complete."""
+        """Returns the new readings, and the boottime up to which they are complete."""
         if self._thread.ident is None and not self._closed:
             self._thread.start()
         with self._lock:
@@ -193,12 +193,12 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Returns whether the module list is unchanged. Call with lock held and thread idle."""
+        """Returns whether the module list is unchanged. Call it with lock held and thread idle."""
         looked_ns = self._now()
         try:
             lines = self._read_list()
         except OSError:
-            return False  # the thread will report it
+            return False  # the thread will report the error
         modules = self._known
         for line in lines:
             module = modules.get(line.name)
@@ -347,7 +347,7 @@ class ModuleWatch(ForkAware):
             self._next += 1
         kept = {module.number for module in modules.values()}
         for number in {module.number for module in last.values()} - kept - ended.keys():
-            ended[number] = Removal(self._looked_ns, looked_ns)  # its removal was not announced
+            ended[number] = Removal(self._looked_ns, looked_ns)  # the removal was not announced
         self._count(readings=1)
         self._publish(modules, ended, looked_ns, free_ns)
         self._looked_ns = looked_ns
@@ -411,7 +411,7 @@ class ModuleWatch(ForkAware):
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Collects kallsyms lines of some modules; handles announcements while reading."""
+        """Collects kallsyms lines of some modules, and handles announcements while reading."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)

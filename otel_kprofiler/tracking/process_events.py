@@ -55,13 +55,13 @@ from otel_kprofiler.tracking.process_table import (
 from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum delay of a record. A virtual CPU may pause between reading the clock and writing."""
+"""Maximum delay of a record. A virtual CPU may pause between the timestamp and the write."""
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
 """Maximum number of records waiting to be sorted, about 30 MB. Further records count as lost."""
 MAX_READ_AGAIN: Final = 3
-"""Maximum number of readings of a process that changes during each reading."""
+"""Maximum number of times that a process is read if it changes during each read."""
 SAME_START_NS: Final = 50_000_000 + TICK_NS
 _TIME: Final = attrgetter("time_ns")
 
@@ -110,7 +110,7 @@ class ProcessEvents(ForkAware):
     def poll(self) -> list[ProcessEvent]:
         """Returns the events since the last call, in time order; never waits.
 
-        Raises ``OSError`` if processes had to be read again, and ``/proc`` cannot be read.
+        Raises ``OSError`` if processes must be reread, but ``/proc`` cannot be read.
         """
         if self._closed:
             return []
@@ -145,13 +145,13 @@ class ProcessEvents(ForkAware):
         return self._table.mappings(pid)
 
     def add(self, pid: int) -> None:
-        """Start reporting a process; has no effect if all processes are reported."""
+        """Start reporting a process (no effect if all processes are reported)."""
         if not self._table.takes_all:
             self._table.wanted.add(pid)
             self._read_wanted([pid])
 
     def discard(self, pid: int) -> None:
-        """Stop reporting a process; has no effect if all processes are reported."""
+        """Stop reporting a process (no effect if all processes are reported)."""
         if not self._table.takes_all:
             self._table.discard(pid)
 
@@ -234,7 +234,7 @@ class ProcessEvents(ForkAware):
         self._read_until_quiet(sorted(pids))
 
     def _read_until_quiet(self, pids: Iterable[int]) -> None:
-        """Read processes; reread any for which a record shows a change during the reading."""
+        """Read processes, and reread those for which a record shows a change during the read."""
         for _ in range(MAX_READ_AGAIN):
             readings = [reading for pid in pids if (reading := self._read(pid))]
             if not readings:
@@ -257,7 +257,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Returns a process's reading and the time at which the reading ended, or None."""
+        """Returns a process's reading and the time when it ended; None if unreadable."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))
@@ -268,7 +268,7 @@ class ProcessEvents(ForkAware):
         except (OSError, ValueError):
             return None
         mappings: tuple[MemoryMapping, ...] = ()
-        with suppress(OSError):  # another user's process, or it has exited and its record follows
+        with suppress(OSError):  # no permission, or the process has exited and its record follows
             mappings = tuple(
                 mapping if is_file_or_vdso(os.fsencode(mapping.path)) else mapping._replace(path="")
                 for mapping in parse_mappings(read_maps(self._files, pid))

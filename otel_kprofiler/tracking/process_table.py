@@ -1,4 +1,4 @@
-"""Tracks programs and mappings of processes from kernel records and readings of ``/proc``.
+"""Tracks programs and mappings of processes, from kernel records and ``/proc``.
 
 Performs no I/O: consumes records and readings in time order, and returns events.
 """

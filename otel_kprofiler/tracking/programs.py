@@ -285,14 +285,14 @@ def find_btf(number: int) -> bytes | None:
 
 
 def _read_btf(fd: int, data: ctypes.Array[ctypes.c_char] | None) -> int:
-    """Fill ``data`` (``struct bpf_btf_info``: address, size, id); returns the full size."""
+    """Fill ``data`` with BTF, as far as it has room, and return the full size."""
     info = (ctypes.c_uint64 * 2)(ctypes.addressof(data) if data else 0, len(data) if data else 0)
     read_info(fd, info)
     return info[1] & 0xFFFFFFFF
 
 
 def read_source_lines(number: int, start: int, length: int) -> tuple[tuple[int, str, int], ...]:
-    """Returns a function's source lines: (offset in bytes, file, line), ascending.
+    """Returns a function's source lines as (offset in bytes, file, line), ascending.
 
     The result is empty if the program was unloaded, or was compiled without line information.
     ``number`` is the program's id, and ``length`` the size of the function's machine code in bytes.

@@ -89,7 +89,7 @@ class _CpuEvent:
         self.lost_by_records = 0
 
     def read(self) -> tuple[int, int, int]:
-        """Returns the event's count, time enabled in ns, and lost records (0 if not reported)."""
+        """Returns the event's count, enabled time in ns, and lost records (0 if not reported)."""
         data = os.read(self.fd, _READING.size)
         count, clock, lost = _READING.unpack(data.ljust(_READING.size, b"\0"))
         return count, clock, lost
@@ -140,7 +140,7 @@ class RecordEvents(EventPerCpu[_CpuEvent]):
             ) from error
 
     def take(self) -> Iterator[tuple[int, bytes]]:
-        """Empty the rings, yielding their data by CPU; detects lost records."""
+        """Empty the rings, yielding their data by CPU, and count lost records."""
         for cpu, event in self._events.items():
             data, was_full = event.ring.take()
             if was_full:

@@ -1,8 +1,8 @@
 """Finds arm64 instructions that change the frame pointer, the link register or the stack pointer.
 
 Encodings: Arm Architecture Reference Manual for A-profile architecture, C4.1. An instruction that
-this module does not distinguish counts as changing its target. Runs in a child process, so it
-imports only a few modules of this package.
+this module does not decode counts as changing its target. Runs in a child process, so it imports
+only a few modules of this package.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from typing import Final
 
 FP, LINK, SP = 29, 30, 31
-"""Numbers of registers, as in DWARF; as a destination, 31 may instead discard the result."""
+"""DWARF register numbers. As a destination, 31 may instead discard the result."""
 WORD: Final = struct.Struct("<I")
 CIE_REST: Final = b"\4\x78\x1e\1\x1b\x0c\x1f\0"
 """Alignments 4 and -8, return address 30, pointers pcrel|sdata4; then def_cfa sp 0."""
 NO_RULE: Final = b"\x0c\x1f\x10\x16\x1e\0"
-"""def_cfa sp 16, which only has to be above sp; val_expression x30, without operations."""
+"""def_cfa sp 16, which need only be above sp; val_expression x30, without operations."""
 _PC_BYTES: Final = WORD.size
 
 
 def find_changes(code: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the end of each instruction that may change FP, LINK or SP, with the register."""
+    """Yields the end of each instruction that may change FP, LINK or SP, and the register."""
     for index, (word,) in enumerate(WORD.iter_unpack(code[: len(code) & -_PC_BYTES])):
         for register in _find_targets(word):
             if register >= FP:
@@ -30,7 +30,7 @@ def find_changes(code: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find_targets(word: int) -> tuple[int, ...]:
-    """Returns the general-purpose registers that an instruction may change; 31 always means SP."""
+    """Returns the general-purpose registers that an instruction may change, where 31 is SP."""
     group, target = word >> 25 & 15, word & 31
     if group & 5 == 4:
         return _find_loaded(word)
@@ -38,7 +38,7 @@ def _find_targets(word: int) -> tuple[int, ...]:
         return (LINK,)  # BL; BLR, with authentication or without
     if group in (0, 1, 3):  # undefined
         return ()
-    if group in (10, 11) and word & 0xFFE00000 != 0xD5200000:  # branches and others, but not MRS
+    if group in (10, 11) and word & 0xFFE00000 != 0xD5200000:  # branches and system, but not MRS
         return ()
     if group & 7 == 7 and not _is_general(word):
         return ()
@@ -52,7 +52,7 @@ def _is_general(word: int) -> bool:
 
 
 def _sets_sp(word: int) -> bool:
-    """Returns whether target 31 is SP, for instructions other than loads and stores."""
+    """Returns whether target 31 of an instruction, other than a load or store, is SP."""
     if word & 0x1F800000 == 0x12000000:
         return word & 0x60000000 != 0x60000000  # AND, ORR, EOR, but not ANDS, of an immediate
     adds = word & 0x1F000000 == 0x11000000 or word & 0x1FE00000 == 0x0B200000
@@ -73,7 +73,7 @@ def _find_loaded(word: int) -> tuple[int, ...]:
     else:
         is_atomic = word & 0x01200C00 == 0x00200000
         targets = pair[:1] if is_atomic or word & 0x00C00000 else ()
-        # with write-back; LDRAA and LDRAB with write-back
+        # loads and stores with write-back; LDRAA and LDRAB with write-back
         moves_base = word & 0x01200400 == 0x00000400 or word & 0x01200C00 == 0x00200C00
     if word & 1 << 26:  # vectors
         targets, moves_base = (), bool(word & 1 << 23) if kind == 0 else moves_base

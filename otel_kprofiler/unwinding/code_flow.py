@@ -33,7 +33,7 @@ _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
 _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
 """First bytes of nop instructions (of any length), and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
-_ALIGNMENT: Final = 16  # of the functions that compilers emit
+_ALIGNMENT: Final = 16  # as compilers align functions
 
 
 class Function(NamedTuple):
@@ -41,8 +41,8 @@ class Function(NamedTuple):
 
     Attributes:
         states: state before each instruction, by address; empty if the code is inconsistent.
-        exits: starts of functions to which it jumps.
-        returns: whether it has a return instruction, or jumps to an unknown address.
+        exits: starts of the functions to which the code jumps.
+        returns: whether the code has a return instruction, or jumps to an unknown address.
     """
 
     states: dict[int, State]
@@ -62,7 +62,7 @@ class _Walk:
         self.leaves: set[int] = set()
 
     def enter(self, at: int, state: State) -> None:
-        """Add a state of an instruction. Raises :class:`Inconsistent`."""
+        """Add a state before an instruction. Raises :class:`Inconsistent` on a contradiction."""
         earlier = self.states.get(at)
         merged = state if earlier is None else merge(earlier, state)
         if merged != earlier:
@@ -71,7 +71,7 @@ class _Walk:
 
 
 def _check_end(state: State, length: int, effect: int) -> None:
-    """Raise :class:`Inconsistent` if an instruction is invalid, or returns to a wrong address."""
+    """Raise :class:`Inconsistent` if an instruction is invalid, or returns to the wrong address."""
     if not length:
         raise Inconsistent
     if effect == Effect.RETURN and state.sp is not None and (state.sp != ENTRY.sp or state.saved):
@@ -153,7 +153,7 @@ class Flow:
         self.states = self._join()
 
     def add_candidates(self, starts: Iterable[int]) -> None:
-        """Follow code from possible starts of functions; drop those that contradict other code."""
+        """Follow code from possible function starts, dropping those that contradict other code."""
         for start in starts:
             if self.contains(start) and start not in self.states and start not in self._functions:
                 function = self._follow(start)
@@ -184,7 +184,7 @@ class Flow:
         return returns and all(self.states.get(at, state) == state for at, state in states.items())
 
     def _settle(self) -> None:
-        """Find further functions that do not return, and follow their callers again."""
+        """Find more functions that do not return, and follow their callers again."""
         waiting = list(self._functions)
         while waiting:
             start = waiting.pop()
@@ -199,7 +199,7 @@ class Flow:
                         waiting.append(caller)
         for start, function in list(self._functions.items()):
             is_changed = any(at in self._functions and at != start for at in function.states)
-            # this function continues into functions added later
+            # the function continues into functions that were added later
             if is_changed or not function.states:
                 self._add(start, self._follow(start))
 
@@ -251,9 +251,9 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Drop code that only follows a call and never returns, because that call may not return.
+        """Drop code that follows only calls and never returns, because those calls may not return.
 
-        The states are proven before ``ends``, such as returns, and after ``starts``.
+        Code that leads to ``ends``, such as returns, or follows ``starts`` is certain.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}
@@ -324,7 +324,7 @@ class Flow:
         return False
 
     def _sweep(self) -> dict[int, Instruction]:
-        """Decodes the code in gaps that was not reached."""
+        """Decodes the unreached code in gaps."""
         rest = {}
         for start, end in self._gaps:
             at = start
@@ -338,7 +338,7 @@ class Flow:
     def _solve(
         self, part: list[int], rest: dict[int, Instruction], forward: dict[int, list[int]]
     ) -> None:
-        """Find the states of connected code; add none if they contradict each other."""
+        """Find the states of connected code, and add them unless they contradict each other."""
         members = set(part)
         sources: defaultdict[int, list[int]] = defaultdict(list)
         states: dict[int, State] = {}
@@ -372,7 +372,7 @@ class Flow:
     def _grounds(
         self, targets: list[int], members: set[int], effect: int, value: int
     ) -> Iterator[State]:
-        """Yields the states before an instruction that the known states of its successors imply."""
+        """Yields the states before an instruction that its successors' known states imply."""
         if effect == Effect.RETURN:
             yield ENTRY
         for target in targets:
@@ -395,7 +395,7 @@ def _reach(starts: Iterable[int], links: Mapping[int, list[int]]) -> dict[int, N
 
 
 def _connected(at: int, linked: Mapping[int, list[int]], seen: set[int]) -> list[int]:
-    """Returns an instruction and all those connected to it by jumps; adds them to ``seen``."""
+    """Returns all instructions connected to an instruction, and adds them to ``seen``."""
     part = list(_reach([at], linked))
     seen.update(part)
     return part

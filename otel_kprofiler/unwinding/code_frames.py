@@ -39,7 +39,7 @@ from otel_kprofiler.unwinding.frame_writing import (
     write_tables,
 )
 
-_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # "D": made by this module
+_CIE: Final = struct.pack("<II28s", 32, 0, b"\1zRD\0" + CIE_REST)  # D: derived from code
 _BY_RBP: Final = b"\x0c\6"  # def_cfa rbp
 _FP_SAVED: Final = b"\x86"  # offset rbp
 _CALLED: Final = b"\xd0"  # restore rip
@@ -110,7 +110,7 @@ def follow(
 ) -> Flow:
     """Follows the code in gaps, and the code that is called from gaps.
 
-    ``starts`` has the address of the program's entry point, or 0 if there is none; then that of
+    ``starts`` contains the addresses of the program's entry point (0 if there is none) and of
     ``main``, if known.
     """
     symbols = Symbols(file, parts)
@@ -138,7 +138,7 @@ def follow(
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields the targets of calls and jumps outside gaps, and of bytes that look like them."""
+    """Yields the targets of calls and jumps outside gaps, and of bytes that look like either."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
@@ -152,7 +152,7 @@ def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator
 
 
 class FrameMaker:
-    """Makes ``.eh_frame`` entries; ``address`` is the address of the first entry's first byte."""
+    """Makes ``.eh_frame`` entries; ``address`` is the address of the first byte."""
 
     def __init__(self, flow: Flow, address: int) -> None:
         self._flow, self._address = flow, address
@@ -207,7 +207,7 @@ def _rule(state: State) -> bytes:
 def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
     """Yields ranges of code, except signal trampolines, which the BPF program recognizes.
 
-    The byte before a trampoline is excluded, too, because the BPF program looks it up.
+    The byte before a trampoline is also excluded, because the BPF program looks it up.
     """
     at = 0
     while (trampoline := code.find(SIGRETURN, at)) >= 0:

@@ -29,16 +29,16 @@ ENTRY_SP: Final = 8
 ENTRY: Final = State(ENTRY_SP, 0, None)
 UNKNOWN: Final = State(None, -1, None)
 OUTERMOST: Final = State(None, -2, None)
-"""State without a caller: rbp was cleared unsaved, as the ABI requires in a first function."""
+"""State without a caller: rbp is cleared without being saved, as the ABI advises at entry."""
 _MAX_SP: Final = 1 << 27
 
 
 class Inconsistent(Exception):  # noqa: N818 - an outcome
-    """Raised if the code is not a function as compilers write it."""
+    """Raised if code does not look like a compiler's function."""
 
 
 def step(state: State, effect: int, value: int) -> State:
-    """Returns the state after an instruction. Raises :class:`Inconsistent`."""
+    """Returns the state after an instruction. Raises :class:`Inconsistent` if it is impossible."""
     change = _FORWARD.get(effect)
     return state if change is None or state == OUTERMOST else change(state, value)
 
@@ -167,7 +167,7 @@ _BACKWARD: Final[Mapping[int, _Change]] = {
 
 
 def merge(left: State, right: State) -> State:
-    """Returns what two states agree on; raises :class:`Inconsistent` on contradictions."""
+    """Returns what two states agree on. Raises :class:`Inconsistent` on a contradiction."""
     if left == right:
         return left
     if OUTERMOST in (left, right):

@@ -16,7 +16,7 @@ class Limits(NamedTuple):
         total_bytes: limit for all tables together.
         file_bytes: limit for a single file's table.
         idle_ns: time without a sample after which a table may be evicted. If the tables in use do
-            not all fit, some stay loaded, rather than evicting each other in turn.
+            not all fit, some stay loaded, so that tables do not keep evicting each other.
     """
 
     total_bytes: int = 64 << 20
@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Space reserved for a table: a slot, possibly a victim's, and the victims to remove first."""
+    """Space reserved for a table: a slot, perhaps a victim's, and the victims to remove first."""
 
     slot: int
     size: int
@@ -44,8 +44,8 @@ class Claim(NamedTuple):
 class TableSpace:
     """Manages the slots and the memory of tables; not thread-safe.
 
-    A claim reserves its bytes and slot immediately. Removing victims takes milliseconds. Until
-    then, the tables in the kernel may exceed the limit by the victims' size.
+    A claim reserves its bytes and slot immediately. Until its victims are removed, which takes
+    milliseconds, the tables in the kernel may exceed the limit by the victims' size.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
@@ -61,8 +61,9 @@ class TableSpace:
     ) -> Claim:
         """Claim space for a table. :meth:`removed` and :meth:`add`, or :meth:`cancel`, must follow.
 
-        ``last_uses_ns`` has the boottime of each slot's last use. If there is no space, nothing is
-        claimed, and :class:`TableRefused` is raised. ``evicts`` allows evicting other tables.
+        ``last_uses_ns`` contains the boottime of each slot's last use. If there is no space,
+        nothing is claimed, and :class:`TableRefused` is raised. ``evicts`` allows evicting other
+        tables.
         """
         limits = self._limits
         if size > min(limits.file_bytes, limits.total_bytes):
@@ -99,11 +100,11 @@ class TableSpace:
     def add(self, claim: Claim, key: FileKey, loaded_ns: int) -> None:
         """Add the loaded table for which a claim was made.
 
-        A table with ``loaded_ns`` 0 is evicted before all others, until a sample uses it.
+        Until a sample uses it, a table with ``loaded_ns`` 0 is evicted before all others.
         """
         self.tables[key] = Table(key, claim.slot, claim.size, loaded_ns)
 
     def cancel(self, claim: Claim) -> None:
-        """Release a claim if its table could not be loaded."""
+        """Release the claim of a table that could not be loaded."""
         self._free.append(claim.slot)
         self.bytes -= claim.size

@@ -23,7 +23,7 @@ PAIR: Final = struct.Struct("<ii")
 # Alignments 1 and -8, return address 16, pointers pcrel|sdata4; then def_cfa rsp 8; offset rip 1;
 # undefined rbx, r12 to r15.
 CIE_REST: Final = b"\1\x78\x10\1\x1b\x0c\7\x08\x90\1\7\3\7\x0c\7\x0d\7\x0e\7\x0f"
-"""The part of a version 1 CIE after its augmentation."""
+"""The part of a version 1 CIE after the augmentation string."""
 SIGRETURN: Final = bytes.fromhex("48c7c00f0000000f05")  # mov $15, %rax; syscall
 """Code of a signal trampoline."""
 BY_RSP: Final = b"\x0c\7"
@@ -36,7 +36,7 @@ NO_CALLER: Final = b"\7\x10"
 """CFA instruction undefined rip, which marks the outermost frame."""
 NO_RULE: Final = b"\x16\x10\0"
 """CFA instruction val_expression rip without operations, which truncates the stack."""
-_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance of the CIE; start, size, no augmentation
+_ENTRY: Final = struct.Struct("<IIiIB")  # length, distance to CIE; start, size, no augmentation
 _ADVANCES: Final = (b"", *(bytes([0x40 | distance]) for distance in range(1, 64)))
 
 Rows = list[tuple[int, bytes]]
@@ -62,14 +62,14 @@ def pack_number(value: int) -> bytes:
 
 
 def pack_cie(augmentation: bytes, rest: bytes) -> bytes:
-    """Packs a CIE. ``rest`` is its part after the augmentation, without the padding."""
+    """Packs a CIE. ``rest`` is the part after the augmentation string, without padding."""
     body = b"\1" + augmentation + b"\0" + rest
     body += bytes(-len(body) % 4)
     return struct.pack("<II", 4 + len(body), 0) + body
 
 
 def make_program(rows: Rows, unit: int = 1) -> bytes:
-    """Makes a CFA program from rows, padded with DW_CFA_nop to the size that an entry needs.
+    """Makes a CFA program from rows, and pads it with DW_CFA_nop to a valid entry size.
 
     ``unit`` is the CIE's code alignment factor.
     """
@@ -99,22 +99,23 @@ def pack_entry(back: int, start: int, address: int, size: int, program: bytes) -
 
 
 def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, origin: int) -> bytes:
-    """Packs the tables. Raises ``ValueError`` if a function is out of range."""
+    """Packs the tables. Raises ``ValueError`` if a function is too far from ``origin``."""
     try:
         rows = [(start - origin, entry - origin) for start, entry in made]
         rows += PAIR.iter_unpack(pairs)
         rows.sort()
         search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
     except struct.error as error:
-        raise ValueError("a function is too far from its entry") from error
+        raise ValueError("a function is too far from the table") from error
     return COUNT.pack(len(rows)) + search + frames
 
 
 def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
-    """Map the file on standard input, and write its tables to standard output, in limited memory.
+    """Map the file on standard input, and write its tables to standard output.
 
-    ``make`` returns the packed tables of the mapped file. If they cannot be made, raises
-    ``SystemExit`` with the reason, which Python prints to standard error.
+    Limits the address space to ``MEMORY_BYTES``. ``make`` returns the packed tables of the mapped
+    file. If it fails, ``SystemExit`` is raised with the reason, which Python prints to standard
+    error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

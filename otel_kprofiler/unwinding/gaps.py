@@ -14,25 +14,25 @@ from otel_kprofiler.unwinding.table import Tables, read_chunks
 Gap = tuple[int, int]
 
 _FAR_BYTES: Final = 4096
-"""Least distance between two functions' starts, in bytes, at which a gap is searched for."""
+"""Minimum distance between two functions' starts, in bytes, that may contain a gap."""
 _LEAST_BYTES: Final = 1024
-"""Least total size of gaps worth a child process, in bytes; linkers leave about 200 bytes."""
+"""Minimum total size of gaps worth a child process, in bytes. Linkers leave about 200 bytes."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Most table entries for which all functions' sizes are read if ``main`` has no unwind rule."""
+"""Maximum number of table entries whose functions' sizes are read if ``main`` has no rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
 _ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
 _SIZE_AT: Final = 12
-"""Offset of the function's size in an entry with 32-bit pointers, which linkers write."""
+"""Offset of the function's size in an entry with 32-bit pointers, as linkers write."""
 _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds code without unwind rules, ascending; none if not worth filling.
+    """Finds code without unwind rules, in address order; empty if not worth filling.
 
     Raises ``ElfError`` if the file cannot be read.
     """
@@ -45,8 +45,8 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]
     # musl's entry point has no unwind rule; main has none in programs compiled without tables.
-    # In other files, gaps are assembly or functions that V8 embeds. Filling them is not worth a
-    # delay of the tables that these files already have.
+    # In other files, gaps are assembly or functions that V8 embeds. Filling such gaps is not worth
+    # a delay of the tables that these files already have.
     if lacking[-1] and tables.entries <= _MAX_SIZES:
         gaps = _find(source, elf, tables, starts, 0)
     elif any(lacking):
@@ -58,7 +58,7 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
 
 
 def find_starts(source: Source, elf: ElfFile) -> list[int]:
-    """Finds a program's entry point and the ``main`` it passes to libc. Raises ``ElfError``."""
+    """Finds a program's entry point, and ``main`` if the entry point loads its address."""
     try:
         at = find_offset(elf.texts, elf.entry, _ENTRY_BYTES)
     except ElfError:
@@ -77,7 +77,7 @@ def _size_of(gaps: list[Gap]) -> int:
 def _find(
     source: Source, elf: ElfFile, tables: Tables, starts: list[int], far_bytes: int
 ) -> list[Gap]:
-    """Finds gaps larger than padding that contain a start or exceed ``far_bytes``."""
+    """Finds gaps that are larger than padding, and contain a start or exceed ``far_bytes``."""
     gaps: list[Gap] = []
     covered = list(_covered(source, elf, tables, starts, far_bytes))
     for text in elf.texts:

@@ -1,10 +1,11 @@
 """Unwind rows of Go's functions on arm64, from frame sizes and machine code.
 
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
-frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). Compiled functions all do so in
-the same way. In assembly functions, every instruction that may change x29, x30 or the stack pointer
-is checked; code after an unclear change has no rule. Functions that switch stacks are recognized by
-their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``, ``runtime/preempt_arm64.s``).
+frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
+with the same instructions. In assembly functions, every instruction that may change x29, x30 or the
+stack pointer is checked. Code after an unclear change has no rule. Functions that switch stacks are
+recognized by their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``,
+``runtime/preempt_arm64.s``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""Least frame size that may take two instructions to drop; the table changes only after both."""
+"""Minimum frame size that may take two instructions to drop. The table changes after both."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -89,11 +90,11 @@ def make_rows(
     """Makes the unwind rows of a function.
 
     Args:
-        sizes: frame sizes.
+        sizes: frame sizes, by code offset.
         frame: size of the first frame, in which x30 and x29 are saved; 0 if they stay in registers.
         pushed: CFA minus the stack pointer at function entry, in bytes.
-        keeps_link: whether the return address stays in x30 nevertheless.
-        fp_lost: whether the caller's x29 is unknown where it is not in the frame.
+        keeps_link: whether the return address also stays in x30.
+        fp_lost: whether the caller's x29 is unknown where no frame holds it.
     """
     slot = frame + pushed
     saved = _LINK_SAVED + pack_number(slot // _SLOT) if frame and not keeps_link else _LINK_KEPT
@@ -128,10 +129,10 @@ class Arm64:
     SPECIAL_NAMES: Final = (b"runtime.sigpanic",)
 
     def __init__(self, table: Table) -> None:
-        self._handler = table.number(b"runtime.sigtramp")  # the stack continues above this function
+        self._handler = table.number(b"runtime.sigtramp")  # has a caller despite TOP_FRAME
         self._pushed = {
             table.number(b"runtime.sigpanic"): _PUSHED_BYTES,
-            table.number(b"runtime.cgocallback"): 0,  # same frames on both stacks
+            table.number(b"runtime.cgocallback"): 0,  # its frames are the same on both stacks
         }
         self._makers = {
             table.number(b"runtime.systemstack"): _make_systemstack,
@@ -189,8 +190,8 @@ class _Proof(NamedTuple):
     """Facts that a function's code proves.
 
     Attributes:
-        keeps_link: it never changes x30, and so may overwrite the word where x30 is saved.
-        fp_lost: it may change x29 without having saved it.
+        keeps_link: the function never changes x30, so it may overwrite the word where x30 is saved.
+        fp_lost: the function may change x29 without having saved x29.
     """
 
     keeps_link: bool
@@ -198,7 +199,7 @@ class _Proof(NamedTuple):
 
 
 def _check(sizes: Sizes, frame: int, code: bytes, left: int, back: int) -> _Proof | None:
-    """Returns what code proves; None if the frame sizes do not suffice to find the caller.
+    """Returns what the code proves; None if the frame sizes do not suffice to find the caller.
 
     From ``left`` to ``back``, the stack pointer may change, but x29 may not.
     """
@@ -228,9 +229,9 @@ def _find(code: bytes, word: bytes, start: int) -> int:
 
 
 def _find_detour(code: bytes) -> tuple[int, int]:
-    """Finds the range in which a function keeps its stack pointer in x20; zeros if there is none.
+    """Finds the range in which a function keeps its stack pointer in x20; zeros if it never does.
 
-    Such a function calls the vDSO on another stack. C preserves x20 and x29.
+    Such a function calls the vDSO on another stack. C code preserves x20 and x29.
     """
     left = _find(code, _KEEP_SP, 0)
     back = _find(code, _SET_SP, left) if left else 0
@@ -271,7 +272,7 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
     changes = [(at, register) for at, register in find_changes(code) if at not in (left, back)]
     if not back or any(left < at <= back and register == FP for at, register in changes):
         return _WITHOUT
-    # If no switch is needed, it drops its frame before the call, unlike the table.
+    # If no switch is needed, the function drops its frame before the call, but the table does not.
     last = min((at for at, register in changes if register == SP and at not in ends), default=0)
     if last and last < back:
         return _WITHOUT
@@ -309,9 +310,8 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
     """Makes the rows of a function without a frame that jumps to another stack or aborts.
 
-    It has rules up to the first instruction that changes x30 or sp. If that is a call, the rules
-    end before the call instruction, because the row for the call also applies while the callee
-    runs.
+    The rules end after the first instruction that changes x30 or sp. If this is a call, they end
+    before it, because the row for the call also applies while the callee runs.
     """
     for at, register in find_changes(code):
         if register != FP:

@@ -1,8 +1,8 @@
 """Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64 and arm64.
 
-Go's compiler writes no ``.eh_frame``. Frame pointers skip the caller of a function that has no
-frame, or that was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``, which
-has the frame size at every instruction.
+Go's compiler writes no ``.eh_frame``. With frame pointers, the caller of a function is skipped if
+the function has no frame or was interrupted in its prologue. The Go runtime unwinds with
+``.gopclntab``, which has the frame size at every instruction.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -35,12 +35,11 @@ from otel_kprofiler.unwinding.go_table import Code, File, Function, Shape, Table
 from otel_kprofiler.unwinding.go_x86 import X86
 
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
-"""Functions whose caller's address is exact: that of an interrupted instruction, or of a call into
-C."""
+"""Functions whose return address is exact: that of an interrupted instruction or call into C."""
 _SPARE_BYTES: Final = 4096
-"""Bytes by which the entries may exceed the table; they usually take a fifth of its size."""
+"""Bytes by which the entries may exceed the table. They usually take a fifth of its size."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions checked for instructions that save registers; fraction that must match."""
+"""Number of functions checked for register-saving instructions, and share that must match."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
 """By ``e_machine``: EM_X86_64, EM_AARCH64 (elf.h)."""
 
@@ -65,7 +64,7 @@ class FrameMaker:
         self.pairs: list[tuple[int, int]] = []
 
     def add(self, function: Function) -> None:
-        """Add an entry; raises the same exceptions as :class:`Table`."""
+        """Add an entry. Raises the same exceptions as :class:`Table`."""
         start, name, place, flags = function
         start += self._text
         if not place:
@@ -98,7 +97,7 @@ def find_text(table: Table, address: int, code: Code, start: int, machine: X86 |
 
     Go stores this address in ``moduledata`` and, before 1.26, in the table. A file that is
     relocated on load may have neither, and C code may precede the Go code, so candidates are
-    checked against the code. Raises ``ValueError`` if none fits. ``address`` is the SVMA of
+    checked against the code. Raises ``ValueError`` if no candidate fits. ``address`` is the SVMA of
     ``.gopclntab``, and ``start`` that of ``.text``.
     """
     step = max(1, table.count // (2 * _CHECKED))
@@ -132,7 +131,7 @@ def make_tables(
 
     ``start`` is the SVMA of ``.text``, ``address`` the SVMA of the new ``.eh_frame``, and
     ``machine`` the file's ``e_machine``. Raises ``ValueError`` if the table is damaged or of an
-    unknown version, or the machine is not supported.
+    unknown version, or if the machine is not supported.
     """
     if machine not in _MACHINES:
         raise ValueError(f"Go's tables of machine {machine} are not supported")

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.unwinding.frame_writing import Segment
 
 TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
-"""Flags: no caller; sets the stack pointer to values that the table lacks; in assembly."""
+"""Flags: has no caller; sets the stack pointer to values that the table lacks; is in assembly."""
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
@@ -35,8 +35,7 @@ class Shape(NamedTuple):
     Attributes:
         size: size of the code in bytes.
         saving_at: offset of ``saving`` in the code.
-        saving: instructions that save the caller's registers, which the code must have; empty if
-            none.
+        saving: instructions, required in the code, that save the caller's registers; empty if none.
         program: CFA program; empty if the rules depend on the code.
     """
 
@@ -76,7 +75,7 @@ class Table:
         self.text: int = text
 
     def functions(self, step: int = 1) -> Iterator[Function]:
-        """Yields every ``step``-th function. Raises ``struct.error`` for a damaged row."""
+        """Yields every ``step``-th function. Raises ``struct.error`` if a row is damaged."""
         data = self._data
         for at in range(self._rows_at, self._rows_at + self.count * _ROW.size, step * _ROW.size):
             row = self._rows_at + _ROW.unpack_from(data, at)[1]
@@ -88,7 +87,7 @@ class Table:
         return at + 1 - self.names_at if at >= 0 else -1
 
     def sizes(self, at: int) -> Sizes:
-        """Returns a function's frame sizes. Raises ``IndexError`` or ``ValueError`` if damaged."""
+        """Returns frame sizes. Raises ``IndexError`` or ``ValueError`` if they are damaged."""
         data, quantum = self._data, self._quantum
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
@@ -116,13 +115,13 @@ def parse_number(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Code:
-    """Reads the file's bytes by address."""
+    """Reads a file's bytes by address."""
 
     def __init__(self, file: File, segments: Iterable[Segment]) -> None:
         self._file, self._segments = file, list(segments)
 
     def read(self, address: int, size: int) -> bytes:
-        """Reads up to ``size`` bytes; bytes outside the segments are omitted."""
+        """Reads at most ``size`` bytes, omitting bytes outside the segments."""
         for segment in self._segments:
             at = address - segment.address
             if 0 <= at < segment.size:

@@ -1,6 +1,6 @@
 """Unwind rows of Go's functions on x86-64, from frame sizes and machine code.
 
-A call pushes the return address, then functions push rbp. Functions that switch stacks are
+A call pushes the return address, and the function then pushes rbp. Functions that switch stacks are
 recognized by their code (``runtime/asm_amd64.s``, ``runtime/sys_linux_amd64.s``).
 """
 
@@ -53,7 +53,7 @@ _CALL_OF_C: Final = re.compile(
     rb"(?>.*?\x48\x89\xe2)"  # mov %rsp, %rdx
     rb"(?>.*?\x48\x8b\x66\x38)(?P<switched>)"  # mov 56(%rsi), %rsp: g.sched.sp of g0
     rb"(?>.*?\x48\x89\x7c\x24(?P<goroutine>[\x08-\x3f])"  # mov %rdi, GOROUTINE(%rsp)
-    rb"\x48\x8b\x7f\x08\x48\x29\xd7"  # mov 8(%rdi), %rdi: end of its stack; sub %rdx, %rdi
+    rb"\x48\x8b\x7f\x08\x48\x29\xd7"  # mov 8(%rdi), %rdi: the stack's end; sub %rdx, %rdi
     rb"\x48\x89(?P<store>\x3c\x24|\x7c\x24.))(?P<kept>)"  # mov %rdi, DEPTH(%rsp)
     rb"(?>.*?\x48\x89\xf4)(?P<back>)"  # mov %rsi, %rsp
     rb"(?>.*?\x48\x83\xec.)(?P<left>)"  # sub $N, %rsp: path for calls from another stack
@@ -71,8 +71,8 @@ _BY_RBP: Final = b"\x0c\6\x10"  # def_cfa rbp 16
 def make_rows(sizes: Sizes, saves: bool) -> Rows:
     """Makes the unwind rows of a function.
 
-    ``saves`` states whether the caller's rbp is saved at the top of each frame. Otherwise, its
-    location is unknown.
+    ``saves`` states whether the caller's rbp is saved at the top of each frame. Otherwise, the
+    location of the caller's rbp is unknown.
     """
     rows, at, now = [(0, b"" if saves else RBP_LOST)], 0, 0
     for end, size in sizes:
@@ -165,9 +165,9 @@ class X86:
     SPECIAL_NAMES: Final[tuple[bytes, ...]] = ()
 
     def __init__(self, table: Table) -> None:
-        self._handler = table.number(b"runtime.sigtramp")  # the stack continues above this function
+        self._handler = table.number(b"runtime.sigtramp")  # has a caller despite TOP_FRAME
         self._switches = {
-            table.number(b"runtime.mcall"): NO_CALLER,  # its callee never returns
+            table.number(b"runtime.mcall"): NO_CALLER,  # the callee never returns
             table.number(b"runtime.systemstack"): _ON_OTHER_STACK,
         }
         self._call_of_c = table.number(b"runtime.asmcgocall")

@@ -1,4 +1,4 @@
-"""Writes a file's tables to an inner map, in the BPF program's format.
+"""Writes a file's tables to an inner map in the format that the BPF program reads.
 
 ======================  ================  ====================================================
 At                      Bytes             What
@@ -39,7 +39,7 @@ def image_pages(tables: Tables) -> int:
 
 
 def check_texts(texts: tuple[Segment, ...]) -> None:
-    """Raise :class:`TableRefused` if there are no segments, or too many for the header."""
+    """Raise :class:`TableRefused` if there are no segments, or more than the header holds."""
     if not texts:
         raise TableRefused(Refusal.NO_TEXT)
     if len(texts) > MAX_TEXTS:

@@ -29,17 +29,17 @@ MAX_GO_BYTES: Final = 256 << 20
 TIMEOUT_S: Final = 30.0
 """Limit on elapsed time in seconds, for busy machines, in addition to the CPU time limit."""
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
-"""CPU time limit for ``.eh_frame``: ten times the time for tables that compilers write."""
+"""CPU time limit for ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``: six times the time for tables that Go's linker writes; more
-for small ones, since an emulated processor needs 2 s to start the process."""
+"""CPU time limit for ``.gopclntab``: six times what tables of Go's linker need. Small tables get
+more, because an emulated processor needs 2 s to start the process."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
-"""CPU time limit for code without tables: five times the time for musl's code."""
+"""CPU time limit for code without tables: five times what musl's code needs."""
 CODE_TIMEOUT_S: Final = 120.0
 CODE_SECTIONS: Final = (".dynsym", ".dynstr", ".symtab", ".rela.dyn", ".rela.plt")
 _GO_FRAMES, _CODE_FRAMES = (f"{__package__}.{name}" for name in ("go_frames", "code_frames"))
-"""Names of modules for child processes; imported here, they would stay in the agent's memory."""
+"""Modules for child processes. If imported here, they would stay in the agent's memory."""
 _RUN_MODULE: Final = """
 import sys, types
 for name, path in {packages}:
@@ -77,7 +77,7 @@ class Children(LimitedChildren):
     def run_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run ``main`` of a module as a script; the module may import only modules of its package.
+        """Run ``main`` of a module, which may import only modules of its package, as a script.
 
         Otherwise like :meth:`run_script`.
         """
@@ -97,9 +97,10 @@ class Children(LimitedChildren):
 
     @contextmanager
     def trying_once(self, fd: int, section: str) -> Iterator[None]:
-        """Reject a section at once if it was rejected in the last hour and the file is unchanged.
+        """Context that rejects a section at once if it was rejected in the last hour.
 
-        Raises :class:`TableRefused`. Temporary failures are not remembered.
+        A section is tried again after a temporary failure, or if the file has changed. Raises
+        :class:`TableRefused` to reject the section.
         """
         key = section, identify_content(fd)
         if (reason := self._refused.find(key)) is not None:
@@ -115,7 +116,7 @@ class Children(LimitedChildren):
 def index_frames(
     fd: int, frames: Segment, timeout_s: float = TIMEOUT_S, *, children: Children
 ) -> Tables:
-    """Make the search table of ``.eh_frame``; blocks until the process has exited.
+    """Make the search table of ``.eh_frame`` in a child process, and wait for the process.
 
     Raises :class:`TableRefused` if the section is damaged or too large, or if the process exceeded
     a limit. After ``timeout_s``, the process is killed.
@@ -143,7 +144,7 @@ def index_go(
     *,
     children: Children,
 ) -> Tables:
-    """Make tables from ``.gopclntab``; blocks until the process has exited.
+    """Make tables from ``.gopclntab`` in a child process, and wait for the process.
 
     ``others`` are the file's existing tables, for C code. Raises :class:`TableRefused` if the table
     is damaged, too large or unknown, or if the process exceeded a limit.
@@ -171,7 +172,7 @@ def index_code(
     *,
     children: Children,
 ) -> Tables:
-    """Make tables from machine code; blocks until the process has exited.
+    """Make tables from machine code in a child process, and wait for the process.
 
     ``gaps`` are ranges of code without unwind rules. Raises :class:`TableRefused` if the code is
     too large or the process exceeded a limit, and ``ElfError`` if the section headers are damaged.
@@ -206,7 +207,7 @@ def _parse_made(made: bytes, tables: Tables) -> Tables:
     (entries,) = COUNT.unpack_from(made)
     end = COUNT.size + entries * ENTRY_BYTES
     pairs = made[COUNT.size : end]
-    if tables.made:  # pairs that were made earlier, so the process cannot read them from the file
+    if tables.made:  # pairs made earlier are not in the file that the process reads
         rows = sorted(PAIR.iter_unpack(pairs + tables.made))
         pairs = b"".join(PAIR.pack(*row) for row in rows)
     _check(pairs)

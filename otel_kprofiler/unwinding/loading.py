@@ -64,7 +64,7 @@ class LoadableTables:
         self.pages = image_pages(tables)
 
     def fill(self, target: memoryview, serial: int) -> None:
-        """Copy the tables. Raises :class:`TableRefused` if the file has changed."""
+        """Copy the tables into ``target``. Raises :class:`TableRefused` if the file has changed."""
         with refusing():
             write_image(target, self._source, self._tables, self._elf, serial)
         if self._opened is not None:
@@ -90,7 +90,7 @@ def open_code(
     """Open the requested file, and record its details.
 
     Raises :class:`TableRefused` if the file cannot be opened, or is not an ELF file. The details of
-    a readable file are recorded even then.
+    a readable file are recorded even if it is not an ELF file.
     """
     with refusing():
         if request.key == VDSO:
@@ -134,7 +134,7 @@ def _read_headers(request: FileRequest, opened: OpenedFile, known_files: KnownFi
 
 
 def find_loadable(code: Code, index: Index) -> LoadableTables:
-    """Finds the tables of opened code, which must stay open. Raises :class:`TableRefused`."""
+    """Finds the tables of a file, which must stay open. Raises :class:`TableRefused` on failure."""
     with refusing():
         return _find(code.source, code.elf, code.file, index)
 
@@ -183,11 +183,11 @@ def _index_frames(source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 def _index_frames_of_c(
     source: Source, elf: ElfFile, opened: OpenedFile, index: Index
 ) -> Tables | None:
-    """Makes the search table for C code in a Go program; None if no usable table can be made."""
+    """Makes the search table for C code in a Go program; None if the table is not usable."""
     try:
         return _index_frames(source, elf, opened, index)
     except TableRefused as error:
-        _log.debug("no unwind tables of C in %s: %s", opened.path, error)
+        _log.debug("no unwind tables for C code in %s: %s", opened.path, error)
     return None
 
 
@@ -218,5 +218,5 @@ def _find_go(
         try:
             return index(functools.partial(index_go, opened.fd, elf, table, text, others))
         except TableRefused as error:
-            _log.debug("cannot make unwind tables for Go in %s: %s", opened.path, error)
+            _log.debug("cannot make unwind tables for Go code in %s: %s", opened.path, error)
     return None

@@ -29,16 +29,16 @@ class FileState(enum.IntEnum):
     """The state of a file, as stored in the map ``files``."""
 
     PENDING = 0
-    """The file's table is requested; stack walks stop at this file."""
+    """The file's table has been requested. Stack walks stop at this file."""
     LOADED = 1
     NO_TABLE = 2
-    """The file has no unwind tables; the program tries verified frame pointers."""
+    """The file has no unwind tables. The BPF program tries verified frame pointers."""
     UNAVAILABLE = 3
-    """The file's tables are unusable. The program does not fall back to frame pointers."""
+    """The file's tables are unusable. The BPF program does not fall back to frame pointers."""
 
 
 class MapSizes(NamedTuple):
-    """Limits on files and loaded tables, and the size of the request ring in bytes."""
+    """Maximum numbers of files and of loaded tables, and size of the request ring in bytes."""
 
     files: int
     slots: int
@@ -46,10 +46,10 @@ class MapSizes(NamedTuple):
 
 
 class TableMaps:
-    """Accesses the maps; methods are atomic with respect to each other.
+    """Accesses the maps. Methods are atomic with respect to each other.
 
-    Duplicates the descriptors, since a thread hung in a file system may outlive the loaded object
-    that owns them. Raises ``OSError`` if a map cannot be mapped into memory.
+    Duplicates the descriptors, because a thread that hangs in a file system may outlive the loaded
+    object that owns them. Raises ``OSError`` if a map cannot be mapped into memory.
     """
 
     def __init__(self, map_fd: Callable[[str], int], sizes: MapSizes) -> None:
@@ -71,19 +71,19 @@ class TableMaps:
             mapped = mmap.mmap(fd, pages * PAGE_BYTES)
             with memoryview(mapped) as view:
                 fill(view)
-            mapped.close()  # not in finally: the traceback of an error may hold parts of the view
+            mapped.close()  # not in finally: an error's traceback may hold parts of the view
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     def publish_table(self, slot: int, fd: int) -> None:
-        """Put a table into a free slot; waits until no program sees the slot's former content."""
+        """Fill a free slot with a table, and wait until no program sees its former content."""
         self._used.words[slot] = 0
         update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
     def remove_table(self, slot: int) -> None:
-        """Empty a slot after :meth:`forget_file`. Waits like :meth:`publish_table`."""
+        """Empty a slot after :meth:`forget_file`, and wait as :meth:`publish_table` does."""
         delete_from_map(self._tables, slot.to_bytes(4, "little"))
 
     def set_file(self, key: FileKey, state: FileState, slot: int = 0, serial: int = 0) -> None:
@@ -91,12 +91,12 @@ class TableMaps:
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Forget a file; the BPF program requests it again at the next sample in the file."""
+        """Forget a file, which the BPF program requests again at the next sample in the file."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 
     def announce(self) -> None:
-        """Invalidate the BPF program's cache of mappings; not for concurrent use."""
+        """Invalidate the BPF program's cache of mappings. Calls must not overlap."""
         self._epoch.words[0] += 1
 
     def last_uses_ns(self) -> list[int]:
@@ -124,5 +124,5 @@ class _Words:
 
 
 def is_out_of_memory(error: OSError) -> bool:
-    """Returns whether an error means that the kernel had no memory for a map, or refused it."""
+    """Returns whether an error means that the kernel lacked or refused memory for a map."""
     return error.errno in (errno.ENOMEM, errno.E2BIG, errno.EPERM, errno.EMFILE, errno.ENFILE)

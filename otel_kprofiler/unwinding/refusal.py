@@ -32,21 +32,21 @@ class Refusal(enum.Enum):
     NOT_INDEXED = "no search table could be built from .eh_frame"
     SLOW = "building the search table took more CPU time than the size of its input allows"
     MEMORY_IN_USE = "tables in use fill the memory allowed for tables"
-    FAILED = "reading the file failed as the log describes"
+    FAILED = "reading the file failed; see the log"
     NO_MEMORY = "the kernel had no memory for the tables"
 
 
 NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
-"""Reasons why a file has no table; its code may have frame pointers."""
+"""Reasons why a file without a table may have frame pointers."""
 MAY_PASS: Final = frozenset(
     {
         Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
         Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED,
     }
 )  # fmt: skip
-"""Temporary failures, after which a later attempt may succeed."""
+"""Temporary failures, after which a retry may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures after which all work on a table is lost; retried at growing intervals."""
+"""Temporary failures that waste all work on a table, and are retried at growing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts
@@ -80,7 +80,7 @@ _FILE_REFUSALS: Final[Mapping[FileProblem, Refusal]] = {
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Convert errors from opening a file or parsing ELF to :class:`TableRefused`."""
+    """Context that converts errors from opening or parsing a file to :class:`TableRefused`."""
     try:
         yield
     except ElfError as error:

@@ -18,7 +18,7 @@ VDSO: Final = FileKey(0, 0xFFFFFFFF, 0)
 
 
 def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
-    """Parses the records of the request ring. Raises ``ValueError`` if they are damaged."""
+    """Parses the records of the request ring. Raises ``ValueError`` if a record is damaged."""
     for start, end in record_spans(chunk):
         if end - start != _REQUEST.size:
             raise ValueError(f"a file request has {end - start} bytes instead of {_REQUEST.size}")
@@ -26,6 +26,6 @@ def parse_requests(chunk: bytes) -> Iterator[FileRequest]:
 
 
 def parse_rows(rows: bytes) -> Iterator[FileRequest]:
-    """Parses consecutive requests. Raises ``struct.error`` if the last is truncated."""
+    """Parses consecutive requests. Raises ``struct.error`` if the last request is truncated."""
     for inode, device, generation, *rest in _REQUEST.iter_unpack(rows):
         yield FileRequest(FileKey(inode, device, generation), *rest)

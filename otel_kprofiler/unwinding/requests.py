@@ -1,6 +1,6 @@
 """Distributes requests to workers, round-robin by process.
 
-Files are opened immediately, because processes may exit. Tables follow as the CPU share allows.
+Files are opened first, because processes may exit. Tables are loaded as the CPU share allows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RequestQueue:
             self._changed.notify()
 
     def take(self) -> Turn[FileRequest] | Turn[Opened] | None:
-        """Waits for the next task; the caller closes its file. Returns None after :meth:`stop`."""
+        """Waits for a task, whose file the caller closes. Returns None after :meth:`stop`."""
         with self._changed:
             while not self._stopping:
                 if (unopened := self._unopened.take()) is not None:
@@ -90,7 +90,7 @@ class RequestQueue:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close the files, after all workers have exited. May be called in a forked child."""
+        """Close the files after all workers have exited. Also works in a forked child."""
         for opened in self._opened.clear():
             if opened.code is not None:
                 opened.code.close()

@@ -18,7 +18,7 @@ from otel_kprofiler.model import FileKey
 from otel_kprofiler.unwinding.request import parse_rows
 
 _MOST_LINKS: Final = 16
-"""Most processes that are iterated over one at a time; for more, the whole host is listed."""
+"""Maximum number of processes that are listed one by one. For more, the whole host is listed."""
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -50,10 +50,10 @@ def list_running(
     """Returns a request for each file that processes have mapped as code.
 
     Sorts files by the CPU time of their processes, then by the number of processes. ``pids`` are as
-    in ``/proc``; empty for all processes. ``mapped`` are inode numbers of further files, which this
-    process has mapped (:func:`map_files`). ``is_inner`` states whether this process is in a pid
-    namespace other than the initial one. Listing ends at the monotonic time ``until_s``, even if
-    incomplete. Raises ``OSError`` if the kernel rejects the call.
+    in ``/proc``; empty for all processes. ``mapped`` contains the inode numbers of further files to
+    list, which this process has mapped (:func:`map_files`). ``is_inner`` states whether this
+    process is in a pid namespace other than the initial one. Listing ends at the monotonic time
+    ``until_s``, even if incomplete. Raises ``OSError`` if the kernel rejects the iterator.
     """
     users: dict[FileKey, set[int]] = {}
     requests: dict[FileKey, FileRequest] = {}
@@ -92,7 +92,7 @@ def _iterate(program_fd: int, pid: int, until_s: float) -> Iterator[FileRequest]
         while time.monotonic() < until_s:
             try:
                 rows = os.read(reader, _READ_BYTES)
-            except BlockingIOError:  # after a million mappings without code
+            except BlockingIOError:  # the kernel read a million mappings without code
                 continue
             if not rows:
                 return

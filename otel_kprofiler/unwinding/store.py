@@ -53,12 +53,12 @@ _HOLD_NS: Final = int(FIRST_HOLD_S * 1e9)
 OPEN_SHARE: Final = 0.05
 """Long-term share of one CPU for opening files and reading headers; a burst may take 1 s."""
 CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU for loading tables. Making tables in child processes has a separate
+"""Long-term share of one CPU for loading tables. Child processes that make tables have a separate
 share of the same size, so that a large Go program does not delay other files."""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made at a time before the first sample. Later, one table is made at a time."""
+"""Number of tables made at a time before the first sample; later, it is 1."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
@@ -70,14 +70,14 @@ _log = logging.getLogger(__name__)
 
 
 class _PostponedError(Exception):
-    """Raised to postpone a request until other tables have been built."""
+    """Raised to postpone a request until other files' tables have been made."""
 
 
 class TableStore:
     """Loads tables in the background, between :meth:`start` and :meth:`close`.
 
-    Closes ``maps`` with the store. ``now_ns`` returns the boottime, the clock of the BPF program.
-    ``known_files`` receives the details of opened files.
+    ``maps`` are closed with the store. ``now_ns`` returns the boottime, the clock of the BPF
+    program. ``known_files`` receives the details of opened files.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class TableStore:
         self._pending: set[FileKey] = set()
         self._early: set[FileKey] = set()  # keys that no sample has requested yet
         self._answered = threading.Condition(self._lock)
-        self._is_preloading = False  # while true, elapsed time is limited instead of CPU time
+        self._is_preloading = False  # if so, elapsed time is limited, not CPU time
         self._holds = GrowingHolds()
         self._refused: dict[FileKey, int] = {}  # boottime at which the refusal expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
@@ -134,11 +134,11 @@ class TableStore:
         self._requests.put(request)
 
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
-        """Load as many tables as fit, before samples request them; blocks.
+        """Load as many tables as fit, before samples request them, and wait for the tables.
 
-        Limits the elapsed time, not the CPU time, because each Go program may take half a second.
-        ``requests`` are for files that are not pending, most important first. ``until_s`` is the
-        monotonic time at which loading ends.
+        Elapsed time is limited, not CPU time, because a Go program may take half a second.
+        ``requests`` are for files that are not pending, the most important first. ``until_s`` is
+        the monotonic time at which loading ends.
         """
         self._is_preloading = True
         try:
@@ -161,10 +161,10 @@ class TableStore:
             self._wait_early(0, until_s)
 
     def _wait_early(self, most: int, until_s: float) -> bool:
-        """Wait until at most ``most`` early requests are pending; returns False on timeout.
+        """Wait until at most ``most`` early requests are pending. Returns False on timeout.
 
-        A file that waits for its turn to have tables made counts only if ``most`` is 0. Otherwise,
-        it would delay other files.
+        A file that waits for its turn to have tables made would delay other files, so it counts
+        only if ``most`` is 0.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -172,7 +172,7 @@ class TableStore:
         )
 
     def _end(self, key: FileKey) -> bool:
-        """Record a completed request; returns whether it was early. The lock must be held."""
+        """Record a completed request, and return whether it was early. The lock must be held."""
         is_early = key in self._early
         self._pending.discard(key)
         self._early.discard(key)
@@ -194,7 +194,7 @@ class TableStore:
             )
 
     def close(self) -> None:
-        """Stop the threads and release the maps; pending files stay pending.
+        """Stop the threads and release the maps. Pending files stay pending.
 
         In a forked child, which has none of these threads, only inherited resources are released.
         """
@@ -235,7 +235,7 @@ class TableStore:
                 os.eventfd_read(self._wake_fd)
 
     def _find_wait_s(self) -> float | None:
-        """Returns the seconds until work other than taking requests is due; None if none is due."""
+        """Returns the seconds until work other than taking requests is due; None if it never is."""
         with self._lock:
             if self._postponed:
                 return _POLL_S
@@ -249,7 +249,7 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Open a file or load its tables; returns the CPU time, or 0 while the device hangs."""
+        """Open a file or load its tables. Returns the CPU time; 0 while the device hangs."""
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
 
@@ -271,7 +271,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Open a file or load its tables; returns whether the request is done."""
+        """Open a file or load its tables. Returns whether the request is done."""
         try:
             try:
                 if isinstance(taken, FileRequest):
@@ -354,7 +354,7 @@ class TableStore:
             is_early = self._end(key)
             if is_early and reason is Refusal.MEMORY_IN_USE:
                 self._requested -= 1
-                self._maps.forget_file(key)  # a sample's request will free space
+                self._maps.forget_file(key)  # a sample's request may evict other tables
                 return
             self._refusals[reason] += 1
             if reason is Refusal.GONE and not self._is_always_gone(key):
@@ -378,7 +378,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Count a failed open; returns whether to give up, as on some overlay file systems."""
+        """Count a failed open. Returns whether to give up, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
@@ -392,7 +392,7 @@ class TableStore:
                 self._maps.forget_file(key)
 
     def _index(self, request: FileRequest, make: MakeTables) -> Tables:
-        """Make tables for a few files at a time, so that other threads stay available."""
+        """Make tables for only a few files at a time, so that other threads stay available."""
         with self._lock:
             if request.key not in self._turns:
                 self._postponed.put(request.tgid, request)

@@ -3,7 +3,7 @@
 ``.eh_frame_hdr`` has a header of 12 bytes and a sorted table of pairs: the start of a function and
 its entry in ``.eh_frame``, each as a signed 32-bit distance from the address of ``.eh_frame_hdr``
 (Linux Standard Base, "Exception Frames"). Both tables are copied unchanged. The BPF program checks
-every bound again, since the file may change between this check and the copy.
+every bound again, because the file may change between this check and the copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from otel_kprofiler.unwinding.refusal import Refusal, TableRefused
 ENTRY_BYTES: Final = 8
 """Size of a pair in the search table, in bytes."""
 MAX_ENTRIES: Final = 1 << 22
-"""Maximum number of entries for the BPF program's binary search; browsers have about 600,000."""
+"""Maximum number of entries for the BPF program's binary search. Browsers have about 600,000."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Maximum size of ``.eh_frame`` in bytes; the program uses 28 bits for a position in it."""
+"""Maximum size of ``.eh_frame``, in which a position takes 28 bits in the BPF program."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
@@ -31,7 +31,7 @@ _HEADER: Final = struct.Struct("<4xiI")
 _LENGTH: Final = struct.Struct("<I")
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
 _ALIGNMENT: Final = 8
-_CHUNK_BYTES: Final = 64 * 1024  # pairs per step, so that the check needs little memory
+_CHUNK_BYTES: Final = 64 * 1024  # bytes of pairs per step, so that the check needs little memory
 
 
 class Tables(NamedTuple):
@@ -41,7 +41,7 @@ class Tables(NamedTuple):
         origin: base address (SVMA) of the pairs.
         search_offset: offset of the pairs in the file; None if the pairs are in ``made``.
         frames: ``.eh_frame`` up to the end of the last entry that the pairs refer to.
-        made: pairs made from the ``.eh_frame`` of a file without a search table.
+        made: the pairs, if they are not in the file.
         made_frames: ``.eh_frame`` entries that were made, which follow the file's entries.
     """
 
@@ -69,9 +69,10 @@ class Tables(NamedTuple):
 
 
 def find_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Find and check the tables; None if the file may have ``.eh_frame``, but no search table.
+    """Finds and checks the tables; None if the file has no search table.
 
-    Raises :class:`TableRefused` if the tables are not usable, or ``ElfError`` if not in the file.
+    Raises :class:`TableRefused` if the tables are not usable, or ``ElfError`` if they are not in
+    the file.
     """
     if elf.search is None:
         return None
@@ -97,7 +98,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
 
 
 def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
-    """Returns the lowest and highest entry address; raises :class:`TableRefused` if unsorted."""
+    """Returns the lowest and highest entry. Raises :class:`TableRefused` if pairs are unsorted."""
     last = lowest = highest = None
     for chunk in chunks:
         numbers = memoryview(chunk).cast("i")
@@ -124,7 +125,7 @@ def _has_pairs(head: bytes) -> bool:
 
 
 def read_chunks(source: Source, offset: int, size: int) -> Iterator[bytes]:
-    """Yields a part of a file in chunks of whole pairs. Raises ``ElfError``."""
+    """Yields part of a file in chunks of whole pairs. Raises ``ElfError`` if a read fails."""
     for start in range(0, size, _CHUNK_BYTES):
         yield source.read(offset + start, min(_CHUNK_BYTES, size - start))
 

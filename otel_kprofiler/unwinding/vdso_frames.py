@@ -1,7 +1,7 @@
-"""Makes unwind tables for arm64's vDSO, which has none, from the code of its functions.
+"""Makes unwind tables for arm64's vDSO, which lacks them, from the code of its functions.
 
-In Linux 6.1 and 6.12, the functions that read clocks leave the return address, the frame pointer
-and the stack pointer in their registers (``arch/arm64/kernel/vdso``).
+In Linux 6.1 and 6.12, the functions that read clocks do not change the registers of the return
+address, the frame pointer and the stack pointer (``arch/arm64/kernel/vdso``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CIE: Final = pack_cie(b"zRD", CIE_REST)  # D: derived from code
 
 
 def make_vdso_tables(source: Source, elf: ElfFile) -> Tables | None:
-    """Makes the tables; None for other machines, or if the vDSO has none of the functions.
+    """Makes the tables; None for other machines, or if the vDSO has no such functions.
 
     Functions that change one of the registers get an entry without a rule. Raises ``ElfError`` if
     the vDSO is damaged.

@@ -1,8 +1,8 @@
 """Decodes x86-64 instructions: their length and effect on stack and frame pointers.
 
-The opcode maps are in the Intel SDM, volume 2, appendix A. Only the instructions with which
-compilers and C libraries move rsp are decoded. Any other write to rsp is :attr:`Effect.LOSE_SP`.
-Runs in child processes, so it imports nothing from this package.
+The opcode maps are in the Intel SDM, volume 2, appendix A. Of the writes to rsp, only those that
+compilers and C libraries use are decoded. Any other write is :attr:`Effect.LOSE_SP`. Runs in child
+processes, so it imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Effect(enum.IntEnum):
-    """The effect of an instruction. The comments explain the value that comes with each effect."""
+    """The effect of an instruction. Comments describe the value that comes with the effect."""
 
     NONE = 0
     SHIFT = 1  # rsp moves; bytes
@@ -28,7 +28,7 @@ class Effect(enum.IntEnum):
     CLEAR_FP = 9
     LOSE_SP = 10
     CALL = 11  # distance of the target from the next instruction
-    CALL_INDIRECT = 12  # distance of the target's address in memory; 0 if it is elsewhere
+    CALL_INDIRECT = 12  # distance of the slot with the target address; 0 if there is no slot
     JUMP = 13  # distance
     JUMP_INDIRECT = 14  # as CALL_INDIRECT
     BRANCH = 15  # distance; conditional
@@ -48,9 +48,9 @@ _SP, _FP = 4, 5
 _B, _X, _R, _W = 1, 2, 4, 8
 _REGISTERS: Final = 0xC0  # the smallest ModRM byte whose operands are both registers
 _ADD, _SUBTRACT, _COMPARE = 0, 5, 7
-# a ModRM byte without its register, for an operand relative to the next instruction
+# a ModRM byte, without the register, whose operand is relative to the next instruction
 _BY_PC: Final = 5
-_BARE_SP: Final = 0x24  # a SIB byte with rsp as base, and no index
+_BARE_SP: Final = 0x24  # a SIB byte with rsp as base and no index
 
 _BYTE: Final = struct.Struct("<b").unpack_from
 _WORD: Final = struct.Struct("<i").unpack_from
@@ -100,7 +100,7 @@ _NO_MODRM_0F: Final = _numbers(
 _ABSENT_0F: Final = _numbers(0x04, 0x0A, 0x0C, range(0x24, 0x28), range(0x39, 0x40), 0xA6, 0xA7)
 _IMMEDIATE_0F: Final = _numbers(0x0F, range(0x70, 0x74), 0xA4, 0xAC, 0xBA, 0xC2, 0xC4, 0xC5, 0xC6)
 _VECTOR_MAPS: Final = {0xC4: 0x1F, 0x62: 0x07}
-"""The prefixes VEX and EVEX, and the bits of the opcode map in the byte after each prefix."""
+"""The prefixes VEX and EVEX, each with the mask of the opcode map in the next byte."""
 
 _WRITES_RM: Final = _numbers(*_arithmetic(1), 0x89, 0x87, 0xC7, 0xC1, 0xD1, 0xD3) - {0x39}
 _WRITES_REG: Final = _numbers(*_arithmetic(3), 0x8B, 0x8D, 0x87, 0x63, 0x69, 0x6B) - {0x3B}
@@ -138,7 +138,7 @@ _FIXED: Final = {
 def decode(code: bytes, at: int) -> Instruction:  # noqa: PLR0911 - one for each opcode map
     """Decodes one instruction; :data:`INVALID` if there is none.
 
-    At least :data:`MAX_BYTES` bytes must follow the instruction at offset ``at``.
+    At least :data:`MAX_BYTES` bytes must follow the instruction, which is at offset ``at``.
     """
     start, rex, narrow = at, 0, False
     op = code[at]

@@ -55,6 +55,7 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # gRPC reads this on import. By default, clients could fill the terminal with its messages.
+    # gRPC reads this on import. Without this setting, messages about clients could fill the
+    # terminal.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -60,14 +60,14 @@ def open_reader(path: str) -> sqlite3.Connection:
 
 
 def make_directory() -> str:
-    """Makes a private directory for this user, on a disk if possible; returns the path."""
+    """Makes a private directory for this user, on a disk if possible, and returns its path."""
     place = None if "TMPDIR" in os.environ else "/var/tmp"  # noqa: S108 - mkdtemp is safe
     _remove_abandoned(place or tempfile.gettempdir())
     return tempfile.mkdtemp(prefix=_PREFIX, dir=place)
 
 
 def _remove_abandoned(place: str) -> None:
-    """Remove this user's directories that killed processes left behind, if no lock is held."""
+    """Remove directories of this user's killed processes, which no longer hold the lock."""
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX) and _is_abandoned(entry):
@@ -88,7 +88,7 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
 
 
 def lock(path: str) -> int:
-    """Open a file, created if missing, and lock it; returns the descriptor that holds the lock.
+    """Open or create a file, lock it, and return the descriptor that holds the lock.
 
     Raises ``KProfilerError`` if the file cannot be opened, or is in use.
     """
@@ -114,7 +114,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def open_writer(path: str, synchronous: str) -> sqlite3.Connection:
-    """Opens a connection that writes a store; creates the store if the file is empty.
+    """Opens a connection that writes a store, and creates the store if the file is empty.
 
     The file must be locked. ``synchronous`` is the value for ``PRAGMA synchronous``. Raises
     ``KProfilerError`` if the file is not a store.

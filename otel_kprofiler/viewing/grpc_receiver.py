@@ -33,7 +33,7 @@ from otel_kprofiler.viewing.receiver import (
 THREADS: Final = 8
 """Maximum number of calls whose messages are received or decoded at a time."""
 MOST_CALLS: Final = 32
-"""Maximum number of calls running or waiting; others are rejected with a retry delay."""
+"""Maximum number of calls running or waiting. Further calls are rejected with a retry delay."""
 
 _SERVICE: Final = DESCRIPTOR.services_by_name["ProfilesService"].full_name
 _METHOD: Final = f"/{_SERVICE}/Export"
@@ -57,8 +57,8 @@ _OPTIONS: Final = (
 class GrpcReceiver:
     """Receives over plaintext gRPC until closed.
 
-    ``endpoint`` is the ``host:port`` to listen on; port 0 selects a free port, and :attr:`port` is
-    the resulting one. Raises ``HostError`` if the receiver cannot listen there.
+    ``endpoint`` is the ``host:port`` to listen on. Port 0 selects a free port, which :attr:`port`
+    returns. Raises ``HostError`` if the receiver cannot listen there.
     """
 
     def __init__(self, endpoint: str, intake: Intake) -> None:
@@ -101,7 +101,7 @@ class _Methods(grpc.GenericRpcHandler):
         with self._lock:
             is_busy = self._calls >= MOST_CALLS
             self._calls += not is_busy
-        # Handles the call as a stream, so that its function runs before the message has arrived.
+        # Handles the call as a stream, so that the handler runs before the message has arrived.
         return grpc.stream_unary_rpc_method_handler(_refuse_busy if is_busy else self._export)
 
     def cancel_slow(self) -> None:
@@ -169,6 +169,6 @@ def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> N
     _abort_for_now(context, "too many calls are waiting")
 
 
-# Calls are rejected in a thread of their own, since all other threads may be busy.
+# Calls are rejected in a separate thread, since all other threads may be busy.
 _refuse.experimental_thread_pool = ThreadPoolExecutor(1)  # type: ignore[attr-defined]
 _refuse_busy.experimental_thread_pool = _refuse.experimental_thread_pool  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ _UNSET: Final = 0xFFFFFFFF
 
 
 def find_trusted_users() -> frozenset[int]:
-    """Returns the users who may read from this server: root, the server's and the originating user.
+    """Returns the users who may read from this server: root, its user, and the originating user.
 
     The originating user is the user who ran sudo(8), or the login user before su(1).
     """

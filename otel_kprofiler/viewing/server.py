@@ -68,10 +68,10 @@ class Query(NamedTuple):
 
 
 Answer = Callable[[Query], Iterable[bytes]]
-"""Returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
+"""Function that returns the page's data for a query, in pieces; may raise :class:`QueryError`."""
 
 NamesFile = Callable[[str], bool]
-"""Returns whether a frame of the profile has this source file."""
+"""Function that returns whether a frame of the profile has this source file."""
 
 
 def parse_query(text: str) -> Query:
@@ -103,7 +103,7 @@ class PageServer:
     """Serves the page until closed. Raises ``HostError`` if it cannot listen on the endpoint.
 
     Args:
-        endpoint: ``host:port`` to listen on; port 0 selects a free port.
+        endpoint: ``host:port`` to listen on. Port 0 selects a free port.
         page: the page, which fetches :data:`DATA`.
         answer: produces the data; called in server threads.
         names_file: returns whether a source file is served. It is called in server threads, and on

@@ -84,7 +84,7 @@ def read_source(path: str, user: int) -> SourceFile:
 
 
 def _become(user: int) -> None:
-    """Give this thread, not all threads as libc's functions would, a user's rights to files."""
+    """Give this thread a user's rights to files. libc's functions would affect all threads."""
     refused = f"cannot read files as user {user}"
     machine = platform.machine()
     if machine not in _SETGROUPS:

@@ -1,4 +1,4 @@
-"""Keeps the samples of the last hour for ``view``, in an SQLite file of bounded size.
+"""Keeps recent samples for ``view``, in an SQLite file of bounded size.
 
 Each sample refers to its thread, and to its stack's node in the tree of all calls. The roots of the
 tree are process names, and nodes refer to frames. A frame common to many stacks is stored once, as
@@ -92,7 +92,7 @@ class SampleStore:
     Args:
         path: the file, created if missing, and kept on close; None for a temporary file.
         keep_s: retention time of samples, by their timestamps, in seconds.
-        max_bytes: maximum size of the file; the oldest samples are dropped first.
+        max_bytes: maximum size of the file. The oldest samples are dropped first.
     """
 
     def __init__(
@@ -291,8 +291,8 @@ class SampleStore:
 class _Paths:
     """Locates stacks in the tree during a single :meth:`SampleStore.add`, and caches their nodes.
 
-    ``frame`` returns the number of a frame. ``node`` returns the number of the node with a frame
-    below another node.
+    ``frame`` returns the number of a frame. ``node`` returns the number of a frame's node below a
+    parent node.
     """
 
     def __init__(self, frame: Callable[[FrameRow], int], node: Callable[[int, int], int]) -> None:
@@ -346,7 +346,7 @@ def _statements(table: str, columns: str) -> tuple[str, str]:
 
 
 def read_bounds(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the Unix times in ns of the first sample, and of the last plus 1; zeros if empty."""
+    """Returns the Unix times (ns) of the first sample, and just after the last; zeros if empty."""
     # A single statement for minimum and maximum would scan all samples.
     (first,) = database.execute("SELECT min(time_ns) FROM samples").fetchone()
     (last,) = database.execute("SELECT max(time_ns) FROM samples").fetchone()

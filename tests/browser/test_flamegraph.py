@@ -84,7 +84,7 @@ def boxes(page, name=None):
 
 
 def names(page):
-    """Returns the widths of the drawn boxes, in percent of the graph's, by name."""
+    """Returns the width of each drawn box by name, in percent of the graph's width."""
     return {box["name"]: box["share"] for box in boxes(page)}
 
 
@@ -352,7 +352,7 @@ def test_samples_are_filtered_by_process_thread_and_cpu(page):
 
 
 def rows(page, table="functions"):
-    """Returns the cells of a table, without the module in the first column."""
+    """Returns the cells of each row of a table, without the module in the first column."""
     return page.evaluate(
         f"[...viewer.panes[0].{table}.body.rows].map(row => [...row.cells].map(cell =>"
         "(cell.querySelector('button, span') ?? cell).textContent))"
@@ -444,7 +444,7 @@ def brushed(page):
 
 @pytest.fixture
 def timeline(browser):
-    """Opens ten seconds in which ``early`` runs in the first two and ``late`` in the last three."""
+    """Opens a page of ten seconds: ``early`` runs in the first two, ``late`` in the last three."""
     second = 10**9
     groups = [
         ("x", 1, [

@@ -32,7 +32,7 @@ TOOLTIP = """(tip => tip.hidden ? null : {
 
 
 def tooltip(browser):
-    """Returns title, rows and position of the tooltip; None while no tooltip is shown."""
+    """Returns the tooltip's title, rows and position; None if no tooltip is shown."""
     return browser.evaluate(TOOLTIP)
 
 

@@ -129,7 +129,8 @@ def test_a_comparison_of_files_opens_with_cpu_time(browser):
 
 
 def test_thread_rows_clip_waits_to_their_file(browser):
-    after = recording([], [waited(4000, WaitCause.DISK)])  # ends 3 s after ``before`` starts
+    # ``after`` ends 3 s after ``before`` starts.
+    after = recording([], [waited(4000, WaitCause.DISK)])
     times = after.start_unix_ns, after.end_unix_ns
     earlier = recording([ran(1)], [])
     sides = [Interval("before", [earlier], *times), Interval("after", [after], *times)]

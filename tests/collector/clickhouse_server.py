@@ -55,7 +55,7 @@ class Engine:
     """One chDB session, which accepts one query at a time."""
 
     def __init__(self, directory):
-        from chdb import session  # here, as other modules need only constants
+        from chdb import session  # imported late, as other modules need only constants
 
         self._session = session.Session(directory)
         self._lock = threading.Lock()

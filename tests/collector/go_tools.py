@@ -38,7 +38,7 @@ def build_program(sources):
 
 
 def build_once(name, build):
-    """Returns the path of a cached program; if missing, it is made by the commands of ``build``."""
+    """Returns the path of a cached program, which ``build``'s commands make if it is missing."""
     program = cache_directory() / name
     if program.exists():
         return program

@@ -302,7 +302,7 @@ def report(*words):
             report_command, ["--json", *map(str, words)], catch_exceptions=False
         )
     finally:
-        gc.enable()  # the command disables it
+        gc.enable()  # the command disables garbage collection
     return json.loads(done.stdout)["kinds"]
 
 
@@ -316,7 +316,7 @@ def comparable(kinds, words=()):
             groups[key] += group["self"] + group["total"] * 1j
         kind["groups"] = groups
         if words:
-            kind.pop("lost")  # in a file, of the whole recording
+            kind.pop("lost")  # a file counts the losses of the whole recording
     return kinds
 
 
@@ -411,7 +411,7 @@ def test_view_serves_a_table(engine, stored):
 
 
 def newest(engine, seconds, service):
-    """Returns the data source with which ``top`` reads the last seconds of the table."""
+    """Returns the data source with which ``top`` reads the table's last few seconds."""
     chosen = Filter(services=(service,))
     end = START + WINDOWS * SECOND
     return Table(engine.address(), chosen, ON_CPU, seconds, idle=True, now=lambda: end)
@@ -424,7 +424,7 @@ def wait_for_step(table):
 
 
 @pytest.mark.parametrize("by", ["function", "process", "syscall", "thread"])
-def test_top_shows_the_last_seconds_of_a_table(engine, stored, by):
+def test_top_shows_the_last_few_seconds_of_a_table(engine, stored, by):
     seconds = 11
     with newest(engine, seconds, "shop") as table:
         table.start()
@@ -491,7 +491,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
         for source in (engine.address(), stored)
     )
     for kind in (*of_table, *of_file):
-        kind["before"].pop("start_unix_ns")  # in a file, the first sample's time
+        kind["before"].pop("start_unix_ns")  # for a file, the first sample's time
         kind["groups"] = {one["name"]: one["self"]["change"] for one in kind["groups"]}
     assert [kind["after"]["samples"] for kind in of_table] == [
         kind["after"]["samples"] for kind in of_file

@@ -92,7 +92,7 @@ def counts(source, *words):
             raise
         return {}
     finally:
-        gc.enable()  # the command disables it
+        gc.enable()  # the command disables garbage collection
     groups = [group for kind in json.loads(done.stdout)["kinds"] for group in kind["groups"]]
     return {group["name"]: group["self"] // PERIOD_NS for group in groups}
 

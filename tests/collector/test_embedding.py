@@ -118,7 +118,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks each sample against the service's log; returns (linked, inside, inside and linked)."""
+    """Checks samples against the service's log; counts those linked, inside a span, and both."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]

@@ -1,4 +1,4 @@
-"""The fleet benchmark with a few hosts and a Collector that restarts counts every sample."""
+"""With a few hosts and a Collector that restarts, the fleet benchmark counts every sample."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by helm: equal to the manifests of config/kubernetes, and checked."""
+"""The rendered Helm chart equals the manifests in config/kubernetes, and passes helm's checks."""
 
 import subprocess
 

@@ -238,7 +238,7 @@ def answers(url):
 
 
 def read_resources(text):
-    """Yields the attributes of every Resource in a Collector's file, resolved by its dictionary."""
+    """Yields the attributes of every Resource in a Collector's file, with references resolved."""
     for line in text.splitlines():
         request = json.loads(line)
         strings = request["dictionary"]["stringTable"]
@@ -250,7 +250,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Returns the service names in a Collector's file, without its last, perhaps partial line."""
+    """Returns the service names in a Collector's file, except its last line (may be partial)."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]

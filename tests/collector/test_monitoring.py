@@ -1,7 +1,7 @@
 """Alert rules and dashboards of config/, with a real Prometheus and ClickHouse's engine.
 
-The agent's own code sends its metrics to Prometheus; each series that an alert or a panel queries
-must exist with that name and those labels.
+The agent's code sends metrics to Prometheus. Each series that an alert or a panel queries must
+exist under the queried name and labels.
 """
 
 import contextlib
@@ -266,7 +266,7 @@ def test_panels_do_not_overlap(path):
 
 
 def expand(sql):
-    """Expands a query like Grafana's ClickHouse data source."""
+    """Expands a query as Grafana's ClickHouse data source does."""
     start = "toStartOfInterval(toDateTime(Timestamp), INTERVAL 60 second)"
     for macro, text in (
         ("$__timeFilter(Timestamp)", "Timestamp >= toDateTime(0) AND Timestamp <= now() + 86400"),

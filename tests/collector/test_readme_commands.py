@@ -116,7 +116,7 @@ def test_both_commands_work_in_any_order_and_repeatedly(root):
     assert not any("replacing" in text for text in said)
     assert [("setup: installing " in text) for text in said] == [True, False, False, False]
 
-    # Root runs the commands in the user's clone, and then the user again.
+    # Root runs the commands in the user's clone; then the user runs them again.
     said = run_commands(root, ["Try it"], "home/somebody", "root")
     said += run_commands(root, ["Try it"], "home/somebody", "somebody")
     assert all("replacing .venv: another user has made it" in text for text in said)

@@ -141,4 +141,4 @@ def test_agent_and_service_arrive_in_the_collector_as_the_readme_says(
         samples = wait_for(all_seen, arrived, log, samples_of)
     for resource, *_ in samples:  # short-lived processes have no name
         assert ("process.executable.name" in dict(resource)) <= ("service.name" in dict(resource))
-    assert "kernel and user stacks" in log.read_text()  # in the agent's first line
+    assert "kernel and user stacks" in log.read_text()  # in the agent's first log line

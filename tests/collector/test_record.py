@@ -1,4 +1,4 @@
-"""``record --export``: a recording sent directly to a receiver."""
+"""``record --export`` sends a recording directly to a receiver."""
 
 import json
 import signal

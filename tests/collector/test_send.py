@@ -1,4 +1,4 @@
-"""``send``: files of this package and of Collectors, sent to a Collector."""
+"""``send`` sends files written by this package and by Collectors to a Collector."""
 
 import json
 import subprocess

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1800), pytest.mark.usefixtur
 SECONDS = float(os.environ.get("KPROFILER_VIEW_S", "7"))
 STEP_S = 60 if SECONDS > 120 else 3
 SIDES = {1: "[kernel]", 4: "[user]", 5: "[python]"}
-"""The names that ``report`` prints for sides, by the page's frame kinds."""
+"""The name that ``report`` prints for each frame kind of the page."""
 MAX_RSS_KIB = 150 << 10
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 PIPELINES = """
@@ -104,7 +104,7 @@ def functions(data):
 
 
 def reported(path, start, end):
-    """Returns self and total samples that ``report`` prints by function, and all samples."""
+    """Returns the self and total samples of each function in ``report``, and of all functions."""
     times = (datetime.fromtimestamp(one, tz=UTC).isoformat() for one in (start, end))
     words = zip(("--from", "--to"), times, strict=True)
     done = subprocess.run(

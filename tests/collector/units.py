@@ -14,7 +14,7 @@ def unit_capabilities():
 
 
 def capability_mask():
-    """Returns the unit's capabilities as a mask, in the form of /proc/PID/status."""
+    """Returns the unit's capability mask, in the format of /proc/PID/status."""
     return sum(1 << CAPABILITIES[name] for name in unit_capabilities())
 
 
@@ -29,7 +29,7 @@ def parse_unit(text):
 
 
 def as_the_unit_says(settings, dynamic=None):
-    """Returns a setpriv command for the unit's capabilities and user, or the user ``dynamic``."""
+    """Returns a setpriv command for the unit's capabilities and user (or ``dynamic`` as user)."""
     if dynamic is None:
         (user,), (group,) = settings["User"], settings["Group"]
     else:

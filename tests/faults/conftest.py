@@ -92,9 +92,9 @@ class Arrived:
     """The samples and the last account of each stream in a receiver's data.
 
     Attributes:
-        twice: the number of repeated samples, with the same time and CPU; ``twice_in`` is by
+        twice: the number of samples that repeat another's time and CPU; ``twice_in`` counts them by
             stream.
-        profile_ids: ids of requests received more than once.
+        requests_twice: the number of requests that were received again.
     """
 
     def __init__(self, payloads):

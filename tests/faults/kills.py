@@ -83,8 +83,7 @@ class Stream(NamedTuple):
     Attributes:
         samples: the number of samples in all windows of the stream.
         lost: the number of these samples that are lost, by cause.
-        earlier: samples of earlier streams that no request of those streams states, and losses by
-            cause.
+        earlier: the samples of earlier streams of the spool, and those lost, by cause.
         unknown_since_ns: the time after which the previous run's samples are unknown.
     """
 

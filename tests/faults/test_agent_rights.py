@@ -14,7 +14,7 @@ pytestmark = [
 OTHERS = tuple(
     f"kprofiler-{part}" for part in ("ksymb", "conte", "modul", "files", "table", "pytho")
 )
-"""The names, cut to 15 bytes by the kernel, of threads that keep some capabilities."""
+"""The names of threads that keep some capabilities, truncated to 15 bytes by the kernel."""
 
 
 def threads_of(agent):

@@ -1,9 +1,9 @@
 """Agents that are frozen, or receive unrelated signals, account for every sample.
 
-The sampler continues in the kernel, so the ring buffer of a frozen agent overflows if it takes many
-samples. By default, one such agent and one whose ring buffer suffices are frozen for ``FREEZE_S``.
-``make test-freezes`` repeats longer freezes with each rate and kind of stacks. The agents of a
-round are frozen concurrently.
+The sampler continues in the kernel, so a frozen agent's ring buffer overflows at a high rate. By
+default, two agents are frozen for ``FREEZE_S``: one at such a rate, and one whose ring buffer
+suffices. ``make test-freezes`` repeats longer freezes with each rate and kind of stacks. The agents
+of a round are frozen concurrently.
 """
 
 import itertools

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.live
 
 SHUTDOWN_S = 3.0
 GAP_BYTES = 8 << 20
-"""The distance from the code to its symbols; more than the kernel reads ahead."""
+"""The distance from the code to its symbols, which exceeds the kernel's readahead."""
 SPINS = """
     __asm__(".pushsection .gap\\n.zero {gap_bytes}\\n.popsection");
     volatile long count;
@@ -109,7 +109,7 @@ def stop(agent):
 def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
     run_agent, receiver, frozen, tmp_path, delay_s
 ):
-    """More frozen files are queued ahead of the other program's file than there are threads."""
+    """The other program's file is queued behind more frozen files than there are threads."""
     receiver.up()
     frozen(6, delay_s=delay_s)
     agent = run_agent(receiver.endpoint, user_symbols="names")

@@ -1,4 +1,4 @@
-"""Every sample is accounted for on hosts with CPU hotplug, unreadable /proc or no descriptors."""
+"""All samples are accounted for despite CPU hotplug, unreadable /proc or too few descriptors."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""The agent's resource limits: the rate drops to the CPU limit, and the profiles record it."""
+"""The agent's resource limits: at the CPU limit, the rate drops, and the profiles record it."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
 @pytest.mark.long
-def test_the_rate_drops_to_the_cpu_limit_and_each_profile_has_its_period(
+def test_the_rate_drops_at_the_cpu_limit_and_each_profile_has_its_period(
     run_agent, receiver, arrived
 ):
     receiver.up()

@@ -48,7 +48,7 @@ FILES = {
 
 
 class Cgroup:
-    """A cgroup v1 or v2 with a memory limit."""
+    """A cgroup (v1 or v2) with a memory limit."""
 
     def __init__(self, path, kind):
         self.path = path

@@ -1,4 +1,4 @@
-"""A process whose samples all differ does not cost other processes samples."""
+"""A process whose samples all differ costs other processes no samples."""
 
 import contextlib
 import os

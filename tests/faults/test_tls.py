@@ -209,7 +209,7 @@ def answer_early(authority):
 def test_the_log_reports_a_revoked_client_certificate(make, cause, authority, answer_early, caplog):
     authority.use("revoked")
     exporter = make_exporter(make, authority.directory, answer_early(revoke=True))
-    result = exporter.export(LARGE)  # the server closes the connection before the end
+    result = exporter.export(LARGE)  # the server closes the connection before the request ends
     assert result.lost == {LossCause.RETRIES_EXHAUSTED: 1}
     assert cause in caplog.text
     exporter.shutdown()

@@ -104,7 +104,7 @@ def test_arbitrary_bytes_are_indexed_or_rejected(data):
 
 
 GO_FILES = {62: go_file([ORDINARY] * 12), 183: go_file([ARM64_ORDINARY] * 12, quantum=4)}
-"""By machine, as numbered in ELF files."""
+"""Go files by their ELF machine number."""
 
 
 @st.composite

@@ -164,7 +164,7 @@ def test_the_agent_fits_in_60_mb_with_modules_watched(tmp_path, request):
         )
         try:
             receiver.wait_first(600)
-            while len(receiver.requests) < WANTED_REQUESTS:  # then startup has ended
+            while len(receiver.requests) < WANTED_REQUESTS:  # startup has ended by then
                 assert agent.poll() is None
                 time.sleep(0.5)
             readings = list(_read_each_second(agent.pid, 9))

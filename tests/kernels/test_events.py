@@ -29,7 +29,7 @@ for _ in range({SLEEPS}):
 
 
 def test_event_values_sum_to_the_programs_events():
-    """Three kinds of events at once: two sampled at every event, one at a rate."""
+    """Three kinds of events are sampled at once: two at every event, one at a rate."""
     events = (
         EventSpec("page-faults", 1),
         EventSpec("context-switches", 1),
@@ -45,7 +45,7 @@ def test_event_values_sum_to_the_programs_events():
 
 
 def test_tracepoints_have_the_values_of_this_kernel():
-    """Two tracepoints have values; the third counts the calls of a single system call."""
+    """Tracepoints have the values of this kernel, and can count calls of a single system call."""
     names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
     events = tuple(parse_event(name, 99) for name in names)
     config = SamplerConfig(stacks="both", events=events, off_cpu=OffCpuConfig())

@@ -107,7 +107,7 @@ def test_programs_and_subprograms_are_tracked_by_records():
 
 
 def test_the_iterator_lists_programs_for_the_unprivileged():
-    """With only CAP_BPF and CAP_PERFMON, and kallsyms hidden, BPF programs are read exactly."""
+    """With only CAP_BPF and CAP_PERFMON, and kallsyms hidden, all BPF programs are listed."""
     fds = [load(number, functions=1 + number % 4) for number in range(50)]
     there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}
 

@@ -54,7 +54,7 @@ class Live:
         self._waiting = []
 
     def step(self, timeout_s=0.05):
-        """Drains and advances, then resolves the samples for whose times symbols are complete."""
+        """Drains samples and advances symbols; resolves samples once their symbols are complete."""
         self.running.wait(timeout_s)
         self._waiting += self.running.drain()
         self.release(min(self.symbolizer.advance(boot_ns()), self.running.complete_until_ns()))
@@ -319,7 +319,7 @@ def test_load_and_unload_cycles_leak_nothing():
 
 
 def state(symbolizer):
-    """Returns the number of open descriptors, the newest tables' bytes, and resident KiB."""
+    """Returns the open descriptors, the newest tables' size in bytes, and resident KiB."""
     descriptors = []
     for _ in range(5):  # a read of names opens another descriptor
         time.sleep(0.2)

@@ -56,8 +56,8 @@ class Seen(NamedTuple):
 def record(directory, program, is_enough):
     """Records a program, on and off the CPU; returns its stacks with their numbers of samples.
 
-    Records again, for longer, until there are enough, since emulated CPUs may load tables for
-    minutes.
+    Records again, for longer, until there are enough stacks, since emulated CPUs may load tables
+    for minutes.
     """
     for seconds in (15, 60, 240):
         result = record_for(seconds, directory, program)
@@ -102,7 +102,7 @@ def find_wrong(stacks, callers):
 
 
 def count_on_cpu(stacks, condition):
-    """Counts on-CPU samples with all tables by whether the user stack meets a condition."""
+    """Counts on-CPU samples with loaded tables by whether the user stack meets a condition."""
     counts = Counter()
     for seen, number in stacks.items():
         if seen.kind == "on_cpu" and seen.user and not seen.is_pending:
@@ -132,7 +132,7 @@ def test_doctor_finds_what_profiling_needs():
 
 @pytest.mark.parametrize("variant", find_variants())
 def test_recorded_stacks_have_no_wrong_caller(tmp_path, variant):
-    """`record` shows signals, system calls, waits and leaves with complete stacks, none wrong."""
+    """`record` shows complete, correct stacks in signals, system calls, waits and leaves."""
     functions = {*CALLERS, "handle", "compare"}
 
     def is_enough(stacks):
@@ -151,7 +151,7 @@ def test_recorded_stacks_have_no_wrong_caller(tmp_path, variant):
 
 @pytest.mark.skipif(not (PROGRAMS / "go").exists(), reason="needs go on the host")
 def test_recorded_stacks_of_go_have_no_wrong_caller(tmp_path):
-    """Stacks of a static Go program, by its own tables, reach the goroutine's start."""
+    """Stacks of a static Go program, unwound with its own tables, reach the goroutine's start."""
 
     def find_of_work(stacks):
         return {seen: number for seen, number in stacks.items() if "main.work" in seen.user}

@@ -1,4 +1,4 @@
-"""Symbols of many modules, compared with their files, and of code without a file."""
+"""The symbols of many modules match their files, and code without a file is named."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ MODULES = (
 
 
 def visible(symbolizer):
-    """Returns why symbols are hidden, and how many are found, in a form that can be pickled."""
+    """Returns why symbols are hidden and how many are visible, in a form that can be pickled."""
     return symbolizer.hidden, len(symbolizer.find("schedule"))
 
 
@@ -83,7 +83,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
 
 
 def test_hidden_frames_have_a_reason():
-    """Frames report that symbols are hidden instead of a guessed name."""
+    """Frames whose symbols are hidden report this instead of a guessed name."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):
         (frame,) = KernelSymbolizer.live().resolve_addresses([address])
@@ -103,7 +103,7 @@ def load(name):
 
 
 def overlapping_sizes():
-    """Returns pairs of modules where one starts below address plus size of the other."""
+    """Returns pairs of modules of which one starts below the other's address plus size."""
     fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
     extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
     return [low for low, high in pairwise(extents) if sum(low) > high[0]]
@@ -155,7 +155,7 @@ class Truth:
 
 
 def shown(frame):
-    """Returns the module and linker name that a frame has."""
+    """Returns a frame's module and linker name."""
     if not frame.lines:
         return None
     return frame.module.name, frame.lines[-1].system_name or frame.lines[-1].function

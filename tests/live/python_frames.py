@@ -29,7 +29,7 @@ def sampling(*, pid=None, register=True, codes=None, **settings):
 
 
 def take(sampler, work, *args, seconds=0.5, least=20):
-    """Returns samples of this thread and others while ``work`` is called repeatedly."""
+    """Calls ``work`` repeatedly; returns the samples of this thread and of others."""
     samples, end = [], time.monotonic() + seconds
     while time.monotonic() < end or (len(samples) < least and time.monotonic() < end + 20):
         work(*args)

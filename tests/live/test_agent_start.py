@@ -82,7 +82,7 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
 def test_an_installation_unreadable_to_unprivileged_threads_is_rejected_with_a_fix(tmp_path):
-    """A clone in the home directory of a user who runs sudo may be such an installation."""
+    """A clone in the home directory of a user who runs sudo may be unreadable to these threads."""
     config, path = tmp_path / "agent.yaml", tmp_path / "profiles.otlp.jsonl"
     config.write_text(CONFIG.format(path=path))
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

@@ -179,7 +179,7 @@ def test_the_container_is_right_for_every_runtime(agent, place):
 
 @pytest.mark.long
 def test_processes_that_exit_immediately_are_attributed_to_their_container(agent, place):
-    """Their container comes from the cgroup id in the sample, since /proc no longer lists them."""
+    """The container comes from the sample's cgroup id, since /proc no longer lists the process."""
     brief = "while :; do ( i=0; while [ $i -lt 500 ]; do i=$((i+1)); done ); done"
     place("spawns", f"docker/{container_id(1)}", script=brief)
 
@@ -220,7 +220,7 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
 @pytest.mark.long
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
-    """Descendants are sampled immediately, other processes within a second of entering."""
+    """Descendants are sampled immediately, and processes that enter within a second."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")

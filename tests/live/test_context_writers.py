@@ -58,7 +58,7 @@ def test_samples_have_the_span_published_by_ddprof(tmp_path):
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)
 def test_samples_have_the_span_published_by_pprof_for_nodejs(tmp_path, monkeypatch, writer):
-    for name in ("_AGAIN_S", "_SHARE"):  # search again for the variable on each look
+    for name in ("_AGAIN_S", "_SHARE"):  # search for the variable at each check
         monkeypatch.setattr(thread_contexts, name, 0)
     log = tmp_path / "log"
     words = nodejs_writer.command(writer, log, THREADS)

@@ -1,4 +1,4 @@
-"""``dump`` shows what threads do, compared with programs that report it themselves."""
+"""``dump`` shows what threads do, as reported by the programs themselves."""
 
 import contextlib
 import json
@@ -184,7 +184,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
 
 @pytest.mark.long
 def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
-    """Reading the process's memory or mappings would wait forever for this lock."""
+    """Reading the process's memory or mappings would wait forever for its mmap_lock."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
         fuse.freeze("read", delay_s=120)  # limited, since ``ps`` waits as well
         with running(sys.executable, "-c", LOCKED, fuse.point / "file") as (pid, _):
@@ -273,7 +273,7 @@ def test_threads_are_chosen_by_name():
     assert [thread["tid"] for thread in process["threads"]] == named
 
 
-def test_a_process_that_has_ended_is_absent_and_others_are_dumped():
+def test_an_exited_process_is_absent_and_others_are_dumped():
     code = "print('ready', flush=True); input()"
     with (
         running(sys.executable, "-c", code) as (pid, _),

@@ -295,7 +295,7 @@ def test_descendants_are_linked_to_the_spans_they_publish(links):
         wanted = (lambda all, linked: linked) if links else (lambda all, linked: all > 1)
         while not wanted(*of_child()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        time.sleep(0 if links else 3)  # until a window after the process context is read
+        time.sleep(0 if links else 3)  # until the process context is read and a window closes
         os.kill(pid, 9)
         found = of_child()[1]
         assert set(found) == ({span_id} if links else set()), found

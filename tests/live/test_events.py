@@ -59,13 +59,13 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the most page faults of any function, namely of the one that writes the memory."""
+    """Returns the page faults of the function with the most, which writes the memory."""
     return max(group["self"] for group in part["groups"])
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Returns the reports on a load, and the counts that perf has for the same run."""
+    """Returns the reports on a load, and perf's counts for the same run."""
     if shutil.which("perf") is None:
         pytest.skip("perf is not installed (package linux-perf)")
     directory = tmp_path_factory.mktemp("events")
@@ -106,7 +106,7 @@ def test_every_page_touched_is_in_the_function_that_touched_it(compared):
 
 
 def test_a_period_and_a_rate_estimate_the_same_number(tmp_path):
-    rounds = 20  # a rate needs time to adapt, an estimate hundreds of samples
+    rounds = 20  # a rate needs time to adapt; an estimate needs hundreds of samples
     path = str(tmp_path / "x.otlp")
     done = record(
         path, "-e", "page-faults:period=64", "-e", "minor-faults:freq=499",
@@ -148,7 +148,7 @@ def test_help_lists_events_with_the_reason_for_those_that_are_missing():
     any(name.startswith("cpu") for name in os.listdir("/sys/bus/event_source/devices")),
     reason="the processor has performance counters",
 )
-def test_an_event_of_missing_counters_is_an_error_before_recording(tmp_path):
+def test_an_event_without_its_counters_is_an_error_before_recording(tmp_path):
     path = tmp_path / "x.html"
     done = record(path, "-e", "cycles", "-d", "1s")
     assert done.returncode == 3

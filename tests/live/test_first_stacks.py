@@ -93,7 +93,7 @@ def test_a_single_target_process_has_complete_stacks_from_the_first_sample(busy)
     assert ends[StackEnd.PENDING] == 0
 
 
-def test_a_listing_that_takes_all_the_time_leaves_time_for_loading(busy, monkeypatch):
+def test_a_slow_listing_leaves_time_for_loading(busy, monkeypatch):
     def list_slowly(*arguments, until_s, **options):
         time.sleep(max(0, until_s - time.monotonic()))
         return list_running(*arguments, until_s=time.monotonic() + 9, **options)
@@ -104,7 +104,7 @@ def test_a_listing_that_takes_all_the_time_leaves_time_for_loading(busy, monkeyp
 
 @pytest.mark.parametrize("knows_files", [True, False])
 def test_a_command_has_complete_stacks_from_its_first_instruction_on(knows_files):
-    """Its first stacks are truncated if the files that it will map are not preloaded."""
+    """The first stacks are truncated if the files that a command will map are not preloaded."""
     ends = Counter()
     for _ in range(3):
         with HeldCommand(["bash", "-c", "for ((i = 0; i < 99999; i++)); do :; done"]) as command:
@@ -158,7 +158,7 @@ def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
 
 
 def record_own_child():
-    """Records the second process of a PID namespace, from inside."""
+    """Records the second process of a PID namespace, from inside the namespace."""
     namespace = os.stat("/proc/self/ns/pid")
     with subprocess.Popen(BUSY) as child:
         time.sleep(0.3)

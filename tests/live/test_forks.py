@@ -167,7 +167,7 @@ WAYS = [
 
 @pytest.fixture
 def children(tmp_path):
-    """Returns a function that runs a service with a child; returns pid, samples, exit seconds."""
+    """Returns a function that runs a service; it returns the child's pid, samples and exit time."""
 
     def run_children(way, method, env):
         if way.startswith("billiard"):
@@ -190,7 +190,7 @@ def children(tmp_path):
 def test_the_last_window_of_a_child_arrives(children, to_file, way, method):
     """Children of multiprocessing and billiard exit by os._exit, without atexit.
 
-    The test is repeated if the export takes longer than the exit waits for it, on a busy machine.
+    On a busy machine, the export may outlast the exit's wait; the test is then repeated.
     """
     env = {**to_file.env, "OTEL_KPROFILER_REPORTER_INTERVAL": "60s"}
     for _ in range(5):

@@ -42,7 +42,7 @@ def now_ns():
 
 @contextlib.contextmanager
 def watching(*, polled=True, **options):
-    """Yields a symbolizer that tracks ksymbols, and its watch, which reads rings only in polls."""
+    """Yields a symbolizer that tracks ksymbols, and its watch, which reads rings only if polled."""
     try:
         watch = KsymbolWatch(**options)
     except HostError as error:
@@ -123,7 +123,7 @@ def test_several_watches_do_not_interfere():
                 assert watch.counts().lost == {}
 
 
-def test_programs_loaded_earlier_are_read_exactly():
+def test_programs_loaded_earlier_are_all_read():
     """Methods other than kallsyms report lengths, so addresses past a program have no name."""
     fds = [load(number, functions=1 + number % 9) for number in range(100)]
     try:

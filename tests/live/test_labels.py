@@ -128,6 +128,6 @@ def test_selected_baggage_of_a_request_is_on_all_its_samples(tmp_path):
     acme = ("tenant.id", "acme")
     wanted = {(acme,), (("step", "query"), acme), ()}
     assert {labels for _, labels in results} == wanted
-    often = [key for key, count in results.items() if count > 20]  # not between two ``with``
+    often = [key for key, count in results.items() if count > 20]  # not between ``with`` blocks
     assert len(often) == len({span for span, _ in often}) == 3
     assert {labels for _, labels in often} == wanted

@@ -154,7 +154,7 @@ def test_waits_during_a_pause_are_not_counted():
 
 
 def test_the_profilers_own_waits_are_left_out():
-    """It may wait for the locks of its own maps, where a sample could not be written."""
+    """The profiler may wait for locks of its own maps, when no sample can be written."""
     sampler = EbpfSampler(
         SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
     )

@@ -39,7 +39,7 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Samples with a system call tracer; returns counts, all ticks and this process's ticks."""
+    """Samples while system calls are traced; returns counts, all ticks and this process's ticks."""
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call(0.1)  # so that counting begins at a sample

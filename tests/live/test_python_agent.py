@@ -73,9 +73,9 @@ sys.stdin.read()
 
 
 def test_new_processes_of_other_users_are_registered(folder, public_python):
-    """With CAP_PERFMON, their executable is found by path and must have the recorded build id.
+    """With CAP_PERFMON, an executable is found by path and must have the recorded build id.
 
-    Their mappings cannot be read, so the kernel's mmap records are used instead.
+    The processes' mappings cannot be read, so the kernel's mmap records are used instead.
     """
     python = publish(find_pythons()[0], folder)
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

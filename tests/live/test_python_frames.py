@@ -53,7 +53,7 @@ def recurse(depth):
 
 
 CHAIN = [("leaf", False), ("generate", True), ("middle", True), ("outer", True)]
-"""The functions of the call chain, each with a flag that C calls it."""
+"""The functions of the call chain, each with a flag that is set if C calls the function."""
 
 
 def own_part(found):
@@ -61,7 +61,7 @@ def own_part(found):
 
 
 def in_leaf(sampler, samples):
-    """Returns the stacks with :func:`leaf` on top; other stacks are of the test's code."""
+    """Returns the stacks with :func:`leaf` on top; other stacks come from the test's code."""
     return [stack for stack in stacks(sampler, samples) if stack[0][0] == "leaf"]
 
 
@@ -207,7 +207,7 @@ def test_different_code_at_the_same_address_is_a_different_function():
         function = space[f"f{number}"]
         addresses[id(function.__code__)] += 1
         function()
-        space.clear()  # frees the code now, not in a collection
+        space.clear()  # frees the code now, not in a later collection
 
     with sampling() as sampler:
         samples = take(sampler, churn, seconds=2)

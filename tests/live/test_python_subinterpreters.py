@@ -15,7 +15,8 @@ from tests.interpreters import VERSIONS, environment, find_missing, find_pythons
 
 pytestmark = pytest.mark.live
 
-# One interpreter is idle, a thread always runs the second, and another thread sometimes the third.
+# One interpreter is idle, one thread always runs the second, and another thread sometimes runs the
+# third.
 PROGRAM = """
 import os, sys, threading, time
 try:

@@ -1,4 +1,4 @@
-"""Children of C's ``fork()``, which runs no Python fork hooks, profile themselves once called."""
+"""Children of C's ``fork()``, which runs no hooks, profile themselves once they use the API."""
 
 import pytest
 from services import problems, run

@@ -96,7 +96,7 @@ class Systemd:
 
 
 class Witness:
-    """A fast sampler that is not reloaded, so that gaps in both are delays of the machine."""
+    """A fast sampler that is not reloaded: a gap in both samplers is a delay of the machine."""
 
     RATE = 3989
 
@@ -163,7 +163,8 @@ def agent(request, tmp_path, receiver):
 
     def write(**values):
         path = tmp_path / f"profiles.{values['form']}"
-        # Replaced atomically, since the agent may still be reading it for the previous reload.
+        # Replace the file atomically, since the agent may still be reading it for the previous
+        # reload.
         (tmp_path / "new.yaml").write_text(
             CONFIG.format(endpoint=receiver.endpoint, path=path, **values)
         )

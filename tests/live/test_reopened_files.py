@@ -91,7 +91,7 @@ def test_a_deleted_file_is_opened(tmp_path):
         assert content(reopen(asked, Access())) == whole
 
 
-def test_no_other_file_is_opened_when_no_process_maps_it(tmp_path, mounts):
+def test_no_other_file_is_opened_if_no_process_maps_the_file(tmp_path, mounts):
     program = compile_c(tmp_path / "waits", WAITS, NO_BUILD_ID)
     with in_container(program, mounts) as process:
         asked = wanted(process)

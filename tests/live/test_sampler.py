@@ -154,7 +154,7 @@ def test_every_sample_taken_is_received(rate):
 
 
 def test_no_sample_is_older_than_the_watermark():
-    """The test drains in quick succession at a high rate, to meet records being written."""
+    """The test drains often, at a high sampling rate, to meet records that are being written."""
     with load(READ), load(READ), sampling(samples_per_second=10_000, stacks="both") as sampler:
         end, complete, advanced = time.monotonic() + 2, 0, 0
         while time.monotonic() < end or advanced < 10:
@@ -388,7 +388,7 @@ def test_a_cpu_back_online_is_sampled_again():
 
 
 def test_a_briefly_offline_cpu_is_sampled_again():
-    """The CPU is offline between two checks of the CPU list, which therefore do not show it."""
+    """The CPU is offline only between two checks of the CPU list, so neither check shows it."""
     with sampling(samples_per_second=199, stacks="both") as sampler:
         collect(sampler, 0.1)
         with offline(1):

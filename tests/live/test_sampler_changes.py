@@ -35,7 +35,7 @@ def busy(cpu):
 
 
 class Witness:
-    """A fast sampler that is not changed, so that gaps in both are delays of the machine."""
+    """A fast sampler that is not changed: a gap in both samplers is a delay of the machine."""
 
     RATE = 3989
 

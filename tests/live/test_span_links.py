@@ -1,4 +1,4 @@
-"""The BPF program links samples by the interpreter's objects, or by published records."""
+"""The BPF program finds spans in the interpreter's objects or in published records."""
 
 import contextlib
 import os
@@ -174,7 +174,7 @@ def test_starting_inside_a_span_links_that_span():
 
 
 def test_wrappers_of_spans_are_linked_by_their_span_context():
-    """The class is defined while the profiler runs, and once while the span is current."""
+    """The class is defined while the profiler runs, in one case while the span is current."""
     run(
         BEFORE_THE_START
         + """

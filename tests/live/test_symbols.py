@@ -24,7 +24,7 @@ def symbolizer():
 
 
 def test_every_text_symbol_resolves_to_itself(symbolizer):
-    """All names, offset and RVA at each address are right; freed init text has no name."""
+    """Each address has the right names, offset and RVA; freed init text has no name."""
     text = symbolizer.find("_text")[0].address
     end = symbolizer.find("_etext")[0].address
     checked = 0

@@ -35,8 +35,7 @@ exporter.shutdown(0)
 def slacks(process, last):
     """Returns the timer slacks of a process's threads in nanoseconds, by thread name.
 
-    Waits until a thread's name starts with ``last`` and no thread has the name inherited from its
-    creator any more.
+    Waits until a thread's name starts with ``last`` and no thread still has its creator's name.
     """
     while True:
         assert process.poll() is None

@@ -183,7 +183,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         thread.join()
         os.close(fd)
     assert heads == 2
-    _, columns, first, *_ = filter(None, lines)  # later rows may be from between runs
+    _, columns, first, *_ = filter(None, lines)  # later rows may come from between two runs
     assert columns.endswith("function of a BPF program")
     assert first.endswith("planted_bpf")
     assert "xdp" in first

@@ -94,7 +94,7 @@ def test_the_commands_lead_from_the_symptom_to_the_lines(tmp_path):
         texts = repeat(lambda: record_and_report(pid, mended, "mended.otlp"),
                        lambda texts: "on_cpu: " in texts[0] and "all waits: " in texts[1],
         )  # fmt: skip
-    assert "deepcopy" not in texts[0]  # line 18 may still have a sample, at the read of one price
+    assert "deepcopy" not in texts[0]  # one sample may remain on line 18, which reads a price
     assert "fsync" not in texts[1]
     assert WAITS not in texts[2]
     assert "deepcopy" in run(compare, tmp_path)

@@ -184,7 +184,7 @@ def test_the_most_expensive_stacks_are_truncated_at_the_work_limit(built, tmp_pa
 @needs_clang
 @needs_gcc
 def test_eviction_of_tables_causes_no_wrong_frame(built, compiled):
-    limits = Limits(3 << 20, 1 << 20, 0)  # the tables of Python or libstdc++, not both
+    limits = Limits(3 << 20, 1 << 20, 0)  # room for the tables of Python or libstdc++, not for both
     with (
         running(compiled("-O2", "-fomit-frame-pointer"), "signals") as walk,
         running("/usr/bin/python3", "-c", INTERPRETED) as python,

@@ -165,7 +165,8 @@ def test_workers_profile_themselves(receiver, tmp_path, way):
     with uwsgi(tmp_path, options, env) as (address, server, log):
         answers = serve(address, server, log)
         time.sleep(0.5)  # a busy uWSGI worker would exit without atexit
-        # A worker that is interrupted twice exits without atexit, and the master interrupts them.
+        # A worker that is interrupted twice exits without atexit, and the master interrupts its
+        # workers.
         for pid in [server.pid] if "--master" in options else {answer["pid"] for answer in answers}:
             os.kill(pid, signal.SIGTERM)
         wait_for_end(server)
@@ -186,7 +187,7 @@ def test_workers_profile_themselves(receiver, tmp_path, way):
 
 @pytest.mark.long
 def test_signals_to_workers_are_not_delivered_to_profiler_threads(receiver, tmp_path):
-    """Such a signal would not wake the thread that waits for requests, nor stop the worker."""
+    """A profiler thread would neither wake the thread that waits for requests nor stop it."""
     (tmp_path / "shop.py").write_text(SERVICE)
     starts_at, options = WAYS["import"]
     with uwsgi(tmp_path, options, environment(receiver, starts_at)) as (address, server, log):

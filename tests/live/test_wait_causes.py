@@ -25,10 +25,10 @@ pytestmark = [
     pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed"),
 ]
 
-WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # the least waits per cause; 0: a few suffice
+WAITS = int(os.environ.get("KPROFILER_WAITS", "0"))  # minimum per cause; 0: a few suffice
 TIMES = 2 * WAITS or 400
 
-# Each program waits many times in a single way, in a thread of a separate name.
+# Each program waits many times in a single way, in a thread with a separate name.
 FRAME = """
 import fcntl, mmap, os, resource, select, signal, socket, sys, threading, time
 path, times = sys.argv[1], int(sys.argv[2])

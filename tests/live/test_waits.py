@@ -120,7 +120,7 @@ def read(sampler):
 
 
 def measure(*programs):
-    """Returns each program's report, its totals, and the ns by which the totals cover more time."""
+    """Returns each program's report, its totals, and the ns that only the totals cover."""
     with running() as sampler, contextlib.ExitStack() as stack:
         started = [stack.enter_context(Program(*program[:2], **program[2])) for program in programs]
         time.sleep(0.2)
@@ -177,7 +177,7 @@ def test_a_stopped_process_waits_until_it_is_continued():
 
 
 def starve_a_sleeper(sampler, cpu):
-    """Starves a thread; returns its totals until then, its switches, and its later totals.
+    """Starves a thread; returns its totals and switches while it starves, and its later totals.
 
     A SCHED_FIFO thread takes the CPU for 0.8 s; the kernel allows at most 0.95 s. Returns None if,
     on a busy machine, that thread started or the totals were read too late.
@@ -268,8 +268,8 @@ def test_short_lived_processes_are_distinguished():
     assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
-    # The kernel does not report every switch. No more waits are missing, or begin late, than are
-    # counted. The clock of a run queue does not advance between updates.
+    # The kernel does not report every switch. At most the counted number of waits are missing or
+    # begin late. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
     assert len(missing) + len(late) <= counts.missed + counts.lost

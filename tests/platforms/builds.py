@@ -1,4 +1,4 @@
-"""Builds interpreters that no registry has from Debian's sources: free-threaded and for musl."""
+"""Builds, from Debian's sources, interpreters that no registry has: free-threaded and for musl."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def call(name):
 CALLS = {name: call(name) for name in ("read", "write", "stat", "poll", "send")}
 STACKS = {name: call(name)[0] for name in map(str, range(60))}
 MANY, MOST = 100, 13
-"""If ``MANY`` events each have a chance of 5 %, over ``MOST`` occur in one of 2,000 tests."""
+"""Among ``MANY`` events with a chance of 5 %, more than ``MOST`` occur in 1 of 2,000 tests."""
 
 
 @cache

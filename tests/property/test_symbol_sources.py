@@ -1,4 +1,4 @@
-"""Functions named by several sources are those that a search byte by byte finds."""
+"""Functions named by several sources are those that a byte-by-byte search finds."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""The ``view`` store returns the same as a list, for any samples in any batches."""
+"""The ``view`` store returns the same samples as a list, for any samples in any batches."""
 
 import tempfile
 from functools import partial

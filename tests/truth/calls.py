@@ -55,7 +55,7 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
 
 
 def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
-    """Returns where a command loads libraries and the dynamic linker, the same at each run.
+    """Returns where a command loads libraries and the dynamic linker (the same in each run).
 
     ``program`` is what the command executes in the end.
     """

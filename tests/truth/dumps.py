@@ -151,7 +151,7 @@ class Dumps:
             *((go.g_m, go.g_stack, go.g_sched, go.m_curg) if go else (0, 0, 0, 0)),
         )  # fmt: skip
         update_map(self._object.map_fd("dump_config"), bytes(4), config)
-        while self._ring.take().data:  # of the previous process
+        while self._ring.take().data:  # drops samples of the previous process
             pass
         results: list[StackDump] = []
         with self._running(hz):

@@ -96,7 +96,7 @@ class NativeUnwinder:
         return self._code.add_table(ctypes.c_uint64(inode), image, ctypes.c_uint64(len(image)))
 
     def add_mapping(self, start: int, end: int, offset: int, inode: int) -> None:
-        """Adds the next executable mapping; inode 0 is the vDSO, ANONYMOUS is no file."""
+        """Adds the next executable mapping; inode 0 stands for the vDSO, ANONYMOUS for no file."""
         self._code.add_mapping(*map(ctypes.c_uint64, (start, end, offset, inode)))
 
     def unwind(self, registers: bytes, base: int, memory: bytes) -> UserStack:

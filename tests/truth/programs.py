@@ -1,4 +1,4 @@
-"""The programs whose stacks are compared: real programs, and programs built for this."""
+"""The programs whose stacks are compared: real programs, and programs built for the test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _compiled(name: str, *flags: str, arguments: Sequence[str] = ()) -> Program:
 
 _ALL = ("signals", "threads")
 _GO_SHARE = 0.95
-"""The required share for Go, lower since Go's runtime switches stacks, above all if busy."""
+"""The required share for Go, lower since a busy Go runtime often switches stacks."""
 PROGRAMS = (
     _compiled("PIE", "-O2", "-fomit-frame-pointer", arguments=_ALL),
     _compiled("fixed", "-O2", "-no-pie", "-fomit-frame-pointer", arguments=_ALL),

@@ -77,7 +77,7 @@ class Maps:
     """The executable mappings of a process, and the unwind tables of their files."""
 
     _tables: ClassVar[dict[tuple[str, str], ElfTables | None]] = {}
-    """The tables by device and inode, since files do not change while tests run."""
+    """The tables, cached by device and inode since files do not change while tests run."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -211,7 +211,7 @@ def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_
 def _step(
     maps: Maps, registers: dict[int, int], dump: Dump, leaf: bool, processor: Processor
 ) -> tuple[dict[int, int], bool]:
-    """Returns the caller's registers, and whether it was interrupted rather than called."""
+    """Returns the caller's registers, and whether it was interrupted instead of calling."""
     pc = registers[processor.pc] - (not leaf)
     mapping = maps.find(pc)
     if mapping is None:

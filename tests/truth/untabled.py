@@ -1,4 +1,4 @@
-"""Programs or C libraries without unwind tables, whose stacks are checked by their calls.
+"""Programs or C libraries without unwind tables, whose stacks are checked against their calls.
 
 All programs are stripped, and run until they are killed.
 """
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """True if no stack is wrong, enough stacks are complete, and some needed the code."""
+        """True if no stack is wrong, enough are complete, and some needed rules made from code."""
         complete = self.ends[StackEnd.COMPLETE] >= COMPLETE * len(self.stacks)
         sources = {source for stack in self.stacks for source in stack.sources}
         return not self.wrong and complete and FrameSource.DISASSEMBLY in sources

@@ -82,7 +82,7 @@ def test_the_table_has_no_cycles():
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions count; imports for type checkers only do not."""
+    """Imports within functions count; those for type checkers alone do not."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":
@@ -100,7 +100,7 @@ def test_no_module_is_long():
 
 
 def imports_at_run_time(node: ast.AST) -> Iterator[str]:
-    """Yields the modules of this package that a tree imports, except for type checkers only."""
+    """Yields this package's modules that a tree imports, except those for type checkers alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue

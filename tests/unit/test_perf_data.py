@@ -76,7 +76,7 @@ def script(name):
 
 
 def callers_exact(stack):
-    """Returns the frames as perf shows them, in which callers have their return address."""
+    """Returns a stack's frames as perf shows them, with the return addresses of callers."""
     frames = []
     side = None
     for frame in stack.frames:
@@ -115,7 +115,7 @@ def test_samples_are_those_of_perf_script(name):
     assert len(ours) > 40
 
 
-def test_a_process_has_the_name_of_its_program_and_facts_of_its_host():
+def test_a_process_has_the_name_of_its_program_and_attributes_of_its_host():
     window, _ = read(content("seekable"))
     attributes = [resource.attributes for resource, _ in window.samples]
     assert {row["process.executable.name"] for row in attributes} >= {"work"}

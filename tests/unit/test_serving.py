@@ -43,7 +43,7 @@ def status(port, request):
 
 @pytest.mark.parametrize("lines", [1, 80], ids=["one line", "many lines"])
 def test_the_total_size_of_headers_is_limited(port, lines):
-    """Python alone limits only a line, to 64 KiB, and the number of lines, to 100."""
+    """Python itself limits only each line, to 64 KiB, and the number of lines, to 100."""
     line = b"X-A: " + b"a" * (MAX_HEADER_BYTES // lines) + b"\r\n"
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     assert status(port, head + line * lines) == 431
@@ -122,7 +122,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_others():
     ):
         read = bytearray()
         for _ in range(MAX_CONNECTIONS // 2):
-            time.sleep(0.2)  # the stalled ones have been silent for longer
+            time.sleep(0.2)  # the stalled clients have been silent for longer
             read += reader.read(1 << 20)
             assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
         assert (read + reader.read()).endswith(body)

@@ -174,7 +174,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
 @pytest.mark.long
 @pytest.mark.system
 @needs_root
-def test_path_then_the_environment_are_searched_without_a_usable_system_python(
+def test_the_path_and_then_the_environment_are_searched_without_a_usable_system_python(
     clone, elsewhere, older
 ):
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")

@@ -13,7 +13,7 @@ ERRORS = {
     "HostError", "PrivilegeError", "KernelFeatureError", "DependencyError", "SamplerError",
     "ExportError",
 }  # fmt: skip
-# These errors are mistakes in calls, not mistakes of users.
+# These errors are caused by the calling code, not by users.
 NOT_FOR_USERS = {"the sampler is not running", "a sampler that follows a command cannot be changed"}
 
 

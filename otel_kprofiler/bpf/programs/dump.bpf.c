@@ -4,8 +4,8 @@
  * the targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. A thread slept while it was read if, at the end,
- * it is on no CPU and its count of context switches, which grows on leaving a CPU, is unchanged.
+ * The stacks of a sleeping thread do not change. A thread slept during the whole read if it then is
+ * on no CPU, and its count of context switches, which grows when it leaves a CPU, is unchanged.
  */
 
 #define KPROFILER_OTHER_TASK

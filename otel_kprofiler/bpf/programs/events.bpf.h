@@ -2,9 +2,9 @@
 /*
  * Perf events other than cpu-clock, at which the same programs run. Included by sampler.bpf.c.
  *
- * Before 5.15, the kernel passes no cookie to a program at a perf event. The number of the event is
- * therefore in its attributes, as wakeup_events, which only affects readers of a perf ring. If
- * there are no events, the constants in event_layout make the verifier remove all of this code.
+ * Before 5.15, the kernel passes no cookie to a program at a perf event. The event's number is
+ * therefore in the event's attributes, as wakeup_events, which only affects readers of a perf ring.
+ * If there are no events, the constants in event_layout make the verifier remove all of this code.
  */
 #pragma once
 
@@ -73,7 +73,7 @@ INLINE u32 find_event(const void *ctx, struct event_attributes *to)
 /*
  * Sets the value of a sample: the number of events that it represents. With a period, this is the
  * period, and overflows at which the kernel ran no program are counted as missed. With a rate, the
- * kernel keeps changing the period: the value is the number counted since the last run on this CPU.
+ * kernel keeps changing the period, and the value is the count since the last run on this CPU.
  */
 INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record, u32 number)
 {

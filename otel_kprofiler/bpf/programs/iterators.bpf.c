@@ -3,10 +3,10 @@
  * Lists kernel symbols for a process that may load BPF programs, but from which the kernel hides
  * addresses: CAP_BPF and CAP_PERFMON without CAP_SYS_ADMIN or CAP_SYSLOG.
  *
- * list_programs writes the functions of all BPF programs. program_iterator.py reads them; change
- * both together.
- * list_symbols writes the content of /proc/kallsyms in the same format; it needs Linux 6.0.
- * Loaders load only the requested programs.
+ * list_programs writes the functions of all BPF programs. program_iterator.py reads
+ * the output; change both together. list_symbols writes the content of /proc/kallsyms
+ * in that file's format, and needs Linux 6.0. Loaders load only the requested
+ * programs.
  *
  * Structs have only the members that are read; libbpf finds their offsets in the running kernel's
  * BTF.

@@ -3,7 +3,7 @@
  * Everything that programs need from their loader: types, maps, helpers, sections.
  *
  * libbpf loads the compiled object, creates the maps from their definitions here and relocates
- * them. bcc compiles the source, but does not allow its own map functions in macros; so the
+ * them. bcc compiles the source, but does not allow its own map functions in macros. Therefore, the
  * profiler's loader creates the maps for it and passes their descriptors as KPROFILER_FD_name.
  */
 #pragma once
@@ -131,6 +131,6 @@ char license_text[] SECTION("license") = "Dual BSD/GPL";
 #define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
 /*
  * Bounds x for the verifier with a mask, an immediate of all ones. The asm keeps the compiler from
- * optimizing the mask away; verifiers differ in what they can prove themselves.
+ * optimizing the mask away, which not every verifier can do without.
  */
 #define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))

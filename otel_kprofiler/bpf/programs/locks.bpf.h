@@ -52,7 +52,7 @@ struct lock_sums {
 	u64 total_ns;
 };
 
-/* Cache lines for each CPU; only that CPU writes them, user space reads them by mmap. */
+/* Cache lines for each CPU, which only that CPU writes, and user space reads by mmap. */
 struct lock_line {
 	u64 no_room;   /* waits for which no place was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
@@ -154,7 +154,7 @@ PROGRAM("raw_tp") int kprofiler_lock_begin(u64 *ctx)
 		return 0;
 	wait = find_lock_wait(bucket, task, lock);
 	if (wait) {
-		/* Mutexes report a begin again when the task switches from spinning to sleeping. */
+		/* A mutex fires contention_begin again when a spinning task goes to sleep. */
 		if (flags & LOCK_MUTEX)
 			return 0;
 		line->unended++;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Lists the files that running processes have mapped as code, so that their tables can be loaded
- * before the first sample. The unwinder's code makes the files' keys.
+ * before the first sample. The unwinder's code builds the files' keys.
  *
  * The program runs before any sampling, because it uses the unwinder's scratch memory.
  */
@@ -95,7 +95,7 @@ INLINE int is_remote(u64 address)
 	return 0;
 }
 
-/* Requests a mapping's file; tgid: process id in the initial namespace, tid: in the innermost. */
+/* Requests a mapping's file. `tgid` is from the initial pid namespace, `tid` from the innermost. */
 PROGRAM("iter/task_vma") int kprofiler_list_files(struct bpf_iter__task_vma *context)
 {
 	struct unwind_work *w = get_work();

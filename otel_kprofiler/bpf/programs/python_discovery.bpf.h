@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Reports sampled processes that are not registered; user space determines whether they run
- * CPython. A process is reported once, and again when it executes another program or maps new code;
- * if it keeps mapping and unmapping code, the intervals between reports grow. Short programs
+ * CPython. A process is reported once, and again when it executes another program or maps new code.
+ * If it keeps mapping and unmapping code, the intervals between reports grow. Short programs
  * without an interpreter that are run again and again are reported once a minute.
  */
 #pragma once

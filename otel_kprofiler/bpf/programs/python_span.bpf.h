@@ -6,9 +6,9 @@
  *   -> span -> span context
  *
  * The service does not announce changes. The thread is stopped, and CPython with a GIL writes each
- * of these references atomically, after the object that it refers to; HAMTs and OpenTelemetry's
- * contexts do not change once they are referenced. Each object's type is checked; anything
- * unexpected means that the span is unknown.
+ * of these references atomically, after the object that it refers to. HAMTs and OpenTelemetry's
+ * contexts do not change once they are referenced. Each object's type is checked, and after
+ * anything unexpected, the span is unknown.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
  * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
@@ -111,7 +111,7 @@ enum {
 	VALUES_POINTER_AT = -32,
 	DICT_POINTER_AT = -24,
 	INLINE_VALUES_AT = 16, /* sizeof(PyObject) */
-	INLINE_VALUES_HEAD = 8, /* header of PyDictValues from 3.13 on; its fourth byte: valid */
+	INLINE_VALUES_HEAD = 8, /* header of PyDictValues since 3.13; its fourth byte is `valid` */
 };
 
 ARRAY(span_path, struct span_path, 1);

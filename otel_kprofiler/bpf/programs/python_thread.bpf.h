@@ -75,8 +75,8 @@ INLINE u32 innermost_tid(const struct python_config *c)
 }
 
 /*
- * Advances in the list to the interpreter at an address, or to the last if it is 0; returns 0 on
- * success. An address that is not in the list may be that of an interpreter that was freed.
+ * Advances in the list to the interpreter at an address, or to the last if the address is 0;
+ * returns 0 on success. If the address is not in the list, the interpreter may have been freed.
  */
 GLOBAL int go_to_interpreter(u64 wanted)
 {
@@ -118,8 +118,8 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 
 /*
  * Examines one thread of the list; returns whether the search is over. A state that this thread
- * creates for another one has this thread's id (in 3.11), but no frame. With several interpreters,
- * all are searched: if the thread seems to have used two states last, neither is used.
+ * creates for another one has this thread's id (in 3.11), but no frame. Several interpreters are
+ * all searched. If the thread seems to have used two states last, neither is used.
  */
 GLOBAL int try_thread(void)
 {

@@ -36,11 +36,11 @@ enum {
 /* Age from which waiting processes are reported; running ones are reported at any age. */
 #define LEAST_AGE_NS 1000000000ULL
 
-#define FROM_C (1ULL << 62) /* flag in a frame's word: it was called from C */
+#define FROM_C (1ULL << 62) /* flag in a frame's word: the frame was entered from C */
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* frames have a flag for entry from C; else entry frames exist */
+	PYTHON_IS_ENTRY = 2, /* a flag marks frames entered from C; without it, entry frames do */
 };
 
 struct python_config {
@@ -106,7 +106,7 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* start of the loop; next: size of its code before the frame is current */
+	u64 eval_start; /* start of the loop; next, size of its code before the frame is current */
 	u64 eval_bytes;
 	u64 image; /* the program at its first sample; 0: not sampled yet */
 };
@@ -246,7 +246,7 @@ struct python_work {
 	struct thread_state found;
 	u64 frame; /* the next frame */
 	u64 seen;  /* number of functions' frames so far */
-	u64 open;  /* index + 1 of the last word, if it may have been entered from C; otherwise 0 */
+	u64 open;  /* index + 1 of the last word, if C may have entered its frame; otherwise 0 */
 	u64 rooted;
 	u64 top_at; /* address of a frame being created; otherwise 0 */
 	u64 window_at;

@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* no misses are counted beyond this gap plus two periods */
+	LONGEST_GAP_NS = 500000000, /* no misses are counted in gaps over this plus two periods */
 	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -98,8 +98,8 @@ struct config {
 };
 
 /*
- * Cache lines for each CPU, and for each event on it; only that CPU writes them, and user space
- * reads them through a mapping.
+ * Cache lines for each CPU, and for each event on it, which only that CPU writes, and user space
+ * reads through a mapping.
  */
 struct cpu_line {
 	u64 taken;
@@ -237,7 +237,7 @@ INLINE u64 start_time(const struct config *options)
 
 /*
  * Records which program a task runs, and as which user. During execve(2), the new program's stack
- * has no start yet; when a process exits, its stack is gone. exec_id changes in one step.
+ * has no start yet. When a process exits, its stack is gone. exec_id changes in one step.
  */
 INLINE void note_program(const struct config *options, struct record *record, u64 task)
 {
@@ -323,8 +323,8 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 /*
  * Writes the span of the interrupted thread, and its labels, into the record. Returns whether the
  * interpreter's objects have a span context, even if its span is not to be linked. A separate
- * function, so that its stack is free again when the unwinder needs it: functions that call each
- * other share 512 bytes.
+ * function, so that its stack is free again when the unwinder needs it, since functions that call
+ * each other share 512 bytes.
  */
 GLOBAL int collect_span(void)
 {
@@ -351,7 +351,7 @@ GLOBAL int collect_span(void)
 
 #endif
 
-/* Wakes the reader in a band above the mark, which records may skip; beyond, it is awake. */
+/* Wakes the reader not only at the mark, which records may step over, but in a band above it. */
 INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 {
 	u32 zero = 0;
@@ -495,8 +495,8 @@ INLINE void sample(void *ctx, struct config *options, struct record *record,
 
 /*
  * The kernel runs no program at a perf event on a CPU that is inside another program or inside
- * bpf(2), and does not count skipped runs. An early run follows a late one: only the delay of both
- * together shows missing runs. An idle CPU may have stopped its timer.
+ * bpf(2), and does not count skipped runs. An early run follows a late run, so only the sum of
+ * their delays shows missing runs. An idle CPU may have stopped its timer.
  */
 INLINE void count_missed(const struct config *options, struct last_run *last,
 			 struct cpu_line *line, u64 now)
@@ -542,7 +542,7 @@ INLINE void end_record(const struct record *record, struct cpu_line *line)
 
 /*
  * A program never interrupts itself on one CPU (the kernel counts bpf_prog_active), so plain
- * increments are exact. in_flight shows the reader up to which time it has all records.
+ * increments are exact. in_flight shows the reader the time up to which it has all records.
  */
 INLINE int run(void *ctx, enum user_frames by, int python)
 {

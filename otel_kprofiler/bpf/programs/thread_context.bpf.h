@@ -3,7 +3,7 @@
  * Reads the thread context that the interrupted thread publishes (OTEP 4947): a thread-local
  * pointer to a record. User space locates the pointer (processes/thread_pointer.py), and
  * bpf/thread_contexts.py writes the struct; change both together. Included by sampler.bpf.c after
- * its structs. In Node.js, the variable is a struct that leads to the record (v8_context.bpf.h); in
+ * its structs. In Node.js, the variable is a struct that leads to the record (v8_context.bpf.h). In
  * Go, it leads to labels (go_labels.bpf.h).
  */
 
@@ -14,12 +14,12 @@ struct context_place {
 	u64 offset;	/* offset from the thread pointer, or in the module's block */
 	u64 module;	/* 0: the offset is from the thread pointer */
 	u64 generation; /* first generation of the thread's vector (DTV) that has the module */
-	u64 length_at;	/* offset of the number of modules from the vector's address */
-	u64 first_at;	/* offset of the vector's first entry from its address */
+	u64 length_at;	/* offset, from the vector's address, of the number of modules */
+	u64 first_at;	/* offset, from the vector's address, of its first entry */
 	u64 entry_at;	/* offset of the block's address in an entry */
 	u64 kind;	/* type of the variable: enum context_kind */
 	u64 wrap_at;	/* offset of the record's pointer in the object, for WRAPPED kinds */
-	u64 vector_at;	/* offset of the vector's address from the thread pointer */
+	u64 vector_at;	/* offset, from the thread pointer, of the vector's address */
 	u64 m_at;	/* in Go: offsets of g.m, m.curg and g.labels */
 	u64 current_at;
 	u64 labels_at;
@@ -53,7 +53,7 @@ HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
 ARRAY(context_slots, u64, SLOTS / 64); /* a bit for the low bits of each key of thread_contexts */
 
-/* Returns whether a process may publish; others need no lookup in the hash table. */
+/* Returns whether a process may publish contexts; if not, the hash lookup can be skipped. */
 INLINE int may_publish(u32 tgid)
 {
 	u32 word = tgid % SLOTS / 64;
@@ -64,8 +64,8 @@ INLINE int may_publish(u32 tgid)
 
 /*
  * Returns the address of the pointer; 0 if the thread has none yet. Only the thread itself changes
- * its vector. Modules beyond its length, or of later generations, have no block; in glibc, an
- * unallocated block's address is all ones. `room` has DTV_BYTES bytes.
+ * its vector. Modules beyond the vector's length, or of later generations, have no block. In glibc,
+ * an unallocated block's address is all ones. `room` has DTV_BYTES bytes.
  */
 INLINE u64 find_context_pointer(const struct context_place *place, u64 thread_pointer, u8 *room)
 {
@@ -107,8 +107,8 @@ INLINE int is_same_head(const struct context_head *one, const struct context_hea
 
 /*
  * Writes the thread context after the stacks of the record; returns its size in bytes, or 0. The
- * thread is stopped; a head that differs on a second read is written by another thread, against the
- * protocol. A separate function to save stack space, like collect_span.
+ * thread is stopped, so a head that differs on a second read is being written by another thread, in
+ * violation of the protocol. A separate function to save stack space, like collect_span.
  */
 GLOBAL int collect_thread_context(u64 behind)
 {

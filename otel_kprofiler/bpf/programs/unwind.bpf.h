@@ -7,9 +7,9 @@
  * 3. in a leaf without a rule, in a file with rules, by the word on top of the stack, as a guess;
  * 4. in code without tables (JIT, Go), by the frame pointer.
  *
- * In all cases, a return address counts only if it is executable and follows a call. If a table led
- * to it, unreadable code is accepted. A file whose table is not loaded yet ends the stack: a frame
- * pointer would be a guess there.
+ * In all cases, a return address counts only if it is executable and follows a call. Unreadable
+ * code is accepted if a table led to it. A file whose table is not loaded yet ends the stack: a
+ * frame pointer would be a guess there.
  */
 #pragma once
 
@@ -319,8 +319,8 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 	if (call == A_CALL || at_sigreturn(c, w->pc))
 		return 0;
 	/*
-	 * A forked child lacks the page tables of its parent's code, so callers to which it has not
-	 * returned yet cannot be read. Then, a rule that leads to executable memory suffices.
+	 * A forked child lacks the page tables of its parent's code, so callers to which the child
+	 * has not returned cannot be read. Then, a rule that leads to executable memory suffices.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;

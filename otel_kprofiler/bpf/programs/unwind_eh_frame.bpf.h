@@ -63,7 +63,7 @@ INLINE int load_window(struct unwind_work *w, u32 at)
 		return 1;
 	w->window_at = at;
 	w->position = 0;
-	/* Elements of an array map are contiguous; over a window of zeros follows .eh_frame. */
+	/* Array elements are contiguous, and more than a window of zeros follows .eh_frame. */
 	return bpf_probe_read_kernel(w->window, WINDOW + MARGIN,
 				     first + (at & MAX_TABLE_BYTES)) != 0;
 }
@@ -534,8 +534,8 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 }
 
 /*
- * Returns RULE_NONE, or, at the entry point, sets a row that ends the stack: the dynamic linker's
- * entry point has no rule, but functions that it calls return to it; its frame is the outermost.
+ * Returns RULE_NONE, or sets a row that ends the stack at the dynamic linker's entry point, which
+ * has no rule. Functions that it calls return to it, and its frame is the outermost.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
 {

@@ -3,8 +3,8 @@
  * Finds the mapping that contains a pc, its file, and the file's table.
  *
  * An interrupt cannot take the mm's lock, so the tree is read without it, with reads that may fail.
- * Nodes may be freed and reused at the same time: the result counts only if it is a mapping of this
- * mm that contains the pc.
+ * Nodes may be freed and reused at the same time, so the result counts only if it is a mapping of
+ * this mm that contains the pc.
  */
 #pragma once
 
@@ -202,7 +202,7 @@ INLINE int read_file(struct unwind_work *w, const struct unwind_config *c, struc
 
 /*
  * Returns whether anonymous memory fills a hole between two mappings of one file that are as far
- * apart as in the file. Then it is text of the file, which the process has copied there, to huge
+ * apart as in the file. Such memory is text of the file that the process has copied to huge
  * pages. Leaves one of the mappings in node[].
  */
 INLINE int is_moved_text(struct unwind_work *w, const struct unwind_config *c, u64 start, u64 end)

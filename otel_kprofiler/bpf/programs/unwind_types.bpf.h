@@ -99,7 +99,7 @@ struct unwind_config {
 	u32 syscall_bytes;
 	u32 goexit_back;
 	u32 sigreturn_bytes; /* length of a signal trampoline up to the end of its system call */
-	u32 signal_at; /* offset of the signal's registers from the stack pointer */
+	u32 signal_at; /* offset, from the stack pointer, of the signal's registers */
 	u32 sp_column; /* DWARF numbers of sp, fp and the return address */
 	u32 fp_column;
 	u32 ra_column;
@@ -295,7 +295,7 @@ struct rules {
 
 ARRAY(unwind_config, struct unwind_config, 1);
 SCRATCH(unwind_work, struct unwind_work);
-/* Not a per-CPU map, since there a CPU's elements would not be adjacent. */
+/* Not a per-CPU map, in which a CPU's elements would not be adjacent. */
 ARRAY(rules, struct rules, SIZED_BY_LOADER);
 HASH_OF(files, struct file_key, struct file_state, SIZED_BY_LOADER);
 MMAP_ARRAY(table_used, u64, SIZED_BY_LOADER);

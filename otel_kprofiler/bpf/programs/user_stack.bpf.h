@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The user side of a record: struct stack_head, its mappings, a word for each frame, leaf first.
+ * The user side of a record: struct stack_head, mappings, and a word for each frame, leaf first.
  * Equal stacks have equal bytes. Parsed by model/user_stack.py; change both together.
  */
 #pragma once

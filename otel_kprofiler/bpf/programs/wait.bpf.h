@@ -11,7 +11,7 @@
 
 SCRATCH(late_begin, struct record);
 
-/* A member of a task that a tracepoint passes, or of a struct that it points to; 0 if absent. */
+/* A member of the task that a tracepoint passes, or of a struct that the task points to. */
 #define MEMBER(type, of, offset) (*(type *)((u8 *)(of) + wait_layout.offset))
 
 /* Returns the clock of a task's current or last run queue; 0 if unknown. */
@@ -148,7 +148,7 @@ GLOBAL int add_thread(u64 task, u64 now)
 	return place;
 }
 
-/* Returns whether less than `eighths` / 8 of the ring is used, so that no kind starves others. */
+/* Returns whether less than `eighths` / 8 of the ring is used, so that every kind gets some. */
 INLINE int has_room(const struct config *options, u64 eighths)
 {
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
@@ -182,7 +182,7 @@ GLOBAL int remove_thread(u32 place)
 	return 0;
 }
 
-/* Returns whether its cgroup's quota keeps the task from running, if the kernel shows this. */
+/* Returns whether a task may not run because of its cgroup's quota, if the kernel shows this. */
 INLINE int is_throttled(u64 task)
 {
 	void *queue;
@@ -195,7 +195,7 @@ INLINE int is_throttled(u64 task)
 	return MEMBER(u32, queue, throttle_count) != 0;
 }
 
-/* Returns a random number; helpers cost more. Marsaglia, Xorshift RNGs, 2003: 13, 7, 17. */
+/* Returns a random number, at less cost than a helper (Marsaglia, Xorshift RNGs: 13, 7, 17). */
 INLINE u32 draw(u64 *state)
 {
 	u64 x = *state;
@@ -216,9 +216,9 @@ INLINE int by_chance(u64 *state, u64 part, u64 whole)
 }
 
 /*
- * Decides whether to report the start of this wait. Its duration is not known yet: the probability
- * grows with the usual duration of the thread's waits. Excess starts on a CPU are not reported; the
- * report of the end compensates for this.
+ * Decides whether to report the start of this wait. Its duration is not known yet, so the chance
+ * grows with the usual duration of the thread's waits. Excess starts on a CPU are not reported;
+ * reports of ends compensate for this.
  */
 INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, struct wait_line *line,
 			 u64 now)
@@ -237,8 +237,8 @@ INLINE int chooses_begin(const struct wait_config *c, struct thread *thread, str
 }
 
 /*
- * Returns the place of the current thread, NO_THREAD if it is not followed; adds a new thread, and
- * removes an exiting thread.
+ * Returns the place of the current thread, or NO_THREAD if it is not followed. Adds the thread if
+ * it is new, and removes it if it is exiting.
  */
 GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 {
@@ -277,7 +277,7 @@ INLINE int leave(const struct wait_config *c, const struct config *options, stru
 	thread->state = find_wait_state(state, preempted);
 	if (wait_layout.run_delay)
 		thread->run_delay_ns = MEMBER(u64, task, run_delay);
-	else /* It was woken between its decision to sleep and now. */
+	else /* The thread was woken after deciding to sleep. */
 		thread->woken_ns = thread->woken_ns && thread->state != RUNNABLE ? now : 0;
 	thread->off_since_ns = now;
 	thread->begun_ns = 0;
@@ -320,8 +320,8 @@ INLINE void begin_wait(void *ctx, const struct wait_config *c, struct config *op
 }
 
 /*
- * Returns the threshold that applies to a wait, in units. It exceeds the given threshold if more
- * waits were sampled on this CPU than wanted since user space chose it.
+ * Returns the threshold that applies to a wait, in units. The threshold that user space chose is
+ * raised while more waits than wanted are sampled on this CPU.
  */
 INLINE u64 raise_threshold(struct sample_budget *budget, u64 chosen_ns, u64 sample_ns,
 			   u64 threshold, u64 now)
@@ -364,8 +364,8 @@ INLINE int fits_budget(const struct wait_config *c, struct wait_line *line, stru
 }
 
 /*
- * Decides whether to sample a wait, now that its duration is known: the probability is proportional
- * to it, and 1 from the threshold on. Corrects for the chance that the start was reported.
+ * Decides whether to sample a wait of known duration. The probability is proportional to the
+ * duration, and 1 from the threshold on. Corrects for the chance that the start was reported.
  */
 INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		   u64 duration_ns, u64 now)
@@ -386,7 +386,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	return fits_budget(c, line, thread, duration, now);
 }
 
-/* Writes the end of a wait, already in the record, with `kernel_bytes` of kernel stack. */
+/* Writes the record, which has the end of a wait, with `kernel_bytes` of kernel stack. */
 GLOBAL int write_end(u64 kernel_bytes)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -451,7 +451,7 @@ INLINE void prepare_end(const struct config *options, struct record *record,
 	__builtin_memcpy(end->waker_comm, thread->waker_comm, sizeof(end->waker_comm));
 }
 
-/* Tracks the longer of a thread's recent waits: a long wait counts at once, then decays. */
+/* Updates the decaying maximum of a thread's wait durations, in units. */
 INLINE u32 find_usual(u64 usual, u64 duration_ns)
 {
 	u64 duration = duration_ns >> UNIT_SHIFT;
@@ -463,8 +463,8 @@ INLINE u32 find_usual(u64 usual, u64 duration_ns)
 }
 
 /*
- * Puts the end of a wait to be reported into the record; returns whether to write it with a kernel
- * stack. If its start was reported, the end is written at once.
+ * Puts the end of a wait that is to be reported into the record; returns whether to write it with a
+ * kernel stack. If its start was reported, the end is written at once.
  */
 GLOBAL int tell_end(u32 place, u64 since, u64 asleep, u64 runnable, u32 flags)
 {
@@ -497,7 +497,7 @@ INLINE int has_begun(const struct thread *thread)
 }
 
 /*
- * Drops the start of a wait whose thread has run since (see repair()), perhaps in another span: the
+ * Drops the start of a wait whose thread has run since (see repair()), perhaps in another span. The
  * end is then written as if there were no start.
  */
 INLINE void drop_begin(struct thread *thread)
@@ -507,8 +507,8 @@ INLINE void drop_begin(struct thread *thread)
 
 /*
  * Returns how long a thread was off the CPU, if it got a CPU `ago` nanoseconds before now. Waits
- * with a span are measured by CLOCK_MONOTONIC: the scheduler's clocks of two CPUs may differ by up
- * to the delay of a tick.
+ * with a span are measured by CLOCK_MONOTONIC, because the scheduler's clocks of two CPUs may
+ * differ by up to the delay of a tick.
  */
 INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 {
@@ -522,8 +522,8 @@ INLINE u64 find_duration(const struct thread *thread, u64 now, u64 ago)
 }
 
 /*
- * Handles a thread that got a CPU after `duration`, and was runnable for the last part of it,
- * `runnable`; returns the same as tell_end().
+ * Handles a thread that got a CPU after `duration`, whose last part, `runnable`, was spent waiting
+ * for a CPU; returns the same as tell_end().
  */
 INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct thread *thread,
 		  u32 place, u64 now, u64 duration, u64 runnable, int sampled)
@@ -612,8 +612,8 @@ INLINE u64 find_run_ns(u64 task)
 
 /*
  * The kernel skips the tracepoint at some switches (a few in a thousand, measured on 6.18): the
- * task that leaves is then not the one that came last. The run times of both tasks show when the
- * latter left and the former came; if they are unknown, the shortest possible waits are assumed.
+ * task that leaves is then not the last that was seen to come. Its run time shows when it
+ * came, and the other task's shows when the other left; if unknown, the shortest waits are assumed.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -662,8 +662,8 @@ GLOBAL int repair(u64 task, u64 now)
 }
 
 /*
- * The tracepoint passes the state since 5.18, and in this position since 5.19; before, a waker on
- * another CPU may already have changed it.
+ * The tracepoint passes the state since 5.18, and in this position since 5.19. Without it, a waker
+ * on another CPU may already have changed the task's state.
  */
 INLINE u64 read_task_state(u64 *ctx)
 {
@@ -793,8 +793,8 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch_unwind_5_10_python(u64 *ctx)
 }
 
 /*
- * Handles a thread that becomes runnable now. If it is still on its own CPU, this counts only if it
- * has left the run queue: sched_switch will follow.
+ * Handles a thread that becomes runnable now. A thread that is still on its CPU counts only if it
+ * has left the run queue, so that sched_switch will follow.
  */
 PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 {

@@ -63,22 +63,22 @@ enum {
 #define WAIT_FILTERS (ONLY_TARGETS | ONLY_COMMS | ONLY_CGROUPS)
 
 /*
- * Offsets in kernel structs, constant when a program is loaded: with them, members of a task that
- * the tracepoint passes are read without a helper. 0: unknown, or absent.
+ * Offsets in kernel structs, as constants of a loaded program, so that members of the task that the
+ * tracepoint passes are read without a helper. 0: unknown, or absent.
  */
 struct wait_layout {
 	u64 pid; /* in task_struct, like all others without a struct name */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
-	u64 iowait; /* offset of the byte with in_iowait, and its bit */
+	u64 iowait; /* offset of the byte with in_iowait; next, its bit mask */
 	u64 iowait_mask;
 	u64 throttled;	    /* since 6.18 */
 	u64 cfs_rq;	    /* se.cfs_rq */
 	u64 throttle_count; /* in cfs_rq */
 	u64 runtime;	    /* se.sum_exec_runtime */
-	u64 picked;	    /* also prev_sum_exec_runtime: runtime when it got a CPU */
+	u64 picked;	    /* se.prev_sum_exec_runtime: runtime when the task got a CPU */
 	u64 run_delay;	    /* sched_info.run_delay: nanoseconds in run queues; 0: not counted */
-	u64 queued;	    /* sched_info.last_queued: when it was queued; 0: not queued */
+	u64 queued;	    /* sched_info.last_queued: when the task was queued; 0: not queued */
 	u64 rq;		    /* in cfs_rq */
 	u64 clock;	    /* in rq: the clock used for these times */
 	u64 bucket_mask;    /* number of buckets minus 1 */
@@ -103,7 +103,7 @@ struct sample_budget {
 };
 
 /*
- * Three cache lines for each CPU; only that CPU writes them, user space reads the first by mmap.
+ * Three cache lines for each CPU, which only that CPU writes. User space reads the first by mmap.
  */
 struct wait_line {
 	u64 taken;

@@ -67,7 +67,8 @@ class ReadingUnpacker:
     def unpack(self, row: Any) -> ModuleReading:
         """Unpack the next reading.
 
-        If it is damaged, raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError``.
+        Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if the reading is
+        damaged.
         """
         for number, (main, init, until_ns) in row["new"].items():
             until = checked_number(until_ns)
@@ -115,7 +116,7 @@ def _unpack(row: Any) -> ModuleSymbols:
 
 
 def _make_lines(table: SymbolTable, module: str) -> str:
-    """Returns kallsyms lines, one per address, from which the parser builds the same table."""
+    """Returns kallsyms lines, one per address, from which the parser rebuilds ``table``."""
     lines, pad = [], 0
     for index in range(len(table)):
         name, start, _ = table.symbol(index)

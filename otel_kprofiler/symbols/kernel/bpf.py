@@ -1,7 +1,7 @@
 """Finds the BPF function, trampoline, ftrace page or kprobe page at an address at a given time.
 
 Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
-times. One thread changes the table while others look up symbols without a lock: each change
+times. One thread changes the table while others look up symbols without a lock. Each change
 replaces single values, and never alters the result for an earlier time.
 """
 
@@ -32,7 +32,7 @@ from otel_kprofiler.symbols.kernel.snapshot import Match
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded symbols are kept for samples taken before the unloading."""
+"""How long an unloaded symbol is kept, for samples taken before it was unloaded."""
 MAX_KEPT: Final = 16_384
 """Limit on unloaded symbols that are kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
@@ -64,7 +64,7 @@ class KsymbolSource(Protocol):
 
 
 class LoadedKsymbol:
-    """A symbol while it is loaded; ``until_ns`` is set when it is unloaded.
+    """A symbol from loading to unloading, when ``until_ns`` is set.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
     have been unloaded and replaced. A separate entry with ``is_uncertain``, whose frames have no
@@ -150,7 +150,7 @@ def make_ksymbol_module(symbol: Ksymbol, end: int) -> Module:
 
 
 class KsymbolTable:
-    """A table of loaded symbols and recently unloaded ones."""
+    """A table of loaded symbols and recently unloaded symbols."""
 
     def __init__(self, source: KsymbolSource | None = None) -> None:
         self._source = source
@@ -165,7 +165,7 @@ class KsymbolTable:
         return len(self._live)
 
     def apply(self, change: KsymbolChange) -> None:
-        """Apply a change; changes of the same symbol must be applied in time order."""
+        """Apply a change. Changes of a symbol must be applied in time order."""
         if change.action is KsymbolAction.ADDED:
             for symbol in change.symbols:
                 self._add(symbol, symbol.since_ns or change.time_ns)
@@ -180,7 +180,7 @@ class KsymbolTable:
         self._forget(change.time_ns)
 
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
-        """Returns the symbol at an address at a boottime (by default, now); None if absent.
+        """Returns the symbol at an address at a boottime (by default, now); None if there is none.
 
         For times in which records were lost, the result may be an entry with ``is_uncertain``.
         """
@@ -233,7 +233,7 @@ class KsymbolTable:
             self._end(missed, since_ns)
         entry = LoadedKsymbol(symbol, end, since_ns, self._source)
         if since_ns <= self._noticed_ns and self._lost_ns[entry.is_program()] != _FOREVER:
-            entry.sure_ns = since_ns  # the removal record may be lost
+            entry.sure_ns = since_ns  # the removal record may have been lost
         self._live[symbol.start] = entry
         for page in _pages(entry):
             self._pages[page] = (*self._pages.get(page, ()), entry)
@@ -241,8 +241,7 @@ class KsymbolTable:
     def _remove(self, symbol: Ksymbol, time_ns: int) -> None:
         live = self._live.get(symbol.start)
         if live is None:
-            # The record of the symbol's loading was lost, so it was loaded after the last full
-            # reading.
+            # The symbol's load record was lost, so the symbol was loaded after the last full read.
             entry = LoadedKsymbol(symbol, symbol.start + symbol.length, self._read_ns, self._source)
             lost_ns = self._lost_ns[entry.is_program()]
             if lost_ns != _FOREVER:
@@ -357,7 +356,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether the symbol in a full read is the entry's symbol, and not a later load."""
+    """Returns whether the symbol in a full read is the entry's, and was not loaded again."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

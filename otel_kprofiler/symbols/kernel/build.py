@@ -33,7 +33,7 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Python code iterates only over aliases and ends, which are few; the rest is done in C.
+    Python code iterates only over aliases and ends, which are few. The rest is done in C.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Add symbols; returns False, with nothing added, if they are out of order.
+        """Add symbols. Returns False, and adds nothing, if they are out of order.
 
         Each address has 16 lower-case hexadecimal digits. Types are the letters in
         ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
@@ -76,7 +76,7 @@ class TableBuilder:
         return True
 
     def end_pad(self) -> None:
-        """Turn a pad at the end of the symbols into an end, because its function may be missing."""
+        """Turn the last symbol into an end if it is a pad, because its function may be missing."""
         if self._last_class == _PAD:
             self._append([self._last_address], [b""], b"\0")
             self._last_class = _OTHER

@@ -34,7 +34,7 @@ _REACH = 0xFFFF_FFFF  # offsets are stored in 32 bits
 _MAX_LINE_BYTES = 1 << 16
 _MAX_SECTIONS = 64  # a kernel has about ten
 _MAX_CHECKED = 1024  # functions with sizes
-_MAX_HOMONYMS = 16  # symbols with an anchor's name
+_MAX_HOMONYMS = 16  # symbols with the same name as an anchor
 
 
 class BuiltinRange(NamedTuple):
@@ -78,7 +78,7 @@ class BuiltinRanges:
         return len(self._starts)
 
     def find(self, address: int) -> tuple[str, ...]:
-        """Returns the built-in modules that contain an address in vmlinux; may be empty."""
+        """Returns the built-in modules, if any, that contain an address in vmlinux."""
         offset = address - self._base
         index = bisect_right(self._starts, offset) - 1
         if index < 0 or offset >= self._ends[index]:
@@ -96,7 +96,7 @@ NO_BUILTIN: Final = BuiltinRanges()
 
 
 def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
-    """Parse ``modules.builtin.ranges``; returns sections by name, and the number of bad lines.
+    """Returns the sections in ``modules.builtin.ranges`` by name, and the number of bad lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
     lower. If a range's end is therefore below its start, an empty range is returned.
@@ -306,7 +306,7 @@ def read_builtin(
     problems: list[str],
     ranges_of_build: BuiltinRanges | None = None,
 ) -> tuple[BuiltinRanges, SymbolTable]:
-    """Read the built-in modules; returns them, and the symbols with function sizes added.
+    """Returns the built-in modules, and the symbols with function sizes added.
 
     The modules come from the first source that lists any, unless ``ranges_of_build`` is given. Most
     kernels have no source. ``problems`` receives one sentence per unusable source.

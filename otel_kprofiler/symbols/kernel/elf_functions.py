@@ -42,7 +42,7 @@ class ElfMatch(NamedTuple):
     Attributes:
         names: all names, the displayed name first.
         start: the RVA of the function's start.
-        section_offset: the offset of the RVA in the section, for disassemblers.
+        section_offset: the RVA as an offset in its section, for disassemblers.
     """
 
     line: Line
@@ -128,7 +128,7 @@ def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
 def read_code_symbols(
     image: ElfImage, symtab: Section, bases: dict[int, int]
 ) -> Iterator[ElfSymbol]:
-    """Yields functions and labels in code sections, with their RVAs; skips damaged entries."""
+    """Yields functions and labels in code sections, with their RVAs, skipping damaged entries."""
     shift = {
         index: base - (0 if image.relocatable else image.sections[index].address)
         for index, base in bases.items()

@@ -15,10 +15,10 @@ class Explanation(NamedTuple):
 
     Attributes:
         frame: the frame for a leaf at the address.
-        section: the name of the executable range that contains the address; empty if there is none.
+        section: name of the executable range that contains the address; empty if no range does.
         names: all names of the symbol, the displayed name first.
-        start: the runtime address of the symbol; 0 if there is none.
-        end: the upper bound of the symbol's end.
+        start: runtime address of the symbol; 0 if there is no symbol.
+        end: an upper bound on the symbol's end.
         freed: clones of freed init functions at the symbol or address, which frames never show.
     """
 
@@ -41,5 +41,5 @@ def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[Free
     if frame.offset < 0:
         return "the address is in the padding in front of the function"
     if freed:
-        return "the live symbol; a freed init function was at this address before"
+        return "the live symbol that replaced a freed init function at this address"
     return "the nearest symbol at or below the address"

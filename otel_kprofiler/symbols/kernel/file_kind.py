@@ -15,9 +15,9 @@ _BEGINNING_BYTES: Final = 18
 
 
 def is_kernel_file(path: str) -> bool:
-    """Returns whether a file is vmlinux, a module (compressed or not), or the debug file of one.
+    """Returns whether a file is vmlinux, a module (compressed or not), or a debug file of either.
 
-    Also returns True for a file that is not an ELF file, which the reader of kernel files rejects.
+    Also returns True for non-ELF files, so that the reader of kernel files rejects them.
     Raises ``OSError`` if the file cannot be opened.
     """
     if os.path.basename(path).startswith("vmlinux"):

@@ -30,7 +30,7 @@ _HEX_DIGITS = 16
 _LAST_ADDRESS = (1 << 64) - 1
 _HIDDEN = b"0" * _HEX_DIGITS
 _CORE_FIELDS, _MODULE_FIELDS = 3, 4
-_MAX_ALIAS_LINES = 256  # per address; bounds the memory for hostile input
+_MAX_ALIAS_LINES = 256  # per address, to bound the memory for hostile input
 _MAX_REST_BYTES = 1 << 20
 _SORTED_LINES = 1024  # lines added to a module's table at once
 _PREAMBLE = b" __cfi_"
@@ -134,7 +134,7 @@ class KallsymsParser:
             self._parse(self._fold_preambles(text[:cut]))
 
     def finish(self) -> Kallsyms:
-        """Returns the symbol tables; call once, after the last piece."""
+        """Returns the symbol tables. Call this once, after the last piece."""
         cut = bool(self._rest) and not self.hidden
         if cut:
             cut = not self._rest.endswith(b"\n")
@@ -318,7 +318,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Parse a whole file, in pieces of any size; never raises on bad content."""
+    """Parse a whole file, in pieces of any size. Bad content raises no exception."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)

@@ -71,8 +71,8 @@ def read_snapshot(
 ) -> Snapshot:
     """Reads a host's kallsyms, its loaded modules and their build ids.
 
-    ``files`` are those of the host, or a captured tree. Missing or unreadable files are not errors;
-    they are noted in the snapshot's ``problems`` or ``hidden``. The snapshot is valid from boottime
+    ``files`` are those of the host, or a captured tree. Missing or unreadable files are not errors,
+    but are noted in the snapshot's ``problems`` or ``hidden``. The snapshot is valid from boottime
     ``since_ns`` on, and reuses the ``Module`` objects of ``previous`` for unchanged modules.
     """
     problems: list[str] = []
@@ -222,7 +222,7 @@ def make_module(
     taken: Collection[int],
     file_id: FileId,
 ) -> Module:
-    """Make the ``Module`` of a loaded module; its code ends before the next ``taken`` address."""
+    """Make the ``Module`` of a loaded module, whose code ends before the next ``taken`` address."""
     base = module_files.sections.get(".text") or listed.address
     if not base and table is not None and len(table):
         base = text_base(table)

@@ -44,7 +44,7 @@ class FoundModule(NamedTuple):
         return self.loaded.main.module.generation
 
     def is_at(self, line: ProcModule) -> bool:
-        """Returns whether a ``/proc/modules`` line has this module's address, or hides it."""
+        """Returns whether a ``/proc/modules`` line has this module's address or no address."""
         return not line.address or line.address == self.loaded.main.module.base
 
     def is_same(self, files: ModuleFiles) -> bool:
@@ -70,7 +70,7 @@ def make_found(
     number: int,
     init_until_ns: int | None,
 ) -> FoundModule:
-    """Makes a module whose symbol names are not known yet.
+    """Makes a module whose symbol names have not been read.
 
     ``taken`` contains the start addresses of other modules, and pages that hold no code. ``number``
     is the module's generation. ``init_until_ns`` is a boottime by which the init function had
@@ -89,7 +89,7 @@ def make_found(
 
 
 def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """Add names from the module's kallsyms lines; ``lines`` is None if kallsyms has none."""
+    """Add names from the module's kallsyms lines; ``lines`` is None if there are no lines."""
     main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = nameless.loaded._replace(
@@ -118,7 +118,7 @@ class LineCollector:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bool:
-        """Scan the next piece; returns False if no further piece is needed."""
+        """Scan the next piece. Returns False if no further piece is needed."""
         text = self._rest + piece
         cut = text.rfind(b"\n") + 1
         text, self._rest = text[:cut], text[cut:]

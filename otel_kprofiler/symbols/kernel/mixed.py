@@ -23,7 +23,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 
 
 class MixedSide:
-    """A kernel stack with addresses outside vmlinux and modules, where code may be replaced.
+    """The kernel side of a stack with addresses outside vmlinux and modules.
 
     ``side`` is resolved with vmlinux and modules alone; ``table`` has the code at other addresses.
     """

@@ -2,8 +2,8 @@
 
 Executable ranges come from the section addresses. Since kernel 6.4, a module's text, data and
 read-only data are separate allocations, so ranges from ``address`` and ``size`` in
-``/proc/modules`` would overlap. Init sections are excluded: sysfs still lists them after loading,
-but their memory has been freed and may be reused.
+``/proc/modules`` would overlap. Init sections are excluded, because their memory is freed after
+loading and may be reused, though sysfs still lists them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModuleFiles(NamedTuple):
 
 
 def parse_modules(data: bytes) -> tuple[list[ProcModule], int]:
-    """Parse ``/proc/modules``; returns the valid lines, and the number of malformed lines.
+    """Returns the valid lines of ``/proc/modules``, and the number of malformed lines.
 
     A line is ``name size references users, state 0xaddress [taint]`` (kernel/module/procfs.c).
     """
@@ -94,9 +94,9 @@ def ranges_from_sections(
     """Returns the executable ranges of a module, sorted, without its init sections.
 
     A section counts as executable if it has the name of a text section, or contains a function of
-    the module. It ends at the module's next section, or at ``limit``. The last text section ends
-    with the page in which its last function starts, because other allocations may follow. Sections
-    below ``.text`` are ignored, as are all sections if the address of ``.text`` is 0.
+    the module. Its range ends at the module's next section, or at ``limit``. The last text section
+    ends with the page in which its last function starts, because other allocations may follow.
+    Sections below ``.text`` are ignored, as are all sections if the address of ``.text`` is 0.
     """
     if not sections.get(".text", 1):
         return ()

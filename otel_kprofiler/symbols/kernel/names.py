@@ -35,7 +35,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Replaces the prefix of a preamble with that of padding; returns other names unchanged."""
+    """Replaces the prefix of a preamble with that of padding. Other names are unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 

@@ -31,7 +31,7 @@ _libc.fclose.argtypes = (ctypes.c_void_p,)
 def read_pieces(
     descriptor: int, *, report_cpu_ns: Callable[[int], object] | None = None
 ) -> Generator[bytes, None, None]:
-    """Yields a file's content in pieces, read ahead by a thread; finally closes the descriptor.
+    """Yields a file's content in pieces, read ahead by a thread that closes the descriptor.
 
     At most 192 KiB are read ahead. ``report_cpu_ns`` is called at the end with the CPU time of the
     reading thread. Raises ``OSError`` if the file cannot be read.

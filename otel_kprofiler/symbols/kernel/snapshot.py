@@ -191,7 +191,7 @@ class Snapshot:
         return other
 
     def module(self, name: str) -> Module | None:
-        """Returns the module with this name (``vmlinux``, ``ext4``); None if it is not loaded."""
+        """Returns the module with this name (``vmlinux``, ``ext4``); None if not loaded."""
         symbols = self._by_name.get(name)
         return symbols.module if symbols else None
 
@@ -249,7 +249,7 @@ class Snapshot:
     def scheduler_rvas(self) -> range:
         """Returns the RVAs in vmlinux of functions marked with ``__sched``; empty if unknown.
 
-        Threads wait in these functions; the kernel omits them from stacks of blocked threads
+        Threads wait in these functions, which the kernel omits from stacks of blocked threads
         (``in_sched_functions()``, kernel/sched/core.c).
         """
         core = self._by_name.get(VMLINUX)

@@ -57,10 +57,10 @@ class _View(NamedTuple):
 
 
 class KernelSymbolizer:
-    """Resolves kernel stacks with the symbols live at the time of a sample.
+    """Resolves kernel stacks with the symbols that were loaded at the time of the sample.
 
     Lookups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
-    thread. Replaced snapshots are kept for a while, for samples taken earlier.
+    thread. Replaced snapshots are kept for a while, for samples taken before the replacement.
 
     Example:
         >>> symbolizer = KernelSymbolizer.live()
@@ -73,7 +73,7 @@ class KernelSymbolizer:
         ksymbols: tracks BPF programs and other code outside modules. It must have been started
             before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
             symbols for such code apply at all times.
-        modules: tracks modules; it is started and closed like ``ksymbols``.
+        modules: tracks modules. It is started and closed as ``ksymbols`` is.
         known_ksymbols: ksymbols to start with, instead of those in the snapshot.
     """
 
@@ -129,7 +129,7 @@ class KernelSymbolizer:
         kallmodsyms: str | os.PathLike[str] | None = None,
         elf: Sequence[str | os.PathLike[str]] = (),
     ) -> KernelSymbolizer:
-        """Read symbols from copies of a host's files; each may be compressed (xz, gzip, zstd).
+        """Read symbols from copies of a host's files, which may be compressed (xz, gzip, zstd).
 
         Args:
             kallsyms: copy of ``/proc/kallsyms``, or a System.map, which has link addresses.
@@ -213,7 +213,7 @@ class KernelSymbolizer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Returns one sentence about each unreadable or damaged file."""
+        """Returns one sentence for each unreadable or damaged file."""
         return self._views[0].snapshot.problems
 
     @property
@@ -222,16 +222,16 @@ class KernelSymbolizer:
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns how many records about code outside modules were lost so far, by cause.
+        """Returns how many records of code outside modules have been lost, by cause.
 
-        After a loss, everything is reread from the kernel; until then, frames may be unresolved.
+        After a loss, everything is reread from the kernel. Until then, frames may be unresolved.
         """
         return self._source.count_lost() if self._source else {}
 
     def advance(self, now_boot_ns: int) -> int:
         """Apply the changes that ``ksymbols`` and ``modules`` have reported.
 
-        Returns the boottime up to which symbols are complete, so that samples can be resolved.
+        Returns the boottime up to which symbols are complete. Samples up to then can be resolved.
         """
         ksymbols_ns = modules_ns = now_boot_ns
         if self._source is not None and self._ksymbols is not None:
@@ -252,7 +252,7 @@ class KernelSymbolizer:
         return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
-        """Reread all symbols; samples taken before ``now_boot_ns`` keep the old symbols.
+        """Reread all symbols. Samples taken before ``now_boot_ns`` keep the old symbols.
 
         Does nothing if modules are tracked or the symbols cannot change.
         """
@@ -346,7 +346,7 @@ class KernelSymbolizer:
         return self.snapshot.scheduler_rvas()
 
     def finish(self, timeout_s: float) -> None:
-        """Does nothing; :meth:`advance` returns the boottime up to which symbols are complete."""
+        """Does nothing, because no reads are pending after :meth:`advance`."""
 
     def close(self) -> None:
         """Drop replaced snapshots and caches, and close the sources."""
@@ -385,8 +385,8 @@ def _with_sizes(snapshot: Snapshot, paths: Sequence[str | os.PathLike[str]]) -> 
         if symbols.build_id is None or symbols.build_id not in loaded:
             raise KProfilerError(
                 f"{path} does not match a loaded module: build id {symbols.build_id or 'missing'}",
-                hint="use files of the kernel that kallsyms comes from, with its modules,"
-                " /sys/module and notes",
+                hint="pass ELF files of the captured kernel, and copies of its /proc/modules,"
+                " /sys/module and /sys/kernel/notes",
             )
         tables[symbols.build_id] = symbols.table
     return snapshot.with_tables(tables)

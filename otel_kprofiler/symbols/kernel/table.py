@@ -18,7 +18,8 @@ from otel_kprofiler.symbols.kernel.names import is_marker
 
 MAX_FUNCTION_BYTES: Final = 64 * 1024
 """Distance from a symbol's start within which the symbol always names the code. Linux's largest
-function has about 20 KiB. Code further away may be in a hole, such as after the last BPF program.
+function has about 20 KiB. A more distant address may be in a hole, such as after the last BPF
+program.
 """
 _GROUP_BITS = 5  # one checkpoint per 32 names
 _GROUP_MASK = (1 << _GROUP_BITS) - 1
@@ -61,7 +62,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns the base, the number of addresses too far below it, and the other offsets."""
+        """Returns the base, the number of addresses dropped, and the offsets of the others."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -80,7 +81,7 @@ class Entries(NamedTuple):
     Attributes:
         lengths: length of each name; 255 if the length is in ``long_lengths``, 0 for an end.
         names: all names, concatenated.
-        padded: one byte per entry: 1 if a ``__pfx_`` pad precedes it.
+        padded: one byte per entry: 1 if a ``__pfx_`` pad precedes the entry.
         long_lengths: lengths of names of 255 bytes or more, by index.
         pad: size of each pad in bytes; 0 if there are no pads.
     """
@@ -179,7 +180,7 @@ class SymbolTable:
     def _is_followed(self, index: int, section: tuple[int, int]) -> bool:
         """Returns whether an entry and the next entry are in the same section.
 
-        A linker marker does not count, since it starts a page and may come after a hole.
+        A linker marker does not count, because it starts a page and may come after a hole.
         """
         start, end = section
         following = index + 1
@@ -327,7 +328,7 @@ class SymbolTable:
 
 
 def _exact(values: array[int]) -> array[int]:
-    """Returns a copy of an array without spare capacity, up to a sixteenth of its size."""
+    """Returns a copy of an array without spare capacity (up to a sixteenth of the array)."""
     return array(values.typecode, values)
 
 

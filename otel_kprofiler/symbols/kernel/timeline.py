@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 
 KEEP_NS: Final = 15_000_000_000
-"""How long unloaded modules are kept for samples taken before the unloading."""
+"""How long an unloaded module is kept, for samples taken before it was unloaded."""
 MAX_SNAPSHOTS: Final = 64
 """Limit on the number of snapshots that are kept."""
 FOREVER: Final = 1 << 63
@@ -23,7 +23,7 @@ FOREVER: Final = 1 << 63
 class LoadedModule(NamedTuple):
     """A module from loading to unloading; ``main.module.generation`` is its number.
 
-    ``init`` is the module's init code, or None if unknown. It was in memory until
+    ``init`` is the module's init code, or None if unknown. The init code was in memory until
     ``init_until_ns``.
     """
 
@@ -60,11 +60,11 @@ class ModuleCounts(NamedTuple):
     """Counters of a module watch.
 
     Attributes:
-        events: announcements of loaded and unloaded modules.
+        events: number of announcements that a module was loaded or unloaded.
         rescans: number of times all modules were reread because announcements were lost.
-        readings: readings of the modules.
-        names_read: readings of kallsyms for names.
-        restarts: restarts of the watching thread after a failure.
+        readings: number of times the modules were read.
+        names_read: number of times kallsyms was read for symbol names.
+        restarts: number of restarts of the watching thread after a failure.
     """
 
     events: int = 0
@@ -78,7 +78,7 @@ class ModuleSource(Protocol):
     """Source of readings: the running kernel, or a recording."""
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start with the modules of a first snapshot; call once."""
+        """Start with the modules of a first snapshot. Call this once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Returns the new readings, and the boottime up to which readings are complete."""
@@ -126,10 +126,10 @@ class Timeline:
         }
         self.snapshots: tuple[Snapshot, ...] = (first,)
         """The snapshots, newest first."""
-        self._live: dict[int, list[ModuleSymbols]] = {}  # modules by the snapshot's start
+        self._live: dict[int, list[ModuleSymbols]] = {}  # modules, by the snapshot's ``since_ns``
 
     def apply(self, reading: ModuleReading) -> None:
-        """Apply a reading; readings must be applied in chronological order."""
+        """Apply a reading. Readings must be applied in chronological order."""
         now = {loaded.main.module.generation: loaded for loaded in reading.modules}
         for (number, _), lifetime in self._lifetimes.items():
             if number not in now and lifetime.until_ns == FOREVER:

@@ -58,7 +58,7 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, which identify frames without a name.
-        on_replaced: called with each native frame that may be replaced, under its function's name,
+        on_replaced: called with each native frame that may be replaced, named after its function,
             so that a replay replaces the same frames.
     """
 
@@ -95,7 +95,7 @@ class Interleaver:
         return others + tuple(_merge(native, python, chains, marks))
 
     def _find_interpreter(self, frames: tuple[Frame, ...]) -> dict[int, int]:
-        """Returns the marks of evaluation loops and parts of them, by index of the frame."""
+        """Returns the marks of evaluation loops and their parts, by frame index."""
         if self._version != self._loops.version or len(self._marks) > MAX_FRAMES_MARKED:
             self._version = self._loops.version
             self._marks.clear()

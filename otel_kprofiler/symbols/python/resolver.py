@@ -33,7 +33,7 @@ _PLACE_BYTES: Final = 300
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
 _TABLE_FACTOR: Final = 6
-"""Memory used per byte of a table. Two bytes may become a run of eight bytes when parsed."""
+"""Memory used per byte of a table. When parsed, two bytes may become a run of eight bytes."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
@@ -68,7 +68,7 @@ class PythonResolver(Stateless):
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
-        """Resolves a Python stack; provisional while a code object may still be described."""
+        """Resolves a Python stack; provisional until all its code objects are described."""
         version = self.version
         side = self.make_side(raw)
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
@@ -135,7 +135,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the names known so far; the same object until it changes."""
+        """Returns the side with the names known so far; the same object until a name is added."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

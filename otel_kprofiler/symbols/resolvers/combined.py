@@ -61,10 +61,11 @@ class CachedResolver:
     """Caches a resolver's results. The resolver is closed with this object.
 
     Args:
-        state: maps a pid to the process's state, and None to the state that applies without a
+        state: maps a pid to the process's state, and None to the state of addresses without a
             process. Results are used until the state changes; see :meth:`Processes.state`. By
             default, results never expire, which is correct for files.
-        entries: maximum number of results, of about 500 bytes each. The oldest are evicted first.
+        entries: maximum number of cached results, of about 500 bytes each. The oldest are evicted
+            first.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class CachedResolver:
         self._known: dict[tuple[Hashable, int | None, int], Resolution] = {}
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Takes results from the cache, and resolves all other addresses with the resolver."""
+        """Takes results from the cache, and resolves the addresses that are not cached."""
         state = self._state(pid) if self._state else None
         cache = self._known
         answers = [cache.get((state, pid, address)) for address in addresses]
@@ -96,7 +97,7 @@ class CachedResolver:
         return [answer for answer in answers if answer is not None]
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Looks up a name with the resolver; the result is not cached."""
+        """Looks up a name with the resolver, without caching the result."""
         return self._resolver.find(name, pid)
 
     def close(self) -> None:

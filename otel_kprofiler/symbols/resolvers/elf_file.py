@@ -38,7 +38,7 @@ class ElfResolver:
         """The file's hash (htlhash)."""
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses (SVMA) in the file; ignores the process."""
+        """Resolves addresses (SVMA) in the file. ``pid`` is ignored."""
         return [self._answer(self._code.frame(address)) for address in addresses]
 
     def resolve_offsets(self, offsets: Sequence[int]) -> list[Resolution]:

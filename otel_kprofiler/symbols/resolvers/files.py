@@ -26,7 +26,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class SymbolReader(Protocol):
-    """Reads the names in files; implemented by :class:`SymbolSources`."""
+    """Reads the symbols of files; implemented by :class:`SymbolSources`."""
 
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
@@ -85,14 +85,14 @@ class CodeFile:
                 yield Frame(self._find_module(function.start), function.start, lines, 0, USER_SIDE)
 
     def find_offset(self, svma: int) -> int | None:
-        """Returns an address's offset in the file; None if the file has no bytes there."""
+        """Returns the file offset of an address (SVMA); None if the file has no bytes for it."""
         for load in self._loads:
             if 0 <= svma - load.address < load.size:
                 return load.offset + svma - load.address
         return None
 
     def find_address(self, offset: int) -> int | None:
-        """Returns the address (SVMA) at which a file offset is loaded; None if it is not loaded.
+        """Returns the address (SVMA) at which a file offset is loaded; None if no segment loads it.
 
         If there are several addresses, one in code is preferred.
         """
@@ -117,7 +117,7 @@ class CodeFile:
 def read_code_file(
     source: Source, path: str, symbols: SymbolReader, *, root: str = "", deleted: bool = False
 ) -> CodeFile:
-    """Reads a file, which is not needed afterwards. If its symbols are damaged, there are no names.
+    """Reads a file, which is not needed afterwards. Damaged symbols yield a file without names.
 
     ``path`` is the path as seen by a process that has mapped the file. ``root`` is the root
     directory of that process; empty for the calling process. Raises ``ElfError`` if the headers are

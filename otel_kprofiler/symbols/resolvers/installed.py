@@ -75,7 +75,7 @@ class InstalledFiles:
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
         """Returns the frame at an address (SVMA) of a file; None if no file on this host matches.
 
-        ``offset`` is the address as a file offset, which takes precedence; None if unknown.
+        ``offset`` is the file offset of the address, which takes precedence; None if unknown.
         """
         code = self.find(wanted)
         if code is None:

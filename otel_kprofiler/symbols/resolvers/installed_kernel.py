@@ -12,7 +12,7 @@ from otel_kprofiler.symbols.kernel.symbolizer import KernelSymbolizer
 
 
 class InstalledKernel:
-    """Names the code of a kernel that runs, or whose files exist, on this host. Not thread-safe.
+    """Names the code of a kernel that is running or installed on this host. Not thread-safe.
 
     Args:
         paths: vmlinux, modules or their debug files; other files are ignored.

@@ -25,7 +25,7 @@ from otel_kprofiler.symbols.user.loader_files import lacks_lines
 
 DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_PLACES: Final = 16_384
-"""Maximum number of mappings for which the location of the file is cached."""
+"""Maximum number of mappings whose file locations are cached."""
 
 Identity = tuple[int, int, int, int]
 """Device, inode, size and modification time of a file."""
@@ -40,8 +40,8 @@ class MappedCode:
     """Caches the code of mapped files. Each file is read once for all processes. Not thread-safe.
 
     If symbols take more than ``max_bytes``, the least recently used files are evicted. If a file's
-    source lines may become readable later, for example once its file system is less busy, the file
-    is reread after 30 s, then at growing intervals.
+    source lines may become readable later, such as when its file system is less busy, the file is
+    reread after 30 s, then at growing intervals.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class MappedCode:
             self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
-        """Find a mapping's file, and read it if it is new; None if there is no such file."""
+        """Open a mapping's file, and read the file if it is new; None if it cannot be opened."""
         pid = process.tgid
         request = FileRequest(
             FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
@@ -129,7 +129,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether a path still leads to the same file. Its inode may have been reused."""
+        """Returns whether a path still leads to the same file, whose inode has not been reused."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

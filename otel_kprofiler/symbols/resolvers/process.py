@@ -31,7 +31,7 @@ _NO_RIGHT: Final = (errno.EPERM, errno.EACCES)
 def find_process(pid: int, files: HostFiles | None = None) -> ProcessKey | None:
     """Returns the process that currently has a pid; None if there is no such process.
 
-    Its start time has a resolution of 10 ms (``/proc/PID/stat``).
+    The process's start time has a resolution of 10 ms (``/proc/PID/stat``).
     """
     ticks = read_start_ticks(files or Access(), pid)
     return None if ticks is None else ProcessKey(pid, ticks * TICK_NS)
@@ -42,7 +42,7 @@ class ProcessesResolver:
 
     Each call reads the process's mappings, which requires permission to trace the process
     (ptrace(2), PTRACE_MODE_READ). Symbols of files are cached. If the pid has been reused, the
-    address is unresolved rather than named after the new process's code.
+    addresses are unresolved rather than named after the new process's code.
 
     Args:
         symbols: reads the names in files; by default from files installed on this host.
@@ -62,13 +62,13 @@ class ProcessesResolver:
         self._lock = threading.Lock()
 
     def resolve(self, addresses: Sequence[int], pid: int | None = None) -> list[Resolution]:
-        """Resolves addresses in a process. If ``pid`` is None, none is resolved."""
+        """Resolves addresses in a process. Resolves none of them if ``pid`` is None."""
         if pid is None:
             return [make_unknown(address, Unresolved.NO_PROCESS) for address in addresses]
         return self.resolve_in(find_process(pid, self._files), addresses)
 
     def resolve_in(self, process: ProcessKey | None, addresses: Sequence[int]) -> list[Resolution]:
-        """Resolves addresses of a process; ``process`` is None if it has exited."""
+        """Resolves addresses in a process; ``process`` is None if the process has exited."""
         resolutions = self._look_up(process, addresses) if process else Unresolved.PROCESS_GONE
         if isinstance(resolutions, Unresolved):
             return [make_unknown(address, resolutions, process) for address in addresses]
@@ -83,7 +83,7 @@ class ProcessesResolver:
         return [] if process is None else self.find_in(process, name)
 
     def find_in(self, process: ProcessKey, name: str) -> list[Resolution]:
-        """Finds functions like :meth:`find`, or none if the process has exited."""
+        """Finds functions as :meth:`find` does; empty if the process has exited."""
         matches = []
         with self._lock:
             for mapping, code in self._all_code(process):

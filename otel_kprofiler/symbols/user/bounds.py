@@ -26,10 +26,10 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.functions import Bounds
 
 MAX_INDEXED_BYTES: Final = 16 << 20
-"""Size limit for ``.eh_frame`` without a search table, which is read in half a second."""
+"""Size limit for ``.eh_frame`` without a search table. Indexing this size takes half a second."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
-"""First bytes of ``.eh_frame_hdr`` as linkers write it: version, and encodings of address
+"""First bytes of ``.eh_frame_hdr`` as linkers write it: version, and the encodings of address
 (pcrel|sdata4), count (udata4) and table (datarel|sdata4).
 """
 _PAIR_BYTES: Final = 8
@@ -37,10 +37,10 @@ _PAIR_MEMORY_BYTES: Final = 28
 """Memory used to read a pair of the search table: the pair, two copies, and the function's size."""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
-"""Memory for indexing ``.eh_frame``, per byte. An entry of 16 bytes becomes two tuples."""
-_ENTRY_BYTES: Final = 8  # bytes of an entry before the function's start address
+"""Memory for indexing ``.eh_frame``, per byte. A 16-byte entry becomes two tuples."""
+_ENTRY_BYTES: Final = 8  # offset of the function's start address in an entry
 _PROBES: Final = 32
-_PART: Final = 4096  # functions at a time
+_PART: Final = 4096  # functions per step
 
 
 def read_bounds(
@@ -52,9 +52,9 @@ def read_bounds(
 ) -> Bounds | None:
     """Reads the bounds of a file's functions.
 
-    Returns None if there are none, if their encodings are unusual, or if indexing needs too much
-    memory. Raises ``ElfError`` if the tables are damaged, have more than ``limit`` bytes, or exceed
-    the budget.
+    Returns None if the file has no unwind information, if the encodings are unusual, or if indexing
+    needs too much memory. Raises ``ElfError`` if the tables are damaged, have more than ``limit``
+    bytes, or exceed the budget.
     """
     frames = next((section for section in sections if section.name == b".eh_frame"), None)
     if frames is None or not frames.size:
@@ -142,7 +142,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Returns the address and pairs of ``.eh_frame_hdr``; None if it is missing or unusual."""
+    """Returns the address and pairs of ``.eh_frame_hdr``; None if missing or unusual."""
     if elf.search is None:
         return None
     origin, size = elf.search

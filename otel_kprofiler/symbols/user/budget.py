@@ -1,4 +1,4 @@
-"""Limits the memory held while symbols are read; loader.py accounts for finished tables."""
+"""Limits the memory held while symbols are read. Finished tables are limited by loader.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ReadingBudget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Context in which no other file is read; at its end, all reservations are released."""
+        """Context in which no other file is read. At its end, its reservations are released."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)
@@ -100,7 +100,7 @@ class ReadingBudget:
 
     @contextmanager
     def hold(self, count_bytes: int, purpose: str) -> Iterator[None]:
-        """Reserve memory for the duration of a context. Raises the errors of :meth:`take`."""
+        """Reserve memory for a context. Raises the same exceptions as :meth:`take`."""
         self.take(count_bytes, purpose)
         try:
             yield

@@ -5,8 +5,8 @@ The sources are, in this order: ``.symtab``; if unwind information shows functio
 Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not name code inside functions of earlier
 sources.
 
-A symbol without a size ends with its unwind entry, at the next symbol or with its section. If none
-of these is certain, it names only its first byte.
+A symbol without a size ends with its unwind entry, at the next symbol or with its section. A symbol
+whose end is uncertain names only its first byte.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 )
 
 MAX_SECTION_BYTES: Final = 256 << 20
-"""Size limit for a symbol table's names, or for ``.eh_frame``."""
+"""Size limit for the names of a symbol table, and for ``.eh_frame``."""
 _LARGEST_WORD: Final = (1 << 32) - 1
 _SORTED_BYTES: Final = 20
 """Memory used by a symbol while the table is built, without its columns."""
@@ -85,12 +85,12 @@ def read_functions(
     """Reads the functions of a file.
 
     ``elf`` comes from :func:`read_debug_elf` if the file is only a debug file. ``find_debug`` opens
-    the file's debug file, which the caller closes; it is called if ``.symtab`` is missing, or does
+    the file's debug file, which the caller closes. It is called if ``.symtab`` is missing, or does
     not name all functions. ``max_bytes`` limits the size of each section.
 
     Raises:
-        ElfError: a section with function names is damaged or too large, and no earlier source has
-            names; or the budget does not suffice for the other sections.
+        ElfError: a section is damaged or too large, or exceeds the budget. Debug symbols that
+            cannot be read are omitted if an earlier source has names.
     """
     budget = budget or ReadingBudget()
     sections = read_sections(source, elf)
@@ -191,7 +191,7 @@ class _Columns:
     def _set_sizes(
         self, starts: array[int], sizes: array[int], order: array[int], limits: _Limits
     ) -> None:
-        """Set the size of each symbol that has size 0 but names code."""
+        """Set the sizes of symbols that name code but have size 0."""
         largest = max(sizes)
         end_before = reach = following = 0
         waiting, followed = array("I"), array("I")
@@ -258,7 +258,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Yields indices of zeros; the caller may replace each zero before requesting the next."""
+    """Yields the indices of zeros, each of which the caller may replace."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

@@ -1,7 +1,7 @@
 """Columns of function tables, and their copies in temporary files.
 
-A lookup touches a few pages of a table. If the table is in a file, the other pages are page cache,
-which the kernel can reclaim; anonymous memory would stay until the table is evicted.
+A lookup touches a few pages of a table. The other pages of a table in a file are page cache, which
+the kernel can reclaim, whereas anonymous memory would stay until the table is evicted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NamedCode(NamedTuple):
 
 
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
-    """Copies columns to an unnamed temporary file, which exists as long as the copies.
+    """Copies columns to an unnamed temporary file, which exists as long as its mappings.
 
     Returns the columns themselves if no such file can be written. ``named`` must not be empty.
     """
@@ -71,7 +71,7 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
 
 
 def _append(file: IO[bytes], content: memoryview, alignment: int = 8) -> int:
-    """Appends bytes at the next multiple of the alignment; returns that offset."""
+    """Appends bytes at the next multiple of the alignment, and returns their offset."""
     start = -(-file.tell() // alignment) * alignment
     file.seek(start)
     for at in range(0, len(content), _WRITTEN_BYTES):

@@ -38,7 +38,7 @@ _MAX_ABBREVIATIONS_BYTES: Final = 64 << 20
 
 class _Stream(Protocol):
     def read(self, size: int) -> bytes:
-        """Returns at most ``size`` bytes, and none at the end of the file."""
+        """Returns at most ``size`` bytes; empty at the end of the file."""
 
 
 def main() -> None:
@@ -52,11 +52,12 @@ def main() -> None:
         _convert()
     except Exception as error:  # noqa: BLE001 - a third party's, reported to the parent
         os.write(cause, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:_SHOWN])
-        # An OSError, such as a full disk, may pass, but EFBIG means that the output is too large.
+        # An OSError, such as ENOSPC, may be temporary, but EFBIG means that the output is too
+        # large.
         may_pass = isinstance(error, OSError) and error.errno != errno.EFBIG
         os._exit(os.EX_TEMPFAIL if may_pass else 1)
     os.write(cause, DONE)
-    os._exit(0)  # exits without freeing memory, which takes time
+    os._exit(0)  # freeing memory would take time
 
 
 def _convert() -> None:
@@ -65,7 +66,7 @@ def _convert() -> None:
     from symbolic.symcache import SymCache  # noqa: PLC0415
 
     ffi = FFI()
-    kind = ffi.typeof("uint8_t[]")  # imports pycparser, which may be in a user's directory
+    kind = ffi.typeof("uint8_t[]")  # imports pycparser, whose directory may require capabilities
     give_up_capabilities()
     data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))

@@ -1,6 +1,6 @@
 """Finds a user file's debug file by build id, or by name and checksum.
 
-Each candidate is verified: its build id must match, or its checksum if the file has no build id.
+Candidates are verified by build id, or by checksum if the file has no build id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed, which then takes half a second."""
+"""Maximum size of a file whose checksum is computed. At this size, that takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -72,7 +72,7 @@ HOST_SEARCH: Final = DebugSearch()
 
 
 class DebugFile(NamedTuple):
-    """An open debug file; the owner closes it."""
+    """An open debug file, which its owner closes."""
 
     path: str
     fd: int
@@ -88,17 +88,17 @@ class DebugFileFinder(Protocol):
     """Finds debug files."""
 
     def find(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields open, verified candidates, the best first. The caller closes each."""
+        """Yields open, verified candidates, the best first. The caller closes each of them."""
 
 
 def want_debug_file(source: Source, elf: ElfFile, path: str, root: str = "") -> WantedDebugFile:
-    """Returns the search keys for the debug file of an open file. Raises ``ElfError``."""
+    """Returns the search keys for a debug file. Raises ``ElfError`` if the headers are damaged."""
     content = _read_small(source, read_sections(source, elf), _LINK)
     return WantedDebugFile(path, root, elf.build_id, parse_debug_link(content))
 
 
 def parse_debug_link(content: bytes) -> DebugLink | None:
-    """Parses ``.gnu_debuglink``; None if it is damaged, or the name is not a plain file name.
+    """Parses ``.gnu_debuglink``; None if it is damaged, or its name is not a plain file name.
 
     The section contains a name, a zero byte, padding to a multiple of four bytes, and a CRC-32 (GDB
     manual, "Separate Debug Files").
@@ -135,8 +135,8 @@ class BuildIdDirectories:
 class DebugLinkDirectories:
     """Finds debug files by ``.gnu_debuglink``, in the directories that debuggers search.
 
-    ``directories`` mirror the paths of files. They are searched first below
-    ``WantedDebugFile.root``, then below this process's root.
+    ``directories`` contain debug files under the paths of the original files. They are searched
+    first below ``WantedDebugFile.root``, then below this process's root.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def find_alternate(
     directories: Sequence[str] = DEBUG_DIRECTORIES,
     search: DebugSearch = HOST_SEARCH,
 ) -> DebugFile | None:
-    """Opens the alternate debug file written by dwz(1); returns None if there is none.
+    """Opens the alternate debug file written by dwz(1); None if there is no such file.
 
     Raises ``ElfError`` if the section headers of ``debug`` are damaged.
     """
@@ -191,7 +191,7 @@ def _read_small(source: Source, sections: list[Section], name: bytes) -> bytes:
 
 
 def _path_below(files: ReferableFiles, root: str, path: str) -> str:
-    """Returns a path as the process sees it, without the directories above its chroot(2)."""
+    """Returns a path as a process sees it, without the directories above the process's root."""
     try:
         above = files.read_link(root).rstrip("/") if root else ""
     except OSError:  # the process has exited, or root is not a link
@@ -224,7 +224,7 @@ def _open_same(
 
 
 def _crc(source: Source) -> int | None:
-    """Returns the CRC-32 of a file; None if it is too large."""
+    """Returns the CRC-32 of a file; None if the file is too large."""
     if source.size > MAX_SUMMED_BYTES:
         return None
     value = 0

@@ -1,7 +1,7 @@
 """Finds debug files on debuginfod servers by build id, and caches them on disk.
 
-Protocol: debuginfod(8), "WEBAPI". Servers are not trusted: responses are limited in size, also when
-decompressed, and are used only if they are ELF files with the requested build id.
+Protocol: debuginfod(8), "WEBAPI". Servers are not trusted. The size of responses is limited, even
+when decompressed, and only ELF files with the requested build id are used.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class DownloadLimits(NamedTuple):
     """Limits on a download. Times are in seconds.
 
     Attributes:
-        connect_s: time limit for connecting to a server, and for each read of its response.
-        missing_s: time until a file that no server had is requested again.
+        connect_s: time limit for connecting to a server, and for each read from its response.
+        missing_s: time after which a file that no server had is requested again.
     """
 
     file_bytes: int = 1 << 30
@@ -70,11 +70,11 @@ class Debuginfod:
     """Finds debug files on servers. Thread-safe; downloads one file at a time.
 
     Blocks for up to ``total_s`` per server, so threads that sample must not call it. A server that
-    fails is skipped for 5 seconds; each further failure doubles this time, up to 10 minutes.
+    fails is skipped for 5 seconds. Each further failure doubles this time, up to 10 minutes.
 
     Args:
         servers: http or https URLs, in order of preference; others are ignored with a warning.
-        cache: keeps downloads, and the build ids for which no server has a file.
+        cache: keeps downloaded files, and the build ids for which no server has a file.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Debuginfod:
                 yield DebugFile(path, fd, source, elf)
 
     def fetch(self, build_id: str) -> int | None:
-        """Opens a debug file, downloading it if needed; None if no server provides it.
+        """Opens a debug file, downloading it if needed; None if no server has the file.
 
         The caller closes the descriptor. ``build_id`` must be in lower-case hexadecimal.
         """
@@ -173,7 +173,7 @@ class Debuginfod:
 
 
 class _Download:
-    """A download whose time limit applies even if data trickles in."""
+    """A download with a time limit, which applies even if data trickles in."""
 
     def __init__(self, limits: DownloadLimits) -> None:
         # Loads requests only when there is a file to download.
@@ -196,9 +196,10 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Download a file to the descriptor ``target``; returns whether the server has it.
+        """Download a file to the descriptor ``target``. Returns False if the server lacks the file.
 
-        Raises ``_DownloadError``, or ``OSError`` if the file could not be written.
+        Raises ``_DownloadError`` if the download fails, or ``OSError`` if the file cannot be
+        written.
         """
         import requests  # noqa: PLC0415
         import urllib3  # noqa: PLC0415
@@ -241,8 +242,8 @@ class _Download:
         left = self._limits.file_bytes
         if length.isdecimal() and int(length[:20]) > left:
             raise _DownloadError(f"sends {length[:20]} bytes")
-        # Read once more at the end: only this detects a truncated response. Some proxies compress
-        # files without being asked to; the build id is checked after decompression.
+        # Read once more at the end, because only this detects a truncated response. Some proxies
+        # compress files without being asked to; the build id is checked after decompression.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
             if left < 0:
@@ -285,7 +286,7 @@ def _name(build_id: str) -> str:
 
 
 def _check(fd: int, build_id: str) -> None:
-    """Raises ``_DownloadError`` unless the file has the build id."""
+    """Raises ``_DownloadError`` unless the file has this build id."""
     try:
         received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:

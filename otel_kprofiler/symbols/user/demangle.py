@@ -17,7 +17,7 @@ MAX_MANGLED_CHARS: Final = 8_192
 _MAX_CXX_CHARS: Final = 1024
 """Longer C++ names may exceed libiberty's recursion limit (``DEMANGLE_RECURSION_LIMIT``)."""
 _MAX_CXX_GROWTH: Final = 20.0
-"""Limit on log2 of a name's growth by repeated parts. Demangling takes about 0.1 s at the limit."""
+"""Limit on log2 of a name's growth from repeated parts. At the limit, demangling takes 0.1 s."""
 _RUNTIMES: Final = ("libstdc++.so.6", "libc++abi.so.1")
 _REFERENCE: Final = re.compile("[ST][0-9A-Z]*_")
 
@@ -27,9 +27,9 @@ _Demangler = Callable[[bytes], str]
 def demangle(name: str) -> str:
     """Returns the name as written in the source; unmangled names are unchanged.
 
-    Suffixes of clones and parts (``.cold``, ``.isra.0``) and hashes are dropped, as in kernel
-    names. Names stay mangled if they are damaged, longer than 1,024 characters (C++) or 8,192
-    (Rust), or longer than 16,384 when readable. C++ names need an installed C++ runtime library
+    Hashes, and suffixes of clones and parts (``.cold``, ``.isra.0``), are dropped. Names stay
+    mangled if they are damaged, longer than 1,024 characters (C++) or 8,192 (Rust), or longer than
+    16,384 when demangled. C++ names need an installed C++ runtime library
     (:func:`has_cxx_runtime`). Takes at most about 0.1 s. Thread-safe; never raises.
     """
     if len(name) > MAX_MANGLED_CHARS or "\0" in name:
@@ -77,10 +77,10 @@ def _find_runtime() -> _Demangler | None:
 
 
 def _load(library: str) -> _Demangler:
-    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if it is missing."""
+    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if missing."""
     run = ctypes.CDLL(library)["__cxa_demangle"]
     run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    run.restype = ctypes.c_void_p  # not c_char_p, which would lose the pointer to free
+    run.restype = ctypes.c_void_p  # c_char_p would lose the pointer to free
     free = ctypes.CDLL(None).free
     free.argtypes, free.restype = [ctypes.c_void_p], None
 

@@ -34,9 +34,10 @@ class WorkerLimits(NamedTuple):
     Attributes:
         memory_bytes: limit on the data segment; at most half of the memory that the cgroup has
             left.
-        open_s: time limit to open the file.
-        answer_s: time limit to look up one address.
-        idle_s: time without requests after which the worker exits. It is restarted on demand.
+        open_s: time limit for opening the file.
+        answer_s: time limit for looking up one address.
+        idle_s: time without requests after which the worker exits. The next request restarts the
+            worker.
     """
 
     memory_bytes: int = 4 << 30
@@ -49,10 +50,10 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 
 
 class DrgnLines:
-    """Source lines and inlined functions of one file. Thread-safe; performs one lookup at a time.
+    """Source lines and inlined functions of a file. Thread-safe, but lookups take turns.
 
-    A lookup takes about 0.3 ms, but seconds at worst, so threads that sample must not perform
-    lookups. A worker that takes too long or exits is replaced; after three such failures, lookups
+    A lookup takes about 0.3 ms, but may take seconds, so threads that sample must not perform
+    lookups. A worker that takes too long or exits is replaced. After three such failures, lookups
     return nothing. Inlined functions have their source names, without namespaces or parameters.
     Split DWARF files are read from the paths recorded in the file, on this host.
 
@@ -161,7 +162,7 @@ class _Worker:
         return self._child.poll() is not None
 
     def ask(self, svma: int) -> tuple[Line, ...]:
-        """Returns the lines at an address. Raises ``LinesError``."""
+        """Returns the lines at an address. Raises ``LinesError`` if the worker fails."""
         try:
             cast("IO[bytes]", self._child.stdin).write(b"%x\n" % svma)
             return parse_answer(self._read(self._limits.answer_s))
@@ -197,7 +198,7 @@ class _Worker:
 
 
 def parse_answer(text: str) -> tuple[Line, ...]:
-    """Parses a worker's response, which hostile DWARF may have forged. Raises ``ValueError``."""
+    """Parses a worker's response, which is untrusted. Raises ``ValueError`` if it is malformed."""
     try:
         return tuple(
             _make_line(str(function), str(file), int(line))

@@ -1,9 +1,9 @@
 """Looks up source lines with drgn; runs as a child process.
 
 Each line of standard input is an address (SVMA) in hexadecimal. Each line of standard output is a
-response in JSON: ``[[function, file, line], …]``, innermost first. The first line of output is the
-reason why the file cannot be read; it is empty if the file can be read. The process exits after a
-while without requests.
+response in JSON: ``[[function, file, line], …]``, innermost first. Before these, an initial line
+states why the file cannot be read, and is empty on success. The process exits after a while without
+requests.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _open(task: Task) -> Callable[[int], list[tuple[str, str, int]]]:
 
     def look_up(address: int) -> list[tuple[str, str, int]]:
         lines = []
-        # drgn treats addresses as return addresses and looks up the byte before.
+        # drgn treats addresses as return addresses, and looks up the preceding byte.
         for frame in program.stack_trace_from_pcs([address + bias + 1]):
             try:
                 file, line, _ = frame.source()

@@ -16,10 +16,10 @@ class NamedAddress(NamedTuple):
     """The functions and lines at an address.
 
     Attributes:
-        lines: functions, innermost inlined function first; empty if there is no name.
-        start: start address of the physical function; 0 if there is none.
+        lines: functions, innermost inlined first; empty if there is no name.
+        start: start address of the physical function; 0 if there is no name.
         unresolved: why there is no name; None if there is a name.
-        is_interim: whether a later lookup may return more, such as source lines.
+        is_interim: whether a later lookup may return more details, such as source lines.
     """
 
     lines: tuple[Line, ...]
@@ -45,7 +45,7 @@ class LineTable(Protocol):
 
 _MAX_LINES_KEPT: Final = 256
 MAX_CANDIDATES: Final = 10_000
-"""Maximum number of names that a search demangles, which takes about 50 ms."""
+"""Maximum number of names that a search demangles, in about 50 ms."""
 _IDENTIFIER: Final = re.compile(r"[^\W\d]\w*")
 _ARGUMENTS: Final = re.compile(r"<[^<>]*>")  # arguments of a template
 NO_FILE: Final = NamedAddress((), 0, Unresolved.NO_FILE)
@@ -60,7 +60,8 @@ class FileSymbols:
 
     Args:
         lines: source lines and inlined functions; None for physical functions only.
-        lines_problem: why lines cannot be read; None if they can be read, or if the file has none.
+        lines_problem: why lines cannot be read; None if they can be read, or if the file has no
+            lines.
         lines_may_come: whether rereading the unchanged file may yield its lines.
     """
 
@@ -103,8 +104,8 @@ class FileSymbols:
     def find(self, name: str) -> tuple[Function, ...]:
         """Finds functions by linker name, or else by readable name, sorted by address.
 
-        A readable name without parameters matches functions with any parameters. It is compared
-        with at most ``MAX_CANDIDATES`` names that contain its last identifier.
+        A readable name without parameters matches functions with any parameters. At most
+        ``MAX_CANDIDATES`` names that contain its last identifier are compared.
         """
         if found := self.functions.find(name):
             return found

@@ -1,6 +1,6 @@
 """Finds functions of a user file by address or name, in compact and immutable tables.
 
-A function takes thirteen bytes and its name's length; a function without a name takes eight bytes.
+A function takes thirteen bytes plus its name's length, or eight bytes if it has no name.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from otel_kprofiler.symbols.user.columns import (
 )
 
 MAX_NAME_BYTES: Final = 1 << 16
-"""Longer names are truncated; real names have at most a few hundred bytes."""
+"""Longer names are truncated. Real names have at most a few hundred bytes."""
 MAX_SPAN_BYTES: Final = 1 << 32
 """Maximum size of a function. Functions further than this from the first function are dropped."""
 
 
 MAX_DEPTH: Final = 16
 MAX_NESTED: Final = 1 << 16
-"""Limit on the number and depth of nested functions, for hostile files."""
+"""Limits on the depth and number of nested functions, for hostile files."""
 MAX_RANKED: Final = 64
-"""Maximum number of names of a function that are compared. Further names are ignored."""
+"""Maximum number of a function's names that are compared. Further names are ignored."""
 MAX_KEPT: Final = 1024
-"""Maximum number of functions whose order of names is cached, at about 200 bytes each."""
+"""Maximum number of functions whose ranked names are cached, at about 200 bytes each."""
 _MAX_RANKED_BYTES: Final = 1024  # longer names are not ranked
 
 
@@ -51,7 +51,7 @@ class Function(NamedTuple):
 
 
 Alias = tuple[int, int, bytes, int]
-"""One of several names for the same start: rank, length of the name, name, row in a table."""
+"""One of several names for the same start address: rank, length, name, and row in a table."""
 
 
 def make_alias(rank: int, names: bytes | bytearray | mmap, at: int, row: int) -> Alias:
@@ -102,7 +102,7 @@ class Bounds(NamedTuple):
         return self.base + start, self.base + end
 
     def next_start(self, svma: int) -> int | None:
-        """Returns the start of the first function above an address; None if there is none."""
+        """Returns the start of the first function above an address; None if no function follows."""
         at = bisect_right(self.starts, svma - self.base)
         return self.base + self.starts[at] if at < len(self.starts) else None
 
@@ -113,9 +113,9 @@ NO_BOUNDS: Final = Bounds(0, array("I"), array("I"))
 class FunctionTable:
     """Functions by address and by name; thread-safe, and immutable except for caches.
 
-    An address belongs to the innermost of nested functions, or if their starts are equal, to the
-    function with the best name. Addresses outside the functions in ``named`` are looked up in
-    ``bounds``, which may contain all functions. Starts are relative to ``base`` (SVMA).
+    An address belongs to the innermost of nested functions. If their starts are equal, it belongs
+    to the function with the best name. Addresses outside the functions in ``named`` are looked up
+    in ``bounds``, which may contain all functions. Starts are relative to ``base`` (SVMA).
     """
 
     __slots__ = (
@@ -178,7 +178,7 @@ class FunctionTable:
         return self._nbytes
 
     def lookup(self, svma: int) -> Function | None:
-        """Returns the function that contains an address; None if none does."""
+        """Returns the function that contains an address; None if there is no such function."""
         offset = svma - self._base
         starts, sizes = self._starts, self._sizes
         last = index = bisect_by(self._samples, starts, offset) - 1
@@ -194,7 +194,7 @@ class FunctionTable:
         return self._bound(svma, last)
 
     def find(self, name: str, *, prefix: bool = False) -> tuple[Function, ...]:
-        """Finds functions by name or prefix, in address order; includes aliases."""
+        """Finds functions and aliases by name or prefix, in address order."""
         wanted = name.encode("utf-8", "surrogateescape")
         if b"\0" in wanted or not wanted:
             return ()

@@ -42,12 +42,12 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit for the names, and for the functions. Suffices for a million functions."""
+"""Size limit of the names, and of the functions, which suffices for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the module data."""
 MAX_INLINED: Final = 64
 MAX_PC_TABLE_BYTES: Final = 16 * 1024
-"""Size limit of a pc table: about 5,000 entries, read in 2 ms into 100 KB."""
+"""Size limit of a pc table. About 5,000 entries are read in 2 ms, and take 100 KB of memory."""
 _MAX_KEPT_BYTES: Final = 4 << 20
 """Memory limit for cached functions, pc tables and names of all files."""
 _ENTRY_BYTES, _PC_BYTES, _CHARACTER_BYTES = 600, 10, 4
@@ -120,8 +120,8 @@ class GoTable:
     """The function table of a Go program. Not thread-safe.
 
     Raises:
-        ElfError: the table is damaged or too large; with ``NO_SECTION`` if the table's version is
-            unsupported, or if the start address of the code is unknown.
+        ElfError: the table is damaged or too large. The problem is ``NO_SECTION`` if the table's
+            version is unsupported, or if the start address of the code is unknown.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class GoTable:
         lines: list[Line] = []
         call = self._pc_value(function.inlined, pc)
         while call >= 0 and len(lines) < MAX_INLINED:
-            if function.calls is None:  # the line's function is unknown
+            if function.calls is None:  # the inlined function is unknown
                 return (Line(self._keep(self._read_text, self._names + function.name_at)),)
             at = function.calls + call * _INLINED_CALL.size
             name_at, caller, _ = _INLINED_CALL.unpack(self._source.read(at, _INLINED_CALL.size))
@@ -212,7 +212,7 @@ class GoTable:
         )
 
     def _read_starts(self, count: int) -> tuple[array[int], array[int]]:
-        """Returns the functions' starts and the last end as one array, and the structs' offsets."""
+        """Returns an array of all starts and the last end, and an array of the structs' offsets."""
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
@@ -260,7 +260,7 @@ class GoTable:
             raise _damaged("a pc table has no end") from error
 
     def _keep(self, read: Callable[..., _T], *place: int) -> _T:
-        """Returns a value from the cache that all files share, reading it first if needed."""
+        """Returns a value from the cache that all files share, or reads and caches the value."""
         key = (self._number, read.__name__, *place)
         value: _T | None = _KEPT.get(key)
         if value is None:
@@ -338,7 +338,7 @@ class GoLines(GoTable):
     """Source lines and inlined calls of a Go program. Thread-safe.
 
     For Go before 1.20, inlined code is attributed to the function that contains it, without a line.
-    Duplicates the file's descriptor, which may raise ``OSError``.
+    Duplicates the file's descriptor. Raises ``OSError`` if this fails.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class GoLines(GoTable):
             raise
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """Like :meth:`GoTable.lookup`, but empty if the file is damaged or closed."""
+        """Returns what :meth:`GoTable.lookup` does, but empty if the file is damaged or closed."""
         with self._lock:
             if self._fd < 0:
                 return ()

@@ -15,7 +15,8 @@ class PcTable:
 
     Positions are in units of the smallest instruction size. The table is a list of pairs of
     varints: the change of the value (zigzag), and the number of positions with the new value. A
-    change of 0, except in the first pair, ends the table. ``data`` may extend beyond the table.
+    change of 0, except in the first pair, ends the table. Bytes of ``data`` after the table are
+    ignored.
     """
 
     __slots__ = ("_ends", "_left", "_values")
@@ -51,7 +52,7 @@ class PcTable:
 
 
 def _read_long_number(byte: int, left: Iterator[int]) -> int:
-    """Reads a varint of up to 32 bits, given its first byte. Raises ``StopIteration``."""
+    """Reads a varint of up to 32 bits. Raises ``StopIteration`` if the varint is cut off."""
     value = byte & 0x7F
     for shift in range(7, 35, 7):
         byte = next(left)

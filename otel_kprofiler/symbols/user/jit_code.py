@@ -23,8 +23,8 @@ CHECK_NS: Final = 1_000_000_000
 class ProcessCode:
     """Runtime-generated code of one process. Thread-safe, but only one thread may ``update`` it.
 
-    The jitdump takes precedence, because its records have timestamps. A name is valid until the
-    memory of its code is unmapped, or a file is mapped over it.
+    The jitdump takes precedence, because its records have timestamps. A name is valid until its
+    code is unmapped, or a file is mapped over the code.
     """
 
     def __init__(self, process: ProcessKey, files: ReferableFiles, clock: Clock) -> None:
@@ -81,7 +81,7 @@ class ProcessCode:
 
     @property
     def read_ns(self) -> int:
-        """Returns the latest boottime for which names are known; see :attr:`JitFile.read_ns`."""
+        """Returns the boottime up to which names are known; see :attr:`JitFile.read_ns`."""
         return self._read_ns
 
     def counts(self) -> JitCounts:

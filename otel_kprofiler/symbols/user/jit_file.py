@@ -25,7 +25,7 @@ EventT = TypeVar("EventT")
 
 
 class MadeFunction(NamedTuple):
-    """A runtime-generated function ``[start, end)``, with the source of one of its addresses.
+    """A runtime-generated function ``[start, end)``, with the source line of one address in it.
 
     ``file`` is empty, and ``line`` is 0, if unknown.
     """
@@ -43,7 +43,7 @@ class JitCounts(NamedTuple):
     Attributes:
         damaged: number of lines or records that are malformed or too long.
         dropped: number of functions dropped to limit memory.
-        unread_bytes: number of bytes in the file that the last read did not reach.
+        unread_bytes: number of bytes of the file that have not been read.
     """
 
     functions: int
@@ -56,7 +56,8 @@ class JitCounts(NamedTuple):
 class Parsed(NamedTuple, Generic[EventT]):
     """The records in a piece of a file.
 
-    Bytes after the first ``used`` are parsed again. ``damaged`` counts malformed lines or records.
+    The next piece begins after the first ``used`` bytes. ``damaged`` counts malformed lines or
+    records.
     """
 
     events: Sequence[EventT]
@@ -82,7 +83,7 @@ class JitFile(ABC, Generic[EventT]):
         self._unread = 0
 
     def update(self, now_ns: int) -> bool:
-        """Read up to :data:`MAX_UPDATE_BYTES` of new data; returns whether there is more.
+        """Read up to :data:`MAX_UPDATE_BYTES` of new data, and return whether there is more.
 
         May block on the file system. ``now_ns`` is the current boottime. Raises ``OSError`` if the
         process has no such file, or if other users could have written it.
@@ -127,7 +128,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @property
     def read_ns(self) -> int:
-        """Returns the latest boottime for which names are known; -1 before a complete read."""
+        """Returns the boottime up to which names are known; -1 before the first complete read."""
         return self._read_ns
 
     def counts(self) -> JitCounts:
@@ -146,11 +147,11 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _open_file(self) -> int:
-        """Open the current file. Raises ``OSError``."""
+        """Open the current file. Raises ``OSError`` if it is missing or not trusted."""
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
-        """Parse the next piece of the file; ``left`` bytes are available from its start."""
+        """Parse the next piece of the file, in which ``left`` bytes remain, including the piece."""
 
     @abstractmethod
     def _apply(self, event: EventT, now_ns: int) -> None:
@@ -181,7 +182,7 @@ class JitFile(ABC, Generic[EventT]):
         self._offset, self._mark = 0, b""
 
     def _open(self) -> None:
-        """Open the current file. If this fails, the file opened last is kept."""
+        """Open the current file. On failure, the file that was opened last is kept."""
         try:
             fd = self._open_file()
         except OSError:
@@ -206,7 +207,7 @@ class Writer(NamedTuple):
 
 
 def read_writer(process: ProcessKey, files: HostFiles) -> Writer:
-    """Reads the writer from ``/proc/PID/status`` (proc_pid_status(5)). Raises ``OSError``."""
+    """Reads the writer from proc_pid_status(5). Raises ``OSError`` on failure."""
     status = files.read_bytes(f"/proc/{process.tgid}/status")
     fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     try:

@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
 from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
-"""Limit on cached processes, with or without described code."""
+"""Limit on cached processes, whether or not their code is described."""
 MAX_BYTES: Final = 16 << 20
 """Memory limit for code of all processes; the least recently used process is evicted."""
 _MAX_NAMES: Final = 4096
@@ -51,13 +51,13 @@ class JitNames:
 
     @property
     def has_work(self) -> bool:
-        """Returns whether :meth:`read_one` has something to read."""
+        """Returns whether a process is waiting for :meth:`read_one`."""
         return bool(self._waiting)
 
     def name(self, key: ProcessKey, address: int, at_ns: int) -> tuple[NamedAddress, bool]:
         """Returns the function that was at a process's address at boottime ``at_ns``; never waits.
 
-        Also returns whether :meth:`read_one` has more to do now.
+        Also returns whether this call queued the process for :meth:`read_one`.
         """
         process = self._processes.get(key)
         if process is None:
@@ -71,7 +71,7 @@ class JitNames:
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
-        """Read new data of one process, if any. May wait for a file system."""
+        """Read new data of the next process in the queue, if any. May wait for a file system."""
         with self._lock:
             if not self._waiting:
                 return

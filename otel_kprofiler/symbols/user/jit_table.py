@@ -1,6 +1,6 @@
 """Stores runtime-generated code of a process by address and time.
 
-Memory of such code is reused, so a name is valid for an address only during an interval. Functions
+Code memory is reused, so a name is valid for an address only during an interval. Functions
 never overlap: a new function replaces all functions that it overlaps.
 """
 
@@ -43,7 +43,7 @@ class JitTable:
     Rows without a name are left over from replaced functions, and show where code used to be.
 
     Attributes:
-        dropped: number of functions that did not fit the memory limit.
+        dropped: number of functions dropped because of the memory limit.
         nbytes: approximate memory used by current functions.
     """
 
@@ -91,7 +91,7 @@ class JitTable:
         return not self.dropped and (first == last or self._is_only(code, first, last))
 
     def end_all(self, gone_ns: int) -> None:
-        """Mark all functions as gone at ``gone_ns``, unless they are added again later."""
+        """Mark all functions as gone after ``gone_ns``, unless they are added again."""
         self._end_rows(range(len(self._seen)), gone_ns)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
@@ -122,7 +122,7 @@ class JitTable:
         return index >= 0 and address < self._end(index)
 
     def last_at(self, address: int) -> JitCode | None:
-        """Returns the latest function at an address; None if it is gone."""
+        """Returns the latest function at an address; None if the function is gone."""
         index = self._find(address)
         is_there = index >= 0 and self._until[index] == _FOREVER
         return self._code(index) if is_there else None

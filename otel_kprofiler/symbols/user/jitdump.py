@@ -6,11 +6,11 @@ wasmtime. A file is read only if its process has mapped it.
 
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
-which stops while the host is suspended. Code replaced around a suspension keeps its old name until
-the suspension at most, and has its new name from the resumption on. Records with timestamps of a
-different clock are dated by when they were read.
+which stops while the host is suspended. Code replaced around a suspension keeps its old name at
+most until the host is suspended, and has its new name once the host resumes. Records with
+timestamps of a different clock are dated by the time at which they were read.
 
-Compilers that buffer their output, such as V8, list their latest functions with a delay. Until
+Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
 then, the code formerly at their addresses keeps its name.
 """
 
@@ -62,7 +62,7 @@ _ENTRY: Final = struct.Struct("=QII")
 _SAME_FILE: Final = b"\xff"
 _V8_PADDING: Final = 0xDEADBEEF
 _V8_SHIFT: Final = 64
-"""V8 offsets line addresses as if an ELF header preceded the code, as perf once expected."""
+"""V8 shifts line addresses as if an ELF header preceded the code, as perf once expected."""
 _V8_ALIGNMENT: Final = 8
 _PLACE: Final = struct.Struct("=III")  # offset in the function, line, file
 
@@ -84,7 +84,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The record with which a compiler closes the file; the file's code does not run afterwards."""
+    """The record with which a compiler closes the file, whose code does not run afterwards."""
 
     time_ns: int
 
@@ -100,10 +100,10 @@ class JitDumpParser:
     """Parses a file in pieces, from its start.
 
     Attributes:
-        pid: pid of the process in its namespace; records of its children are skipped.
+        pid: pid of the process in its pid namespace; records of its children are skipped.
         header: the file's header; empty until it is parsed.
         has_other_clock: whether timestamps come from a clock other than ``CLOCK_MONOTONIC``.
-        sources: names of source files by number; 0 means none.
+        sources: names of source files by number; 0 means no file.
     """
 
     def __init__(self, pid: int = 0) -> None:
@@ -114,7 +114,7 @@ class JitDumpParser:
         self.begin()
 
     def begin(self) -> None:
-        """Start a new file of the process; source file numbers stay valid."""
+        """Start parsing a new file of the process. Source file numbers stay valid."""
         self.header = b""
         self.has_other_clock = False
         self._shift = 0
@@ -128,7 +128,7 @@ class JitDumpParser:
     def parse(self, text: bytes, left: int) -> Parsed[Record]:
         """Parse the next piece: the bytes after the last byte consumed.
 
-        ``left`` is the number of bytes in the file from the start of ``text`` on. Raises
+        ``left`` is the size of the rest of the file, which begins with ``text``. Raises
         ``NotADumpError`` if the header is invalid.
         """
         records: list[Record] = []
@@ -165,7 +165,7 @@ class JitDumpParser:
     def _parse_record(
         self, kind: int, time_ns: int, text: bytes, at: int, end: int
     ) -> Record | None:
-        """Parses a record about this process; raises ``ValueError`` if it is damaged."""
+        """Parses a record of this process. Raises ``ValueError`` if the record is damaged."""
         if kind == _LINES:
             self._lines = text[at:end]
         elif kind == _CLOSE:
@@ -223,7 +223,7 @@ _Entry = tuple[int, int, bytes]
 
 
 def _split(body: bytes, count: int) -> list[_Entry]:
-    """Splits a debug-info record into line entries. Raises ``ValueError`` and ``struct.error``."""
+    """Splits a debug-info record. Raises ``ValueError`` or ``struct.error`` if it is damaged."""
     entries = []
     at, file = _TABLE.size, b""
     for _ in range(min(count, len(body) // _ENTRY.size)):
@@ -238,7 +238,7 @@ def _split(body: bytes, count: int) -> list[_Entry]:
 
 
 def _split_evenly(body: bytes, count: int, name: bytes) -> list[_Entry]:
-    """Splits a record of V8 whose lines are all in the function's file (``JS:*f a.js:1:13``).
+    """Splits a V8 record whose lines are all in the function's file (``JS:*f a.js:1:13``).
 
     Returns an empty list if the lengths of file names do not match. V8 may write file names after
     freeing them, but their lengths are still valid.
@@ -269,7 +269,7 @@ def _place(lines: bytes, row: int) -> tuple[int, int, int]:
 
 def _check(start: int, size: int) -> None:
     if size > MAX_CODE_BYTES or start + size > ADDRESS_LIMIT:
-        raise ValueError("the code has an impossible size")
+        raise ValueError("the code size is out of range")
 
 
 class JitDump(JitFile[Record]):
@@ -292,7 +292,7 @@ class JitDump(JitFile[Record]):
         self._is_mapped = True
         self._shift_ns = 0  # offset of the file's clock from this process's clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # time suspended since the last update, perhaps only after a record
+        self._slack_ns = 0  # time suspended since the last update, which may be after a record
 
     def update(self, now_ns: int) -> bool:
         """Reads new data; see :meth:`JitFile.update`."""
@@ -379,9 +379,9 @@ class JitDump(JitFile[Record]):
 
 
 def find_dump(maps: bytes, pid: int) -> MemoryMapping | None:
-    """Finds the mapping that announces a process's dump in the content of ``/proc/PID/maps``.
+    """Finds the mapping of a process's dump in the content of ``/proc/PID/maps``.
 
-    ``pid`` is the pid in the namespace of the process.
+    ``pid`` is the pid in the process's pid namespace.
     """
     for mapping in parse_mappings(maps, only_code=True):
         named = _NAME.search(mapping.path)

@@ -1,4 +1,4 @@
-"""Opens the source lines of each file with symbolic or drgn."""
+"""Opens the source lines of a file with symbolic or drgn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 class LineTables:
     """Opens files with symbolic, or with drgn if symbolic can read them only in part. Thread-safe.
 
-    ``use_drgn`` must be False if threads that must not block look up lines.
+    ``use_drgn`` must be False if lines are looked up in threads that must not block.
     """
 
     def __init__(self, symbolic: SymbolicLines, *, use_drgn: bool = True) -> None:
@@ -27,9 +27,9 @@ class LineTables:
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
         """Open the lines of a file, or of its debug file; the caller closes them.
 
-        Lookups take microseconds, but longer if the DWARF is split or shared with other files; see
-        :class:`DrgnLines`. Raises :class:`LinesError`, or :class:`ElfError` if the file cannot be
-        read.
+        Lookups take microseconds. They take longer if the DWARF is split or shared with other
+        files; see :class:`DrgnLines`. Raises :class:`LinesError`, or :class:`ElfError` if the file
+        cannot be read.
         """
         table = self._symbolic.open(source)
         if table.is_partial and self._use_drgn:

@@ -47,13 +47,13 @@ MAX_WAITING: Final = 256
 """Limit on queued files, each of which holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU for reading, after a burst of up to a second."""
+"""Long-term share of one CPU for reading; a burst may take 1 s."""
 _UNUSED_WEIGHT: Final = 4
 """Factor by which the size of an unused table is multiplied to choose tables to evict."""
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner of all code without files. The processes alternate within its turns."""
+"""Queue owner of all code without files. Its turns alternate between processes."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class SymbolLoader(ForkAware):
     Files with the same build ID and file ID are read only once, for all processes.
 
     Args:
-        code: names code that is not in a file; closed with the loader. None leaves it without
+        code: names code that is not in a file; closed with the loader. If None, such code has no
             names.
         reopen: reopens an evicted file that is needed again; returns None on failure.
         max_bytes: memory limit for tables and for reading. Large tables and tables not used
@@ -117,7 +117,7 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with new names, and every 30 s to force new lookups."""
+        """Returns a number that grows with new names, and every 30 s, to repeat lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
@@ -126,9 +126,9 @@ class SymbolLoader(ForkAware):
         """Queue a file; returns immediately.
 
         ``content`` is the open file, which the caller closes, or its image in memory. ``owner`` is
-        the pid of a process that has mapped the file; processes take turns.
+        the pid of a process that has mapped the file. Processes take turns.
         """
-        # Files without a build id may differ in parts that their hash does not cover.
+        # Files without a build id may differ in bytes that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
         size, modified_ns = content[1:] if isinstance(content, OpenFile) else (0, 0)
         wanted = WantedFile(key, details, owner, size, modified_ns)
@@ -166,7 +166,7 @@ class SymbolLoader(ForkAware):
                 self._unread -= 1
                 dropped.file.postpone(self._now_ns())
                 self._dropped += 1
-            else:  # JIT code, which is requested again
+            else:  # JIT code, which will be requested again
                 self._code_waits = False
         self._start()
         self._changed.notify_all()
@@ -220,7 +220,7 @@ class SymbolLoader(ForkAware):
             self._changed.wait_for(lambda: not self._waiting and not self._reading, timeout_s)
 
     def counts(self) -> LoaderCounts:
-        """Returns the numbers of files by the outcome of reading their symbols."""
+        """Returns the number of files for each outcome of reading their symbols."""
         with self._changed:
             return LoaderCounts(
                 self._loaded,
@@ -363,7 +363,7 @@ class SymbolLoader(ForkAware):
         self._settle(waiting, names, self._thread_ns() - began_ns)
 
     def _give_up(self, waiting: Waiting) -> None:
-        """Postpone a file whose debug-file search hangs. It is read later, without a debug file."""
+        """Postpone a file whose debug-file search hangs. Later, it is read without a debug file."""
         file = waiting.file
         if file.reading is waiting:
             self._unread -= 1
@@ -401,8 +401,8 @@ class SymbolLoader(ForkAware):
     def _make_space(self, new: QueuedFile | None = None) -> None:
         """Evict tables until the others and the memory held by reading fit the limit.
 
-        Large tables are evicted first, so that they do not displace many small ones. A table that
-        has not been used since the last eviction is ranked as if it were larger than it is.
+        Large tables are evicted first, so that they do not displace many small ones. A table not
+        used since the last eviction ranks as if it were larger than it is.
         """
         with self._changed:
             if self._bytes + self._budget.held_bytes <= self._max_bytes:

@@ -1,4 +1,4 @@
-"""Counts of files by the outcome of reading their symbols."""
+"""Counts files by the outcome of reading their symbols."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class LoaderCounts(NamedTuple):
 
     Attributes:
         loaded: files that were read, even if evicted later.
-        refused: files that are damaged, too large or unreadable. A file counts once, however often
-            it is tried. This also applies to ``gone`` and to each reason in ``lines_refused``.
+        refused: files that are damaged, too large or unreadable. Retries are counted neither here
+            nor in ``gone`` or ``lines_refused``.
         dropped: files that were not read because the queue was full. They are requested again if
             needed.
         evicted: files whose symbols were dropped from memory to make room for others.
-        gone: files that could not be reopened when needed again, because no visible process maps
-            them and the files at their paths are different. They are retried at growing intervals.
+        gone: files that could not be reopened, because no visible process maps them and their paths
+            lead to other files. They are retried at growing intervals.
         pending: files waiting to be read.
         bytes: memory used by the symbol tables of all loaded files.
         cpu_ns: CPU time that this process spent on reading.

@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time until files on an unresponsive device are read again."""
-_AGAIN_NS: Final = 500_000_000  # an evicted file's second delay; the first is 0, later ones double
+_AGAIN_NS: Final = 500_000_000  # an evicted file's second delay, which then doubles; the first is 0
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """Result for a file whose names are missing and will not be read."""
@@ -32,12 +32,12 @@ class SymbolsRefused(Exception):  # noqa: N818 - an outcome, not a failure
 
 
 class QueuedFile:
-    """A file's symbol names, or the reason why it has none; shared by all identical files.
+    """A file's symbol names, or the reason why there are none; shared by all identical files.
 
     Attributes:
         used: whether the names were used since the last eviction.
         again_ns: time at which the file may be read again after a failure or an eviction.
-        reading: the file's queue entry; results of other entries are ignored.
+        reading: the file's queue entry. Results of earlier entries are ignored.
     """
 
     __slots__ = ("_doublings", "_failures", "again_ns", "names", "reading", "used")
@@ -57,11 +57,11 @@ class QueuedFile:
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the file is not queued, and reading it again may yield more."""
+        """Returns whether the file is not queued and may yield more when it is read again."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
-        """Record why the file could not be read; returns whether this is the first such failure."""
+        """Record why the file could not be read. Returns whether this is the first such failure."""
         is_first = failure not in self._failures
         self._failures |= {failure}
         return is_first
@@ -91,7 +91,7 @@ def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
 
 
 class Entry(NamedTuple):
-    """A file's entry under one of its keys, and how to open it or an identical file."""
+    """A file's entry under one of its keys, and how to reopen the file or an identical one."""
 
     file: QueuedFile
     wanted: WantedFile
@@ -119,9 +119,10 @@ class FileReader:
     def read(
         self, waiting: Waiting, begin_search: Callable[[], bool]
     ) -> FileSymbols | NamedAddress:
-        """Reads and closes a file. Returns ``EVICTED`` if it cannot be reopened.
+        """Reads and closes a file. Returns ``EVICTED`` if the file cannot be reopened.
 
-        Raises ``SymbolsRefused``, or ``OSError`` if the file cannot be read.
+        Raises ``SymbolsRefused`` if the symbols cannot be used, or ``OSError`` if the file cannot
+        be read.
         """
         content, owner = waiting.content, waiting.wanted.owner
         if content is None:
@@ -137,7 +138,10 @@ class FileReader:
             close_content(content)
         if names.nbytes > self._max_bytes:
             size, limit = names.nbytes >> 20, self._max_bytes >> 19
-            raise SymbolsRefused(f"they take {size} MiB, more than half of the limit of {limit}")
+            raise SymbolsRefused(
+                f"the symbols take {size} MiB, more than half of the limit of {limit} MiB; "
+                "raise max_user_symbol_megabytes"
+            )
         return names
 
 

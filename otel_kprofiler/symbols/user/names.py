@@ -30,19 +30,19 @@ from otel_kprofiler.symbols.user.sources import SymbolSources
 
 MAX_FILE_BYTES: Final = 1 << 30
 _LINE_SHARE: Final = 8
-"""Memory limit of a process that converts DWARF, as a multiple of symbol memory."""
+"""Memory limit of a process that converts DWARF, as a multiple of ``max_bytes``."""
 _WORKERS: Final = {"names": 1, "lines": 2}  # converting DWARF takes seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSymbolSettings:
-    """Settings for the details of user frames beyond file and address.
+    """Settings for naming the functions and lines of user frames.
 
     Attributes:
         detail: which details to read; ``lines`` also includes names and inlined functions.
-        max_bytes: memory limit for symbols. Up to three quarters of it may be used to read files;
-            large tables are evicted if necessary. A process that converts DWARF may use eight times
-            this limit, but at most half of the memory that the cgroup has left.
+        max_bytes: memory limit for symbols. Up to three quarters of the limit may be used to read
+            files, for which large tables are evicted if necessary. A process that converts DWARF
+            may use eight times this limit, but at most half of the memory that the cgroup has left.
         cpu_share: share of one CPU for reading symbols, in CPU seconds per second.
         may_block: whether lookups may take seconds; False omits source lines in split DWARF.
     """
@@ -56,7 +56,7 @@ class UserSymbolSettings:
 def open_user_names(
     settings: UserSymbolSettings, code_sink: CodeSink | None = None
 ) -> SymbolLoader | None:
-    """Opens the loader that names user frames; None if disabled. The caller closes it.
+    """Opens the loader that names user frames, which the caller closes; None if disabled.
 
     Raises ``DependencyError`` if symbolic, which reads source lines, is not installed.
     """
@@ -112,5 +112,6 @@ def _open(content: OpenFile | bytes) -> Source:
         return ImageSource(content)
     if content.size > MAX_FILE_BYTES:
         limit = MAX_FILE_BYTES >> 20
-        raise SymbolsRefused(f"the file has {content.size >> 20:,} MiB, more than {limit:,}")
+        size = content.size >> 20
+        raise SymbolsRefused(f"the file has {size:,} MiB, more than the limit of {limit:,} MiB")
     return FileSource(content.fd, content.size)

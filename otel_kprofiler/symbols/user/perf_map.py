@@ -13,8 +13,8 @@ under these rules:
   first read, the new name from the second read on, and no name in between.
 
 New code therefore never gets an old name, provided that the writer lists functions before it calls
-them, as all writers above do. If a writer buffers its lines, old names may be shown until it
-flushes them. Old names also remain if unlisted code takes the place of freed code.
+them, as all writers above do. Until a writer flushes buffered lines, old names may be shown. Old
+names also remain if unlisted code takes the place of freed code.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from otel_kprofiler.symbols.user.jit_table import MAX_CODE_BYTES, JitCode
 
 _LONGEST_LINE: Final = 64 * 1024
 _TAIL_BYTES: Final = 256  # bytes compared to detect a rewritten file
-_FILE_TIME_NS: Final = 20_000_000  # file times have the resolution of a kernel tick
+_FILE_TIME_NS: Final = 20_000_000  # file times are as coarse as a kernel tick
 _LINE: Final = re.compile(
     rb"^(?:0x)?([0-9a-fA-F]{1,16})[ \t]+(?:0x)?([0-9a-fA-F]{1,16})[ \t]+([^\n]+)$", re.MULTILINE
 )
 
 
 class PerfMapLines(NamedTuple):
-    """The functions in the order of their lines, and the number of malformed lines."""
+    """The functions in line order, and the number of malformed lines."""
 
     codes: list[JitCode]
     damaged: int
@@ -99,8 +99,8 @@ class PerfMap(JitFile[JitCode]):
 def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> int:
     """Open the map of a process in ``/tmp`` as the process sees it, else in the host's ``/tmp``.
 
-    The map must be a regular file owned by the process's user or root, not world-writable, and
-    written since the process started. Otherwise, raises ``OSError``.
+    Raises ``OSError`` unless the map is a regular file that is owned by the process's user or root,
+    not world-writable, and written since the process started.
     """
     writer = read_writer(process, files)
     began_ns = process.start_time_ns or 0

@@ -30,8 +30,8 @@ _MAX_LIKELY: Final = 64
 class WantedFile(NamedTuple):
     """A file that may have to be reopened.
 
-    ``owner`` is the pid of a process that has mapped the file, and ``modified_ns`` the Unix time of
-    the last write. Unknown values are 0.
+    ``owner`` is the pid of a process that has mapped the file, and ``modified_ns`` the Unix time at
+    which it was last written. Unknown values are 0.
     """
 
     key: FileKey
@@ -44,9 +44,9 @@ class WantedFile(NamedTuple):
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
     """Reopen a file through a process that maps it, even if the file was deleted.
 
-    The opened file has the same inode number, size, modification time, hash and build id. If no
+    The opened file matches in inode number, size, modification time, hash and build id. If no
     visible process maps the file, the file at its path is opened if it has the same hash and build
-    id. Returns the file, which the caller closes, the image of the vDSO, or None.
+    id. Returns the file (which the caller closes), the vDSO's image, or None.
     """
     details = wanted.details
     if details.path == VDSO_NAME:
@@ -79,8 +79,8 @@ def _is_same(file: OpenFile, details: FileDetails) -> bool:
 def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRequest]:
     """Yields requests to open the file through processes that map it, the most reliable first.
 
-    On overlayfs, the kernel shows a device other than the inode's (file_user_inode(),
-    include/linux/fs.h). Requests that match only by inode number and path therefore come last.
+    On overlayfs, maps show a device other than the inode's (file_user_inode(), include/linux/fs.h).
+    Requests that match only by inode number and path therefore come last.
     """
     key, modified = wanted.key, modification_time(wanted.modified_ns)
     likely: list[FileRequest] = []
@@ -108,7 +108,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
-    """Yields pids: ``first``, then the others from the highest, until CPU time is used up."""
+    """Yields pids: ``first``, then the others from the highest, within the CPU time limit."""
     if first:
         yield first
     began_ns = time.thread_time_ns()

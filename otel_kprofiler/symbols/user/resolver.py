@@ -34,7 +34,7 @@ from otel_kprofiler.symbols.resolver import Stateless
 from otel_kprofiler.symbols.user.file import NOT_ASKED, NamedAddress
 
 MAX_FRAMES_CACHED: Final = 8_192
-"""Default limit on cached stack words and frames. Each new process adds stack words."""
+"""Default limit on cached stack words and frames. Each new process adds words."""
 MAX_MAPPINGS_CACHED: Final = 8_192
 _PAGE_BYTES: Final = 4096
 _WORD_MASK: Final = (1 << 64) - 1
@@ -54,7 +54,7 @@ _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROP
 
 
 _Place = int | tuple[int, str]
-"""A file offset, with the unwind method if that does not prove that the frame is the caller."""
+"""A file offset, with the unwind method if this does not prove that the frame is the caller."""
 
 
 class UserNames(Protocol):
@@ -70,13 +70,13 @@ class UserNames(Protocol):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each loaded file, and when lookups must be repeated."""
+        """Returns a number that grows when a file is loaded or lookups must be repeated."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
         """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at a process's address outside files, at boottime ``at_ns``."""
+        """Returns the functions at an address outside files in a process, at boottime ``at_ns``."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all pending symbols, for at most ``timeout_s``."""
@@ -93,7 +93,7 @@ class _KnownFile:
         self._name = name
         self._whole = make_module(details, None)
         self._parts = [(text, make_module(details, text)) for text in details.texts]
-        # Frames used since the last call of forget(), and frames last used before that call.
+        # Frames used since the last call to forget(), and frames last used earlier.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
         # The same for frames that may get names or source lines later.
@@ -137,7 +137,7 @@ class _KnownFile:
     def forget(self) -> int:
         """Forget frames not used since the last call, and return the number of frames left.
 
-        Looks up the name of a used frame again, so that the symbols of a file in use stay loaded.
+        Looks up one of the used frames again, so that the symbols of a file in use stay loaded.
         """
         used = self.final or self._interim
         if self._name and used:
@@ -177,7 +177,7 @@ class _Words(dict[int, Frame]):
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
-        # With too many mappings, a frame without a mapping may be in a file.
+        # If there are too many mappings, a frame without one may be in a file.
         is_complete = has_files and len(mappings) < NO_MAPPING
         outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
@@ -188,7 +188,7 @@ class _Words(dict[int, Frame]):
     def __missing__(self, word: int) -> Frame:
         mapping = self._mappings[word >> ADDRESS_BITS & NO_MAPPING]
         if word >> SOURCE_BITS == _BY_TABLE and mapping.file:
-            # Most lookups for a new process are answered here: its files have new addresses, but
+            # Most lookups for a new process are answered here. Its files have new addresses, but
             # their frames are cached.
             offset = (word & _ADDRESS_MASK) - 1 - mapping.bias & _WORD_MASK
             frame = mapping.file.final.get(offset)
@@ -219,7 +219,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the names read so far; the same object until it changes."""
+        """Returns the side with the names read so far; the same object until a name is added."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -278,7 +278,7 @@ class UserResolver(Stateless):
     """Resolves the user side of stacks; never waits for files.
 
     Args:
-        files: details of files, which the table store adds when a file is first sampled.
+        files: details of files. The table store adds a file when it is first sampled.
         names: looks up function names; closed with the resolver. None leaves frames as addresses.
     """
 
@@ -295,15 +295,15 @@ class UserResolver(Stateless):
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
         self._has_files = False  # with frame pointers alone, stacks have no files
-        self._kept = 0  # number of cached words (each has at most one frame) and older frames
+        self._kept = 0  # number of cached words, each with at most one frame, and of older frames
 
     @property
     def version(self) -> int:
-        """Returns a number that grows when files are added, and when lookups must be repeated."""
+        """Returns a number that grows when a file is added or lookups must be repeated."""
         return self._known.version + (self._names.version if self._names else 0)
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide | _SideWithCode:
-        """Resolves a user stack. The result is provisional while one of its files is unknown."""
+        """Resolves a user stack. The result is provisional while a file of the stack is unknown."""
         version = self.version
         side, words = self._find(raw)
         unknown = words.pending
@@ -318,7 +318,7 @@ class UserResolver(Stateless):
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Returns the side from the files added so far, and the cached words of its mappings."""
+        """Returns the side as of now, and the cached words of the stack's mappings."""
         if self._kept >= self._max_frames:
             self._forget()
         if not self._has_files and self._known.version:

@@ -22,7 +22,7 @@ _HEX: Final = re.compile("[0-9a-f]*_")
 
 _MAX_DEPTH: Final = 100
 _MAX_STEPS: Final = 20_000
-"""Maximum number of elements in a name. An element counts once per reference to it."""
+"""Maximum number of elements in a name. An element counts each time it is referenced."""
 MAX_CHARS: Final = 1 << 14
 """Maximum number of characters in a readable name."""
 _BASE_62: Final = {
@@ -73,7 +73,7 @@ class _Printer:
     def run(self) -> str:
         self._path(in_value=True)
         text = "".join(self._out)
-        if self._at < len(self._body):  # the crate that the code was generated for
+        if self._at < len(self._body):  # the crate for which the code was generated
             self._path(in_value=False)
         if self._at < len(self._body):
             raise _DamagedError
@@ -188,7 +188,7 @@ class _Printer:
             raise _DamagedError
 
     def _qualified_path(self, tag: str) -> None:
-        if tag != "Y":  # path of the impl: not printed
+        if tag != "Y":  # the path of the impl is not printed
             self._optional_number("s")
             out, self._out = self._out, []
             self._path(in_value=False)
@@ -209,7 +209,7 @@ class _Printer:
             self._type()
 
     def _lifetime(self, index: int) -> None:
-        """Prints a lifetime: 0 means erased; others count bound ones from the innermost."""
+        """Prints a lifetime. 0 means erased; others count bound lifetimes from the innermost."""
         if not index:
             self._print("'_")
             return
@@ -303,7 +303,7 @@ class _Printer:
         self._print(">" if is_open else "")
 
     def _open_path(self) -> bool:
-        """Prints a path with generic arguments; returns whether their list is still open."""
+        """Prints a path with generic arguments. Returns whether the argument list is still open."""
         if self._eat("B"):
             opened = []
             self._backref(lambda: opened.append(self._open_path()))

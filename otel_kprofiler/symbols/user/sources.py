@@ -46,7 +46,7 @@ class LineReader(Protocol):
     """Reads source lines and inlined functions."""
 
     def open(self, source: FileSource, path: str, alternate: FileSource | None = None) -> LineTable:
-        """Opens the lines of a file, or of its debug file. Raises ``KProfilerError`` on failure.
+        """Opens the lines in a file or its debug file. Raises ``KProfilerError`` on failure.
 
         ``alternate`` is the alternate debug file written by dwz(1).
         """
@@ -63,10 +63,10 @@ class SymbolSources:
     """Reads function names from a file and its debug file. Thread-safe.
 
     Attributes:
-        finders: find debug files, in this order; None for :func:`find_installed`.
+        finders: find debug files, in order of preference; None for :func:`find_installed`.
         lines: reads source lines and inlined functions; None to read only function names.
         max_section_bytes: size limit for each section.
-        begin_search: called before debug files are searched for; returns whether to search.
+        begin_search: called before a search for debug files, and returns whether to search.
         budget: memory budget for reading names, one file at a time; no limit by default.
     """
 
@@ -125,10 +125,10 @@ class SymbolSources:
     def read(
         self, source: Source, elf: ElfFile, details: FileDetails, root: str = ""
     ) -> FileSymbols:
-        """Reads the symbols of a file, which is not needed afterwards. Raises ``KProfilerError``.
+        """Reads a file's symbols. Raises ``KProfilerError`` if they cannot be used.
 
-        ``root`` is the root directory of a process that has mapped the file; empty for this
-        process's root.
+        The file is not needed afterwards. ``root`` is the root directory of a process that has
+        mapped the file; empty for this process's root.
         """
         own = _section_names(source, elf)
         with ExitStack() as opened:
@@ -154,7 +154,7 @@ class SymbolSources:
         return FileSymbols(functions, self.demangle, lines, problem, lines_may_come=may_pass)
 
     def find_debug_files(self, wanted: WantedDebugFile) -> Iterator[DebugFile]:
-        """Yields the debug files that the finders open, in order; the caller closes each file."""
+        """Yields the debug files that the finders open, in order. The caller closes each file."""
         if not self.begin_search():
             return
         for finder in find_installed() if self.finders is None else self.finders:

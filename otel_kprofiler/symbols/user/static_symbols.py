@@ -39,19 +39,19 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Limit on the decompressed ``.gnu_debugdata``, and on the memory for decompressing it."""
 _UNPACKING: Final = 2.25
-"""Memory for decompression per byte of its limit: dictionary, and result with spare capacity."""
+"""Memory for decompression, per byte of its limit: the dictionary, and the result's capacity."""
 _PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step
 _COVERED_BYTES: Final = 28
 """Memory used by a symbol while :class:`_Covered` is built."""
 _VALUE_BYTES: Final = 160
-"""Memory used by an address in two sets."""
+"""Memory used by an address that is in two sets."""
 _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads the symbols meant for debuggers. Each source fills the gaps left by earlier sources."""
+    """Reads the symbols meant for debuggers. Each source fills the gaps that earlier ones leave."""
 
     def __init__(
         self,
@@ -151,9 +151,9 @@ def _covered_bytes(tables: list[Symbols]) -> int:
 def _have_holes(
     tables: list[Symbols], bounds: Bounds, sections: list[Section], budget: ReadingBudget
 ) -> bool:
-    """Returns whether unwind information lists a function without a symbol, except PLT stubs.
+    """Returns whether unwind information lists a function, other than a PLT stub, without a symbol.
 
-    The middle of each function is compared, because some entries begin a byte before the function.
+    The middle of each function is looked up, because some entries begin a byte before the function.
     """
     if not bounds.starts:
         return False
@@ -183,7 +183,8 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
             if decompressor.needs_input and not part:
                 raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is cut off")
             rest = rest[len(part) :]
-            # Decompressing all at once holds the result twice while its parts are joined.
+            # Decompressing all at once would hold two copies of the result while its parts are
+            # joined.
             content += decompressor.decompress(part, _PIECE_BYTES)
     except (lzma.LZMAError, MemoryError) as error:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f".gnu_debugdata: {error}") from error

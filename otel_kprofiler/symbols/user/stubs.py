@@ -19,13 +19,13 @@ from otel_kprofiler.symbols.user.budget import ReadingBudget
 from otel_kprofiler.symbols.user.symbol_tables import SymbolTable
 
 MAX_STUB_BYTES: Final = 1 << 20
-"""Size limit of a stub section. The section in libLLVM-14 has 8 KiB."""
+"""Size limit of a stub section. libLLVM-14's section has 8 KiB."""
 _MAX_NAME_BYTES: Final = 1024
 _PART_BYTES: Final = 24 << 12  # relocations read at a time
 _STUB_MEMORY: Final = 40
 """Memory used per byte of a stub section. Each stub takes two tuples of numbers and two keys."""
 _NAME_FACTOR: Final = 3
-"""Number of copies of a name: the name itself, in the names of all stubs, and in the table."""
+"""Number of copies of a name: in its stub, among the names of all stubs, and in the table."""
 _RELOCATION: Final = struct.Struct("<QIIq")  # slot, type, symbol, addend (Elf64_Rela)
 _SYMBOL: Final = struct.Struct("<I20x")
 _DYNAMIC: Final = struct.Struct("<qQ")
@@ -41,7 +41,7 @@ _A64_STUB: Final = re.compile(
     re.DOTALL,
 )
 _A64_WORD_BYTES: Final = 4
-_A64_PAGE_BYTES: Final = 4096  # unit of adrp, regardless of the kernel's page size
+_A64_PAGE_BYTES: Final = 4096  # adrp's unit, regardless of the kernel's page size
 _PUSH: Final = re.compile(rb"\xf3\x0f\x1e\xfa\x68(?P<index>....)\xf2?\xe9", re.DOTALL)
 
 
@@ -77,7 +77,7 @@ def read_stubs(
 ) -> list[Stub]:
     """Reads the stubs of a file; empty for machines other than x86-64 and arm64.
 
-    The relocations refer to ``symbols``, which is ``.dynsym``. Raises ``ElfError`` if a section is
+    ``symbols`` is ``.dynsym``, to which the relocations refer. Raises ``ElfError`` if a section is
     damaged, has more than ``limit`` bytes, or exceeds the budget.
     """
     find = _FINDERS.get(elf.machine)

@@ -30,10 +30,10 @@ SHT_SYMTAB, SHT_DYNSYM = 2, 11
 SHF_EXECINSTR: Final = 4
 ENTRY_BYTES: Final = 24
 MAX_TABLE_BYTES: Final = 32 << 20
-"""Size limit of a symbol table, which suffices for 1.4 million symbols."""
+"""Size limit of a symbol table, enough for 1.4 million symbols."""
 COLUMN_BYTES: Final = 21
 """Memory used by a symbol in :class:`Symbols`, without its name."""
-_RUN: Final = 1 << 14  # number of symbols sorted at once
+_RUN: Final = 1 << 14  # symbols per sorted run
 _SORT_BYTES: Final = 96
 """Memory used per symbol in the run that is sorted."""
 _PICKED: Final = 1 << 12
@@ -74,10 +74,10 @@ class Symbols(NamedTuple):
 def read_table(
     source: Source, sections: list[Section], kind: int, limit: int, budget: ReadingBudget
 ) -> SymbolTable | None:
-    """Reads a symbol table with its names; None if it is missing or empty.
+    """Reads a symbol table with its names; None if the table is missing or empty.
 
     ``kind`` is ``SHT_SYMTAB`` or ``SHT_DYNSYM``. Raises ``ElfError`` if the table is damaged, or if
-    it or its names have more than ``limit`` bytes.
+    the table or its names have more than ``limit`` bytes.
     """
     table = next((section for section in sections if section.kind == kind), None)
     content = (
@@ -103,7 +103,7 @@ def read_table(
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
     """Parses the symbols that may name code, without their versions (``@GLIBC_2.34``).
 
-    Keeps the whole string table, which takes more memory but fewer copies than picking names.
+    Keeps the whole string table, which takes more memory, but fewer copies, than selecting names.
     Raises ``ElfError`` if the symbols exceed the budget.
     """
     content, names, code = table
@@ -156,7 +156,7 @@ def _pick_code(content: bytes, code: frozenset[int]) -> bytes:
 
 
 def _one_of(column: bytes, wanted: Collection[int]) -> int:
-    """Returns an integer with a byte for each value of a column: 1 if it is in ``wanted``."""
+    """Returns an integer with a byte per value of a column: 1 if the value is in ``wanted``."""
     flags = bytearray(256)
     for value in wanted:
         flags[value] = 1
@@ -164,12 +164,12 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Returns the bytes needed to sort ``count`` symbols, besides four bytes per symbol."""
+    """Returns the bytes needed to sort ``count`` symbols, excluding four bytes per symbol."""
     return _SORT_BYTES * min(count, _RUN)
 
 
 def sort_symbols(values: array[int]) -> array[int]:
-    """Returns the indices of the symbols, sorted by value. Sorts in runs to limit memory."""
+    """Returns the symbols' indices, sorted by value. Sorts runs of symbols to limit memory."""
     count = len(values)
     # A list keeps all its integers in memory, so it is used only for a single run.
     get = (values.tolist() if count <= _RUN else values).__getitem__

@@ -1,8 +1,8 @@
-"""Reads SymCaches, which contain the source lines and inlined functions of one file by address.
+"""Reads SymCaches, which contain the source lines and inlined functions of one file.
 
 The format is version 9 of symbolic's ``symbolic-symcache`` (``src/v9/raw.rs`` in
-https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. It is read in
-place, so a lookup touches a few pages of the mapped file.
+https://github.com/getsentry/symbolic), which consists of 32-bit little-endian words. The data is
+read in place, so a lookup touches a few pages of the mapped file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
 """Limit on functions at an address, for damaged files. Compilers inline far fewer functions."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
-"""Limit on cached names and paths of all files; a character takes up to four bytes."""
+"""Limit on the characters of all cached names, and of all paths, at up to four bytes each."""
 _ENTRY_CHARACTERS: Final = 200
 """Memory used by an entry without its text, as a number of characters."""
 _MAX_STRING_BYTES: Final = 8192
@@ -61,7 +61,7 @@ class SymCache:
         self.is_partial = is_partial
         view = memoryview(data)
         if len(view) < _HEADER.size:
-            raise ValueError("it is too short")
+            raise ValueError("it is shorter than its header")
         magic, version, *counts = _HEADER.unpack_from(view)
         if magic != b"SYMC" or version != VERSION:
             raise ValueError(f"unsupported format: magic {magic!r}, version {version}")
@@ -82,7 +82,7 @@ class SymCache:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first.
 
-        Empty if there are none, or if the data adds nothing to symbol tables.
+        Returns nothing if there are no functions, or if the data adds nothing to symbol tables.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:
@@ -138,7 +138,7 @@ class SymCache:
         return path
 
     def _string(self, offset: int) -> str:
-        """Reads a string after its length (LEB128)."""
+        """Reads a string, which follows its length (LEB128)."""
         length = shift = 0
         while offset < len(self._strings):
             byte = self._strings[offset]

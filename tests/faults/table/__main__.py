@@ -39,12 +39,12 @@ def main() -> int:
         prog="python -m tests.faults.table", description="Make the table of faults, as root."
     )
     parser.add_argument("words", nargs="*", help="words in scenarios' kinds or names")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="file of results, as JSON lines")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="file for the results (JSON lines)")
     parser.add_argument("--fresh", action="store_true", help="also run scenarios that have rows")
     parser.add_argument("--together", type=int, default=5, help="concurrent agents (%(default)s)")
     parser.add_argument("--seconds", type=float, help="no scenario starts later than this")
     parser.add_argument("--list", action="store_true", help="print the scenarios and exit")
-    parser.add_argument("--write", action="store_true", help="write the results into the pages")
+    parser.add_argument("--write", action="store_true", help="write the results into docs")
     options = parser.parse_args()
     scenarios = load()
     chosen = [

@@ -20,7 +20,7 @@ from tests.faults.table.scenario import Scenario
 from tests.faults.table.usage import Peak
 
 BASELINE_S = 75
-WARM_UP_S = 1.5  # reading the control program's symbols
+WARM_UP_S = 1.5  # the time to read the control program's symbols
 UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
@@ -130,7 +130,7 @@ def _suffer(run) -> None:
             run.end_measuring()
     code = run.process.poll()
     if code is not None:
-        raise RuntimeError(f"the agent has ended with {code}")
+        raise RuntimeError(f"the agent has exited with {code}")
 
 
 def _finish(run) -> None:

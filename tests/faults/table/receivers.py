@@ -76,7 +76,7 @@ class Request:
 
 
 class GrpcReceiver:
-    """Receives over gRPC; until healed, ``answer`` responds to (receiver, request, context)."""
+    """Receives over gRPC; until it is healed, ``answer(receiver, request, context)`` responds."""
 
     exporter = "otlp_grpc"
 

@@ -132,7 +132,7 @@ class Run(Programs):
         self.wait_until(lambda: (self.get_status() or {}).get("status") == "sampling", READY_S)
 
     def wait_until(self, condition, seconds: float, what="it is ready") -> None:
-        """Waits for a condition; raises RuntimeError if the agent exits, TimeoutError if late."""
+        """Waits for a condition; raises TimeoutError, or RuntimeError if the agent exits."""
         deadline = time.monotonic() + seconds
         while not condition():
             if self.process.poll() is not None:
@@ -226,7 +226,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a kind of sample, and the difference in its accounts.
+        """Returns an exporter's counts for a sample kind, and the difference from its accounts.
 
         Samples are compared with the printed accounts. They are also compared with the accounts in
         the data if these are complete: the end of a stream may be missing because the spool was

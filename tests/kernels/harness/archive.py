@@ -50,7 +50,7 @@ class Archive:
         call(["apt-get", *self.options, "-o", "APT::Update::Error-Mode=any", "update"])
 
     def dependencies(self, package: str, pattern: str) -> list[str]:
-        """Returns matching dependencies; raises MatrixError if the package is unknown to apt."""
+        """Returns a package's matching dependencies; raises MatrixError if apt does not know it."""
         wanted = re.compile(r"^\s*\|?Depends: (" + pattern + r")$", re.MULTILINE)
         return wanted.findall(call(["apt-cache", *self.options, "depends", package]))
 

@@ -57,7 +57,7 @@ class DebianKernel:
         release: the code name of the Debian release that has it; empty for this machine's release.
         boots: the names of the boots in which it is tested; empty for all.
         tests: the test files to run; empty for all.
-        machine: ``release`` must be given if this differs from the host's.
+        machine: the machine type; if it differs from the host's, ``release`` must be given.
     """
 
     name: str
@@ -251,7 +251,7 @@ def _find_dependency(archive: Archive, package: str, pattern: str) -> str:
         result = archive.dependencies(package, pattern)
     except MatrixError as error:
         if os.geteuid():
-            raise MatrixError(f"apt knows no {package}", "run: sudo apt-get update") from error
+            raise MatrixError(f"apt does not know {package}", "run: sudo apt-get update") from error
         archive.update()
         result = archive.dependencies(package, pattern)
     if not result:

@@ -101,7 +101,7 @@ def _make_root(archive: Archive, root: Path) -> None:
     archive.unpack(_PACKAGES, root)
     for name in ("dev", "proc", "run", "sys", "tmp"):
         (root / name).mkdir(exist_ok=True)
-    # Created by package scripts, which are not run.
+    # ``sh`` is created by package scripts, which are not run.
     if not (root / "usr/bin/sh").exists():
         (root / "usr/bin/sh").symlink_to("dash")
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
@@ -115,7 +115,7 @@ def _install_wheels(machine: Machine, requirements: Sequence[str], root: Path) -
     command += [f"--python-version={_PYTHON}", "--implementation=cp"]
     command += [f"--target={root}/usr/lib/python3/dist-packages", *requirements]
     call(command)
-    # Bytecode for the guest, where compilation takes minutes.
+    # Compile bytecode here, since this takes minutes in the guest.
     if sys.version_info[:2] == tuple(map(int, _PYTHON.split("."))):
         compiled = [f"{root}/usr/lib/python{_PYTHON}", f"{root}/usr/lib/python3/dist-packages"]
         options = ["-q", "--invalidation-mode=unchecked-hash", "-s", str(root), "-p", "/"]

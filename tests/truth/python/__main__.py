@@ -27,10 +27,10 @@ def is_good(report: Report, samples: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--samples", type=int, default=20_000, help="with each")
+    parser.add_argument("--samples", type=int, default=20_000, help="samples per interpreter")
     parser.add_argument("--churn", action="store_true", help="run short-lived functions")
     parser.add_argument(
-        "--greenlets", action="store_true", help="too, with those that can import them: PYTHONPATH"
+        "--greenlets", action="store_true", help="also run greenlets if they can be imported"
     )
     parser.add_argument("versions", nargs="*", help="such as 3.12; default: all")
     options = parser.parse_args()

@@ -18,7 +18,7 @@ SPREAD = 5
 _NAMES = 1_000_000
 _WORK = " m[0] = {0}\n for i in r: pass\n for i in r: pass\n"
 _FEW_LINES = 5
-"""The offset of first lines, such that all line tables have the same size."""
+"""The offset of the functions' first lines, which gives all line tables the same size."""
 
 
 def make(source, name):
@@ -41,7 +41,7 @@ def first_line_of(serial):
 
 
 def lined(serial):
-    """Makes a function that differs in its lines, and in constants, which profilers do not read."""
+    """Makes a function that differs only in lines and in constants, which no profiler reads."""
     code = _LINED[serial % SPREAD].__code__
     table = bytes(bytearray(code.co_linetable))
     code = _LINED[0].__code__.replace(co_linetable=table, co_consts=code.co_consts)

@@ -83,7 +83,7 @@ def test_option_per_time_compares_milliseconds_per_second(files):
 
 @pytest.fixture
 def loads(tmp_path):
-    """Writes two profiles of 20 s with equal shares, of 20 s of work and of 4 s of work."""
+    """Writes two profiles of 20 s with equal shares: one has 20 s of work, the other 4 s."""
     return write(tmp_path / "a", [(20, 50)]), write(tmp_path / "b", [(4, 50)], idle_s=16)
 
 

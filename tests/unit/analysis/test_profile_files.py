@@ -53,7 +53,7 @@ def window(number=0):
 
 
 def read(tmp_path, content, expected=()):
-    """Writes a file and reads its windows; asserts that these problems are reported."""
+    """Writes a file and reads its windows; asserts that the expected problems are reported."""
     path = tmp_path / "no suffix"
     path.write_bytes(content)
     said = []

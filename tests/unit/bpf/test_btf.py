@@ -1,4 +1,4 @@
-"""Struct members are found in BTF; tests of the unwinder's settings cover nested members."""
+"""Struct members are found in BTF (nested members: see tests of the unwinder's settings)."""
 
 import pytest
 

@@ -136,7 +136,7 @@ def press(state, shown, *keys):
 
 
 def waiting(number):
-    """Returns 1 s with waits of 3 ms (pipe) and 900 ms (poll), and on-CPU samples."""
+    """Returns a window of 1 s with waits of 3 ms (pipe) and 900 ms (poll), and on-CPU samples."""
     nginx = Resource({"process.pid": 7, "process.executable.name": "nginx"})
     waits = [
         WindowSample(READ, 7, "nginx", 0, None, [START + number * SECOND], [value], (), wait)
@@ -163,7 +163,7 @@ def test_waits_by_cause_exclude_idle_waits_by_default(idle, expected):
     assert {group.key.name: group.own / 1e6 for group in section.groups} == expected
 
 
-def test_only_the_last_seconds_are_shown_and_retained():
+def test_only_the_last_few_seconds_are_shown_and_retained():
     sliding = filled(*(window(number, reads=number) for number in range(20)))
     shown = sliding.shown()
     assert shown.seconds == 5
@@ -414,5 +414,5 @@ def test_a_lone_escape_is_a_key_if_nothing_follows():
     assert parser.is_waiting
     assert parser.flush() == [ESCAPE]
     assert parser.feed(b"\x1bq") == [ESCAPE, "q"]
-    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # not held back for an end
+    assert parser.feed(b"\x1b[" + b"0" * 100) != []  # not held back until its end arrives
     assert not parser.is_waiting

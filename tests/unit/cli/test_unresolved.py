@@ -40,7 +40,7 @@ def test_shares_count_each_frame_of_each_sample():
     assert str(count()) == "0.0% of kernel frames"
 
 
-def test_the_remark_names_the_file_with_most_nameless_frames():
+def test_the_remark_names_the_file_with_the_most_nameless_frames():
     counts = count((3, [nameless(PYTHON), NAMED]), (1, [nameless(LIBC, Unresolved.NO_SYMBOL)]))
     assert counts.remark() == (
         "75% of unresolved user frames are in python3.11: the file has no name for the function; "

@@ -58,7 +58,7 @@ def test_the_agents_probes_query_its_health_endpoint(agent):
 
 
 def test_the_agent_sees_the_hosts_cgroups_and_pod_names(agent):
-    """They are mounted read-only below /host, so that they do not hide the container's."""
+    """The host's files are mounted read-only below /host, so as not to hide the container's."""
     pod, _ = agent
     (container,) = pod["containers"]
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}

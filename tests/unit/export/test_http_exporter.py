@@ -380,7 +380,7 @@ def trickling(first):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
-            with contextlib.suppress(OSError):  # the client disconnects, the test ends
+            with contextlib.suppress(OSError):  # the client has disconnected or the test has ended
                 while True:
                     peer, _ = server.accept()
                     with peer:

@@ -228,7 +228,7 @@ def test_an_unreadable_block_costs_only_its_records(tmp_path, monkeypatch):
     again.close()
 
 
-def test_a_segment_of_another_version_is_kept_aside(tmp_path, caplog):
+def test_a_segment_of_another_version_is_set_aside(tmp_path, caplog):
     spool, _ = fill(tmp_path, 2)
     spool.close()
     (path,) = segments(tmp_path)
@@ -270,7 +270,7 @@ def aside(by_segment, *positions):
 
 @pytest.mark.parametrize("positions", [(0,), (1,), (0, 1), (-1,)])
 @pytest.mark.parametrize("end", [Spool.close, abandon])
-def test_samples_in_segments_kept_aside_are_not_counted_as_lost(tmp_path, positions, end):
+def test_samples_in_segments_set_aside_are_not_counted_as_lost(tmp_path, positions, end):
     spool, by_segment = rotated(tmp_path)
     end(spool)
     left = aside(by_segment, *positions)
@@ -281,7 +281,7 @@ def test_samples_in_segments_kept_aside_are_not_counted_as_lost(tmp_path, positi
         abandon(again)
 
 
-def test_a_kill_after_segments_were_kept_aside_changes_no_count(tmp_path):
+def test_a_kill_after_segments_were_set_aside_changes_no_count(tmp_path):
     spool, by_segment = rotated(tmp_path)
     spool.close()
     middle = list(by_segment)[1]

@@ -1,4 +1,4 @@
-"""Children are granted memory by the limits of cgroup v1 and v2."""
+"""Children are granted memory according to the limits of cgroup v1 and v2."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def version(request):
 
 @pytest.fixture
 def tree(tmp_path, version):
-    """Writes a captured tree: this process's path, the root of the mount, limits by directory."""
+    """Writes a captured tree: this process's path, the mount's root, and limits by directory."""
 
     def write(path, limits, root="/", **others):
         proc = tmp_path / "proc/self"

@@ -1,4 +1,4 @@
-"""Containers have the names that their runtimes give them, and their cgroups."""
+"""Containers are listed with the names that their runtimes give them, and with their cgroups."""
 
 import json
 

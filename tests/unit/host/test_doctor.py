@@ -247,7 +247,7 @@ def test_the_fix_has_a_command_for_sudo_if_it_is_installed(monkeypatch, tmp_path
 
 
 def test_old_kernels_count_maps_as_locked_memory():
-    """The limit matters only before 5.11."""
+    """The limit on locked memory matters only before Linux 5.11."""
     limits = "Max locked memory         {0:<20} {0:<20} bytes\n"
     old = {"/proc/sys/kernel/osrelease": "5.10.0-21", "/proc/self/limits": limits.format(65536)}
     assert bad(FakeHost(**old)) == {"memory lock": Level.WARN}

@@ -76,12 +76,12 @@ def test_a_child_that_takes_too_long_is_killed(start):
 
 
 def test_a_child_slow_to_exit_does_not_block_its_device(start):
-    """The output stays open in a process that the child started, which ends once nobody reads."""
+    """The output stays open in a process that the child forked and that exits once nobody reads."""
     children = PatientChildren(patience_s=0.5, retry_s=1000)
     ends = "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"
     writes = "while True: print('.', flush=True); time.sleep(0.05)"
     child = start(f"import os, signal, time; {ends}; os.fork()\n{writes}")
-    assert child.stdout.readline()  # of the child or its fork
+    assert child.stdout.readline()  # printed by the child or its fork
     with pytest.raises(subprocess.TimeoutExpired):
         children.wait(child, HERE, 0.1)
     assert child.returncode is None, "it has ended in time"
@@ -108,7 +108,7 @@ def test_cpu_time_of_children_is_charged_to_the_waiting_thread(start):
 
 
 def test_the_cpu_time_of_an_abandoned_child_is_counted(start):
-    """The output stays open in a process that the child started, which ends once nobody reads."""
+    """The output stays open in a process that the child forked and that exits once nobody reads."""
     waits = "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.fork()"
     writes = "while True: print('.', flush=True); time.sleep(0.05)"
     child = start(f"import os, signal; {BURNS}\n{waits}\n{writes}")

@@ -16,7 +16,7 @@ COUNT = 200_000
 
 
 def nested(data, fields):
-    """Returns nested messages, with data at a path of field numbers from the request."""
+    """Wraps data in nested messages; ``fields`` lists their field numbers, outermost first."""
     for field in reversed(fields):
         size, length = len(data), bytearray()
         while size >= 0x80:

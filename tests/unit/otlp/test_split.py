@@ -127,7 +127,7 @@ def test_an_indivisible_sample_above_the_limit_is_counted():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_string_references_in_resource_attributes_are_resolved(form):
-    """The Collector's file exporter writes these; most receivers show them as empty."""
+    """The Collector's file exporter writes such references; most receivers show empty values."""
     original = message(window([sample(1)]), AttributeForm.REFERENCES)
     attributes = original.resource_profiles[0].resource.attributes
     assert all(attribute.key_strindex for attribute in attributes)
@@ -177,7 +177,7 @@ def test_samples_that_only_carry_the_account_are_not_counted():
 
 
 def two_kinds(samples=40):
-    """Returns a window with two kinds and three processes, with an account."""
+    """Returns a window with two sample kinds, three processes and an account."""
     totals = StreamTotals("stream", 1000, 1010, {LossCause.RING_FULL: 10})
     groups = [
         ResourceSamples(Resource({"process.pid": pid}), [sample(one) for one in range(samples)])

@@ -16,7 +16,7 @@ KTHREAD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a tree of files; a call writes a file."""
+    """Returns a tree of files, which writes a file when it is called."""
 
     def write(path, text):
         file = tmp_path / path.lstrip("/")
@@ -95,7 +95,7 @@ def test_an_exited_process_raises(host):
 
 
 def cgroups(host, root, *paths):
-    """Mounts a hierarchy with cgroups at the paths; returns their ids."""
+    """Mounts a hierarchy with cgroups at the paths; returns the cgroups' ids."""
     tree = host.root / "cgroups"
     for path in paths:
         (tree / path.lstrip("/")).mkdir(parents=True)

@@ -36,7 +36,7 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 
 @pytest.fixture
 def proc(tmp_path):
-    """Returns a /proc tree; a call adds a process."""
+    """Returns a /proc tree, which adds a process when it is called."""
 
     def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0, stack=0):
         directory = tmp_path / "proc" / str(pid)
@@ -210,7 +210,7 @@ def test_a_kernel_thread_without_samples_is_named_from_proc(proc, comm, name):
     assert result.get(raw(12, 3 * TICK_NS, comm=name.encode())) is resource
 
 
-def test_processes_that_ended_without_a_sample_share_a_resource(proc):
+def test_processes_that_exited_without_a_sample_share_a_resource(proc):
     result = resources(proc)
     sampled = result.get(raw(97, TICK_NS))
     resource = result.get_of(ProcessKey(99, 7 * TICK_NS), has_ended=True)

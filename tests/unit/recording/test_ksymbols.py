@@ -1,4 +1,4 @@
-"""Ksymbol changes survive a recording."""
+"""Ksymbol changes are replayed as recorded."""
 
 import zipfile
 

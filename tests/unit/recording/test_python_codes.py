@@ -1,4 +1,4 @@
-"""Code objects survive a recording."""
+"""Code objects are replayed as recorded."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The files of user stacks survive a recording."""
+"""The files of user stacks are replayed as recorded."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The names of user frames survive a recording."""
+"""The names of user frames are replayed as recorded."""
 
 import json
 

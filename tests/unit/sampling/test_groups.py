@@ -16,7 +16,7 @@ NOTHING = ((1, 0),)
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a host with cgroup v2; a call writes a file."""
+    """Returns a host with cgroup v2, which writes a file when it is called."""
     tree = tmp_path / "tree"
     tree.mkdir()
 

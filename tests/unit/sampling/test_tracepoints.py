@@ -16,7 +16,7 @@ from tests.unit.bpf.test_tracepoints import Btf
 
 @pytest.fixture
 def host(tmp_path):
-    """Creates a host with a module, whose block layer passes the queue first, as in 5.10."""
+    """Creates a host with a module; its block layer passes the queue first, as in Linux 5.10."""
     made, module = Btf(), Btf()
     order = made.add("unsigned int", 1, 4, tail=bytes(4))
     queue = made.add("", 2, made.add("request_queue", 4, 8))

@@ -38,7 +38,7 @@ def test_samplers_of_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch
 
 
 def test_a_service_cannot_sample_locks_of_its_own_process():
-    """It can sample the locks of its children."""
+    """A service can sample the locks of its children."""
     sampler = SamplerConfig(events=(parse_event("lock-contention", 99),))
     plan = Plan(target="self", sampler=sampler, schedule=WindowSchedule(5_000_000_000))
     with pytest.raises(HostError, match="lock-contention of its own process"):

@@ -29,7 +29,7 @@ def boundaries():
 
 @pytest.fixture(scope="session")
 def clones_lines(clones_folder):
-    """Returns (address, type, name, module) of each kallsyms line, by a simple parser."""
+    """Returns (address, type, name, module) of each kallsyms line, using a simple parser."""
     lines = []
     for line in lzma.decompress((clones_folder / "kallsyms.xz").read_bytes()).decode().splitlines():
         address, kind, name, *module = line.split()

@@ -1,4 +1,4 @@
-"""Reads of module symbols survive a recording."""
+"""Reads of module symbols are replayed as recorded."""
 
 import json
 

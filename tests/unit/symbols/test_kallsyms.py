@@ -178,7 +178,7 @@ def test_a_bad_line_is_counted_and_skipped(bad):
     ],
 )
 def test_a_bad_line_ends_the_function_before_it(bad, ends):
-    """It ends at the bad line's address or, if that is unknown, right after the last symbol."""
+    """The function ends at the bad line's address or, if unknown, right after the last symbol."""
     table = parse_kallsyms([text((0, "t", "a")) + bad + text((0x200, "t", "c"))]).core
     assert named(table, 0) == named(table, ends - 1) == ("a", 0)
     assert named(table, ends) is named(table, 0x1FF) is None

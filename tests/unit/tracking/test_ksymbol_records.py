@@ -100,7 +100,7 @@ def test_interleaved_records_of_two_loads_keep_their_programs():
 
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_the_time_is_parsed_when_other_events_are_open_on_the_cpu(others):
-    """In this case, the kernel leaves a gap after the time, with stale bytes of the ring."""
+    """With such events, the kernel leaves a gap after the time, with stale bytes of the ring."""
     rest = b"\xaa" * 8 * others
 
     def longer(record):

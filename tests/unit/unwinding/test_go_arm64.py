@@ -131,7 +131,7 @@ def test_a_function_that_does_not_save_x30_in_the_usual_way_has_rules_if_it_keep
 
 
 def test_a_leaf_in_assembly_may_use_the_word_of_the_return_address():
-    """``internal/chacha8rand.block`` does so."""
+    """``internal/chacha8rand.block`` uses this word."""
     drop = (0x9100A3FD, 0x9100C3FF, RETURN)  # add x29, sp, #40; add sp, sp, #48
     assert assembly([*PROLOGUE, 0xB90003E2, *drop]) == [
         (0, (SP, 0), KEPT, None),
@@ -166,7 +166,7 @@ def test_functions_whose_code_contradicts_their_frame_sizes_have_no_rule(words):
     assert assembly(words) == WITHOUT
 
 
-def test_a_function_that_uses_x29_loses_the_callers():
+def test_a_function_that_uses_x29_loses_its_callers_x29():
     assert assembly([0xAA1F03FD, NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), LOST, None)]
 
 

@@ -227,7 +227,7 @@ def test_table_pairs_of_c_code_are_kept_and_sorted():
 
 
 class Target(NamedTuple):
-    """A processor for which Go compiles: names of it, and numbers of its registers."""
+    """A processor for which Go compiles: its names, and the numbers of its registers."""
 
     architecture: str
     machine: str

@@ -1,4 +1,4 @@
-"""Makes the tables of arm64's vDSO from its code."""
+"""The tables of arm64's vDSO are made from its code."""
 
 import base64
 import json

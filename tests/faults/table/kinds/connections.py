@@ -98,7 +98,7 @@ PLACES = {
 
 @functools.cache
 def certificates() -> Path:
-    """Returns the directory of certificates, named after their defects, and of their keys."""
+    """Returns the directory with the certificates, named after their defects, and their keys."""
     place = Path(tempfile.mkdtemp(prefix="kprofiler-faults-", dir="/tmp"))
 
     def openssl(*words):

@@ -68,7 +68,7 @@ FILES = {
 
 
 def changed(*changes):
-    """Returns a fault that reloads each change in turn, relative to the first configuration."""
+    """Returns a fault that reloads the first configuration with each of the changes in turn."""
 
     def fault(run):
         first = run.config

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 LIMIT_MIB = 32
 SLACK_MIB = 12  # for the allocator and code imported on demand
 FILES = 20
-DWARF_LIMIT_MIB = 12  # the child may use 96 more
+DWARF_LIMIT_MIB = 12  # the child process may use 96 MiB more
 ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 """The number of files to read per kind; ``make test-hostile-files`` sets 20."""
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}

@@ -244,7 +244,7 @@ def opened(path):
 
 
 def partial(program, folder, kept, packed=()):
-    """Copies the program with only some symbols, and others in ``.gnu_debugdata``."""
+    """Copies the program with the symbols ``kept``, and with ``packed`` in ``.gnu_debugdata``."""
     path = os.path.join(folder, "partial-" + "-".join([*kept, *packed]))
     keep = [f"--keep-symbol={name}" for name in kept]
     options = []

@@ -211,7 +211,7 @@ def test_inlined_calls_match_dwarf(variants):
 
 
 def split(rows):
-    """Returns the parts between empty rows."""
+    """Returns the groups of rows that empty rows separate."""
     return [list(part) for is_part, part in groupby(rows, key=bool) if is_part]
 
 

@@ -102,7 +102,7 @@ def code_addresses(path, count):
 
 
 def symbolize(path, addresses):
-    """Runs llvm-symbolizer: function, file and line, innermost first."""
+    """Runs llvm-symbolizer; returns function, file and line, innermost first."""
     out = run(
         "llvm-symbolizer-14", "--no-demangle", "--inlines", "-e", path,
         input="\n".join(map(hex, addresses)),
@@ -274,7 +274,7 @@ def test_symbols_record_whether_their_lines_may_still_be_read(
     source = opened(build("pie"))
     details = FileDetails(build("pie"), None, FileId("0" * 32))
     sources = SymbolSources(finders=(), lines=SymbolicLines(cache, limits))
-    for _ in range(2):  # the second read uses memory
+    for _ in range(2):  # the second read uses the remembered result
         symbols = sources.read(source, read_elf(source), details)
         assert (symbols.lines_problem, symbols.lines_may_come) == expected
 

@@ -291,7 +291,7 @@ def test_functions_without_source_lines_are_kept_while_processes_start_and_exit(
 
 
 def test_frames_of_an_evicted_file_have_names_once_it_is_read_again():
-    """This needs neither new stacks nor a lookup for each sample."""
+    """Naming the frames needs neither new stacks nor a lookup for each sample."""
     asked = []
 
     class Asked(Names):
