@@ -42,7 +42,8 @@ class HttpServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    # With the default backlog of 5, the next client waits a second before it resends its SYN.
+    # With the default backlog of 5, a client that finds the queue full waits a second before it
+    # resends its SYN.
     request_queue_size = 128
 
     def __init__(

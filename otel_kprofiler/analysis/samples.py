@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread under one of the names that it had, with one set of labels.
+    """A thread with one of its names and one set of labels.
 
     ``resource`` is the index of its process in :attr:`Tables.resources`.
     """

@@ -91,7 +91,7 @@ def _has_name(line: Line) -> bool:
 
 
 class Tables:
-    """The seven tables' serialized entries, without zero entries. ``size`` is their total size."""
+    """The serialized entries of the seven tables, except zero entries, and their total ``size``."""
 
     __slots__ = ("_first_tokens", "_known", "_token", "entries", "size")
 

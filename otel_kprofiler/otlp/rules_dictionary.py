@@ -197,7 +197,7 @@ def attribute_index_unset(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
-    """The attributes of a profile, sample, mapping or location have different keys."""
+    """Attribute keys are unique within a profile, sample, mapping or location."""
     for where, owner in contents.attribute_lists():
         entries = [contents.entry("attribute_table", index) for index in owner.attribute_indices]
         keys = Counter(contents.string(entry.key_strindex) for entry in entries if entry)

@@ -77,7 +77,7 @@ class Resources(Protocol):
         """Returns the process's latest Resource, regardless of its program; may be None."""
 
     def get_shared(self, sample: RawSample) -> Resource:
-        """Returns the common Resource for processes that are not read."""
+        """Returns the Resource shared by processes whose attributes are not read."""
 
 
 class ProcessBudgets:

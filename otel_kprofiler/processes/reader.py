@@ -96,7 +96,8 @@ class ProcessReader:
         """Returns the attributes of a process's user; none if ``uid`` is None."""
         if uid is None:
             return {}
-        # A container's user names come from its image; the host's name could be another user's.
+        # A container's user names come from its image; on the host, the uid may belong to another
+        # user.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
 

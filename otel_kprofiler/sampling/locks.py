@@ -112,7 +112,8 @@ class Locks(TracedPrograms):
     def adapt(self, now_ns: int, taken: int) -> None:
         """Adjust the sampling threshold once a second.
 
-        ``now_ns`` is a time of ``CLOCK_MONOTONIC``. ``taken`` waits were sampled since the start.
+        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time. ``taken`` waits were sampled since the
+        start.
         """
         if self._control.update(now_ns, taken, self._rate):
             self._configure()

@@ -130,7 +130,7 @@ def find_ksymbol_method(files: HostFiles) -> Finding:
         return Finding(check, Level.OK, observed, required)
     if reader.method is ReadMethod.ITERATOR:
         observed += "; source lines and types of programs are not available"
-    # Root may use the first method; these capabilities suffice for the second.
+    # ``WALK`` needs root; these capabilities suffice for ``ITERATOR``.
     capabilities = read_capabilities(files)
     missing = capabilities.missing(["CAP_BPF", "CAP_PERFMON", "CAP_SYSLOG"])
     fix = get_capability_fix(missing, capabilities) if missing else ""

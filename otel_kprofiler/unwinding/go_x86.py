@@ -132,7 +132,7 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
 def make_call_of_c(code: bytes, rows: Rows) -> Rows:
     """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
 
-    C may call Go functions, for which the runtime may move the goroutine's stack. Therefore,
+    C may call back into Go, and the runtime may then move the goroutine's stack. Therefore,
     asmcgocall saves the goroutine and the distance of its frame from the end of that stack.
     """
     parts = _CALL_OF_C.match(code)

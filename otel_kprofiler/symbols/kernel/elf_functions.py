@@ -96,7 +96,8 @@ class ElfSymbols:
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None
         base, section = self._sections[at]
-        # A symbol's size determines where its function ends, even at the end of the section.
+        # With this extra byte, the last function also ends at its symbol's size, not at the
+        # section's end.
         symbol = self._table.lookup(rva, (base, base + section.size + 1))
         if symbol is None:
             return None

@@ -176,7 +176,7 @@ class _Download:
     """A download with a time limit, which applies even if data trickles in."""
 
     def __init__(self, limits: DownloadLimits) -> None:
-        # Loads requests only when there is a file to download.
+        # Import ``requests`` only when there is a file to download.
         from otel_kprofiler.abortable import AbortableAdapter, PlainSession  # noqa: PLC0415
 
         self._limits = limits

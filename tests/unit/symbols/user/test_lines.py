@@ -389,7 +389,7 @@ def test_the_library_is_not_loaded_into_the_calling_process(build):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a directory of another user")
 def test_the_library_is_loaded_before_privileges_to_read_it_are_dropped(build):
-    """Root may run the conversion from a user's private home directory."""
+    """Root may run a profiler that is installed in a user's private home directory."""
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         os.chmod(home, 0o755)
         words = copy_environment(Path(home)).words
