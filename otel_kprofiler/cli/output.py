@@ -8,16 +8,18 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from otel_kprofiler.analysis import find_endpoint_parts, load_samples
-from otel_kprofiler.cli.part_file import PartFile, find_dead
 from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.errors import ExportError
 from otel_kprofiler.formats import FORMATS, OutputFormat, SpanTime, leave_out_idle
 from otel_kprofiler.host import NewFile, open_special
 from otel_kprofiler.model import KERNEL_SIDE, Window
 from otel_kprofiler.text import describe_count
+
+if TYPE_CHECKING:
+    from otel_kprofiler.cli.part_file import PartFile
 
 _STDOUT: Final = "-"
 _GZIP: Final = ".gz"
@@ -89,6 +91,11 @@ class Output:
 
     def _open(self, path: str, *, force: bool, keep_part: bool) -> None:
         if keep_part:
+            from otel_kprofiler.cli.part_file import (  # noqa: PLC0415 - imports exporters
+                PartFile,
+                find_dead,
+            )
+
             for dead in find_dead(os.path.dirname(path)):
                 say(
                     f"{dead} holds the samples of a recording that was killed; "
