@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from benchmarks.bench_otlp import mixed_load_window
 from benchmarks.rows import Row
 from otel_kprofiler.analysis import GROUPINGS, Filter, load_samples
 from otel_kprofiler.formats import FORMATS
-from otel_kprofiler.model import Profile, ResourceSamples, Window
 from otel_kprofiler.otlp import decode_windows
+from tests.windows import move_window
 
 SAMPLES = 1_000_000
 _WINDOW_NS = 5_000_000_000
@@ -24,7 +23,7 @@ def rows(quick: bool) -> Iterator[Row]:
     window = mixed_load_window(user=True)
     count = SAMPLES // (10 if quick else 1) // window.sample_count
     (write,) = (row.write for row in FORMATS if row.name == "otlp")
-    content = write([_later(window, number) for number in range(count)])
+    content = write([move_window(window, number * _WINDOW_NS) for number in range(count)])
     gc.disable()
     try:
         seconds, windows = _measure(lambda: decode_windows(content))
@@ -40,29 +39,6 @@ def rows(quick: bool) -> Iterator[Row]:
         yield Row("keep one function", f"{seconds:.2f} s")
     finally:
         gc.enable()
-
-
-def _later(window: Window, number: int) -> Window:
-    """Returns the window with its samples delayed by the length of ``number`` windows."""
-    shift = number * _WINDOW_NS
-
-    def later(profile: Profile) -> Profile:
-        groups = [
-            ResourceSamples(
-                resource,
-                [
-                    sample._replace(
-                        timestamps_unix_ns=[t + shift for t in sample.timestamps_unix_ns]
-                    )
-                    for sample in samples
-                ],
-            )
-            for resource, samples in profile.resources
-        ]
-        return replace(profile, resources=groups)
-
-    start, end = window.start_unix_ns + shift, window.end_unix_ns + shift
-    return Window(start, end, list(map(later, window.profiles)))
 
 
 def _measure(work):

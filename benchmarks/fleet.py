@@ -41,6 +41,7 @@ from otel_kprofiler.model import Attributes, Batch, Resource, Window
 from otel_kprofiler.otlp import encode_window, read_profiles
 from otel_kprofiler.pipeline import WindowSchedule, window_schedule
 from tests.collector.conftest import GATE, VERSIONS, build, free_ports
+from tests.windows import move_window
 
 SECOND_NS: Final = 1_000_000_000
 DAY_S: Final = 86_400
@@ -91,12 +92,7 @@ def thin(window: Window, share: float, chance: random.Random) -> Window:
 
 
 def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
-    by = end_unix_ns - window.end_unix_ns
-    moved = window.change_samples(
-        lambda sample: sample._replace(
-            timestamps_unix_ns=[time + by for time in sample.timestamps_unix_ns]
-        )
-    )
+    moved = move_window(window, end_unix_ns - window.end_unix_ns)
     profiles = [
         replace(
             profile,
@@ -107,7 +103,7 @@ def move(window: Window, end_unix_ns: int, host: Attributes) -> Window:
         )
         for profile in moved.profiles
     ]
-    return Window(window.start_unix_ns + by, end_unix_ns, profiles)
+    return replace(moved, profiles=profiles)
 
 
 class TimedExporter(OtlpGrpcExporter):

@@ -16,3 +16,10 @@ def examples(page):
         else:
             result.setdefault(heading, []).append(code)
     return result
+
+
+def run_example(examples, heading, **given):
+    """Runs the only example below a heading; returns its variables."""
+    (code,) = examples[heading]
+    exec(code, given)
+    return given

@@ -1,4 +1,4 @@
-"""Makes windows for tests."""
+"""Makes and moves windows for tests."""
 
 from otel_kprofiler.model import ON_CPU, Profile, Resource, ResourceSamples, Window
 
@@ -7,3 +7,13 @@ def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Wind
     """Makes a window of one profile; times are Unix ns, and each group is (attributes, samples)."""
     resources = [ResourceSamples(Resource(attributes), samples) for attributes, samples in groups]
     return Window(start, end, [Profile(kind, period_ns, resources, **facts)])
+
+
+def move_window(window: Window, by_ns: int) -> Window:
+    """Returns a window with its start, end and samples delayed."""
+    moved = window.change_samples(
+        lambda sample: sample._replace(
+            timestamps_unix_ns=[time + by_ns for time in sample.timestamps_unix_ns]
+        )
+    )
+    return Window(window.start_unix_ns + by_ns, window.end_unix_ns + by_ns, moved.profiles)

@@ -1,4 +1,18 @@
-"""Decodes protobuf messages without their descriptors."""
+"""Encodes and decodes parts of protobuf messages without their descriptors."""
+
+
+def pack_varint(number):
+    """Returns a number as a varint, which is the unsigned LEB128 of DWARF and Go."""
+    result = bytearray()
+    while number >= 0x80:
+        result.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*result, number])
+
+
+def pack_field(number, data):
+    """Returns a field below number 16 that holds bytes or a message."""
+    return bytes([number << 3 | 2]) + pack_varint(len(data)) + data
 
 
 def varints(data):

@@ -22,8 +22,10 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import encode_window
 from tests.collector.conftest import VERSIONS, build
-from tests.collector.test_clickhouse import NEEDS_ENGINE, SECOND, START, TABLE, Engine, gateway, run
+from tests.collector.test_clickhouse import NEEDS_ENGINE, SECOND, START, TABLE, engine, gateway, run
 from tests.windows import make_window
+
+__all__ = ["engine"]  # a fixture
 
 pytestmark = NEEDS_ENGINE
 NAMES = [
@@ -62,13 +64,6 @@ def window():
 
 
 SAMPLES = sum(range(len(NAMES) + 1))
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    engine = Engine(tmp_path_factory.mktemp("clickhouse") / "data")
-    yield engine
-    engine.close()
 
 
 @pytest.fixture(scope="module")

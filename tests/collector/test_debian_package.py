@@ -163,14 +163,6 @@ class Unit:
 
 
 @contextlib.contextmanager
-def started(thing):
-    try:
-        yield thing
-    finally:
-        thing.close()
-
-
-@contextlib.contextmanager
 def run_collector(root, program, directory):
     config = root.path / "usr/share/doc/otel-kprofiler/examples/collector/file.yaml"
     with open(directory / "collector.log", "wb") as log:
@@ -224,7 +216,7 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     assert user[5:] == ["/nonexistent", "/usr/sbin/nologin"]
 
     # Without a receiver, samples wait in the spool.
-    with started(Unit(root)) as unit:
+    with contextlib.closing(Unit(root)) as unit:
         unit.wait_until(lambda: len(b"".join(spooled_bytes(root).values())) > SEGMENT_HEAD)
         status = unit.status()
         assert status["Uid"].split() == [user[2]] * 4
@@ -251,7 +243,10 @@ def test_install_run_upgrade_remove_and_purge(packages, root, collector_program,
     )
     assert config.read_text() == kept
     assert spooled_bytes(root) == spooled
-    with run_collector(root, collector_program, tmp_path) as output, started(Unit(root)) as unit:
+    with (
+        run_collector(root, collector_program, tmp_path) as output,
+        contextlib.closing(Unit(root)) as unit,
+    ):
         unit.wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 2)
         account = unit.stop()
     assert count_timestamps(output) == waiting["taken"] + account["taken"]

@@ -7,6 +7,7 @@ from otel_kprofiler.otlp import encode_window
 from otel_kprofiler.processes import Grain, merge_resources
 from tests.collector.test_delivery import expected, open_exporter, window_of
 from tests.strict_receiver import EQUAL_LABELS, NO_FUNCTION, StrictReceiver
+from tests.windows import move_window
 
 KINDS = ["grpc", "http/protobuf", "http/json"]
 PROCESSORS = """
@@ -77,22 +78,12 @@ def changed(sample):
     return (tuple(sorted(resource.items())), *sample[1:])
 
 
-def later(window, seconds):
-    by = seconds * 10**9
-    moved = window.change_samples(
-        lambda sample: sample._replace(
-            timestamps_unix_ns=[time + by for time in sample.timestamps_unix_ns]
-        )
-    )
-    return type(window)(window.start_unix_ns + by, window.end_unix_ns + by, moved.profiles)
-
-
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_and_batching_change_only_what_is_configured(
     send, receiver, samples_of, version, kind
 ):
-    windows = [later(window_of(), second) for second in range(10)]
+    windows = [move_window(window_of(), second * 10**9) for second in range(10)]
     send(version, kind, windows, ALL)
     sent = [sample for window in windows for sample in expected(window)]
     wanted = [after for sample in sent if (after := changed(sample))]
@@ -121,7 +112,7 @@ def test_labels_collide_if_the_collector_removes_attributes_but_not_if_the_agent
     window = window_of()
     send(version, "grpc", [window], "resource/remove")
     assert receiver.complaints["grpc"][EQUAL_LABELS] == len(window.profiles[0].resources) - 1
-    merged = merge_resources(later(window, 60), Grain.HOST, ())
+    merged = merge_resources(move_window(window, 60 * 10**9), Grain.HOST, ())
     send(version, "grpc", [merged], "resource/remove")
     assert receiver.complaints["grpc"][EQUAL_LABELS] == len(window.profiles[0].resources) - 1
     assert len(samples_of(receiver.requests("grpc"))) == 2 * window.sample_count

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programs import churn_command, close_all, kallsyms, load, run
-from samplers import sampling
+from samplers import offline, sampling
 
 from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import SAMPLER_OBJECT
@@ -29,6 +29,7 @@ from otel_kprofiler.tracking import KsymbolWatch, ReadMethod, RecordLoss
 from otel_kprofiler.tracking.program_iterator import read_programs
 from otel_kprofiler.tracking.programs import ProgramReader
 from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -81,10 +82,7 @@ def programs(count, **options):
 
 def wait_unloaded(symbols):
     """Waits until kallsyms has none of the symbols, since programs are unloaded asynchronously."""
-    deadline = time.monotonic() + 120
-    while symbols & kallsyms():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not symbols & kallsyms(), seconds=120)
 
 
 def mine(symbols):
@@ -366,28 +364,13 @@ def test_cpus_are_followed_after_their_list_was_unreadable(caplog):
     assert not lost
 
 
-@contextlib.contextmanager
-def offline(cpu):
-    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/online")
-    if not path.exists():
-        pytest.skip(f"this host cannot take CPU {cpu} offline: no {path}")
-    path.write_text("0")
-    try:
-        yield
-    finally:
-        path.write_text("1")
-
-
 @pytest.mark.long  # other tests pause and lose records
 def test_a_cpu_that_was_offline_is_followed_again():
     with watching() as (symbolizer, watch):
         time.sleep(1.2)
         with offline(1):
             pass
-        deadline = time.monotonic() + 60
-        while (RecordLoss.CPU_CAME, 1) not in watch.counts().lost:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: (RecordLoss.CPU_CAME, 1) in watch.counts().lost)
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {1})
         try:

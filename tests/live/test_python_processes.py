@@ -15,6 +15,7 @@ from otel_kprofiler.interpreters import PythonProcesses, PythonTracking, open_ow
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.further import further_of
 from tests.interpreters import VERSIONS, Journal, environment, find_missing, find_pythons
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -115,13 +116,6 @@ def start():
     yield start_target
     for target in targets:
         target.end()
-
-
-def wait_until(holds, seconds=20):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

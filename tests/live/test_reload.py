@@ -22,6 +22,7 @@ from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.agent_account import parse_account
 from tests.public import get_public_python
 from tests.servers import serve_grpc
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300), pytest.mark.usefixtures("sampling_host")]
 
@@ -187,13 +188,6 @@ def agent(request, tmp_path, receiver):
     systemd.close()
 
 
-def wait_for(holds, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def reload(agent):
     agent.send_signal(signal.SIGHUP)
     message = agent.systemd.wait("READY=1")
@@ -274,7 +268,7 @@ def test_an_invalid_file_changes_nothing_and_is_explained(agent, receiver):
     message = reload(agent)
     assert "rejected" in message
     count = len(receiver.windows)
-    wait_for(lambda: len(receiver.windows) > count)
+    wait_until(lambda: len(receiver.windows) > count)
     account, log = stop(agent)
     assert account["gaps"] == []
     (refusal,) = [line["message"] for line in log if line["level"] == "error"]
@@ -295,7 +289,7 @@ def test_a_receiver_that_fails_to_open_changes_nothing(agent, tmp_path):
 def test_a_change_of_the_rate_closes_a_window(agent, receiver):
     agent.write(**{**settings(0), "rate": 99})
     reload(agent)
-    wait_for(
+    wait_until(
         lambda: any(window.profiles[0].period_ns == 10**9 // 99 for window in receiver.windows)
     )
     account, _ = stop(agent)
@@ -343,7 +337,7 @@ def test_a_host_takes_no_samples_in_intervals_without_sampling(agent, receiver):
     resumed_ns = time.time_ns()
     agent.write(**quick)
     set_threshold(95)
-    wait_for(lambda: any(window.start_unix_ns > resumed_ns for window in receiver.windows))
+    wait_until(lambda: any(window.start_unix_ns > resumed_ns for window in receiver.windows))
     account, _ = stop(agent)
     for window in receiver.windows:
         is_empty = paused_ns < window.start_unix_ns and window.end_unix_ns < resumed_ns

@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from samplers import sampling
+from samplers import offline, sampling
 
 from otel_kprofiler.bpf import parse_counts
 from otel_kprofiler.errors import KProfilerError
@@ -30,6 +30,7 @@ from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter,
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.symbols import KernelSymbolizer
 from tests.further import further
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
@@ -173,11 +174,8 @@ def test_an_overflow_of_the_ring_is_counted_exactly():
         load(READ),
         sampling(samples_per_second=10_000, stacks="both", max_ring_bytes=4 << 20) as sampler,
     ):
-        end = time.monotonic() + 60
         lines = sampler._attached.lines
-        while not parse_counts(lines.copy())[0].ring_full:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_until(lambda: parse_counts(lines.copy())[0].ring_full)
         sampler.stop()
         counts = assert_accounted(sampler, len(sampler.drain()))
         assert counts.lost[LossCause.RING_FULL] > 0
@@ -357,20 +355,6 @@ def test_interrupts_taken_while_idle_are_kept():
             f"<{len(sample.words(KERNEL_SIDE)) // 8}Q", sample.words(KERNEL_SIDE)
         )
         assert any(start <= pc < end for pc in frames for start, end in ranges)
-
-
-@contextlib.contextmanager
-def offline(cpu):
-    path = f"/sys/devices/system/cpu/cpu{cpu}/online"
-    if not os.path.exists(path):
-        pytest.skip(f"this host cannot take CPU {cpu} offline: no {path}")
-    with open(path, "w") as file:
-        file.write("0")
-    try:
-        yield
-    finally:
-        with open(path, "w") as file:
-            file.write("1")
 
 
 def test_a_cpu_back_online_is_sampled_again():

@@ -10,7 +10,7 @@ from unwind_maps import compile_c
 
 from otel_kprofiler.elf import FileSource, read_elf
 from otel_kprofiler.symbols import find_process
-from tests.examples import examples
+from tests.examples import examples, run_example
 
 pytestmark = pytest.mark.live
 
@@ -27,12 +27,6 @@ PROGRAM = """
         return hidden(count);
     }
 """
-
-
-def run(heading, **given):
-    (code,) = EXAMPLES[heading]
-    exec(code, given)
-    return given
 
 
 @pytest.fixture(scope="module")
@@ -55,35 +49,35 @@ def functions(text):
 
 def test_example_stacks_of_a_process(running, capsys):
     pid, address = running["pid"], running["address"]
-    given = run("Symbols", pid=pid, addresses=[address + 1, 0x10])
+    given = run_example(EXAMPLES, "Symbols", pid=pid, addresses=[address + 1, 0x10])
     first, second, malloc = capsys.readouterr().out.splitlines()
     assert first.split()[1] == "hidden+0x1"
     assert "no module is known" in second
     assert "libc" in malloc
     if not given["kernel"]:
         pytest.skip("symbols of the kernel are hidden")
-    run("Symbols", pid=pid, addresses=[given["kernel"][0].address, address])
+    run_example(EXAMPLES, "Symbols", pid=pid, addresses=[given["kernel"][0].address, address])
     assert functions(capsys.readouterr().out)[:2] == ["vfs_read", "hidden"]
 
 
 def test_example_one_file(path, capsys):
-    given = run("One file", path=path)
+    given = run_example(EXAMPLES, "One file", path=path)
     assert (given["found"].function, given["found"].offset) == ("main", 4)
     assert given["same"].address == given["found"].address
     assert str(given["file"].build_id) in capsys.readouterr().out
 
 
 def test_example_offsets_resolve_to_addresses(running, path, capsys):
-    file = run("One file", path=path)["file"]
+    file = run_example(EXAMPLES, "One file", path=path)["file"]
     (hidden,) = file.find("hidden")
     capsys.readouterr()
-    run("Convert file offsets to addresses", path=path, pid=running["pid"],
+    run_example(EXAMPLES, "Convert file offsets to addresses", path=path, pid=running["pid"],
         file_offset=hidden.file_offset)  # fmt: skip
     assert capsys.readouterr().out == f"{running['address']:#x} hidden\n"
 
 
 def test_example_filter_by_pid(running, capsys):
-    run("Resolve only some processes", **running)
+    run_example(EXAMPLES, "Resolve only some processes", **running)
     assert capsys.readouterr().out == "hidden Unresolved.LEFT_OUT\n"
 
 
@@ -96,7 +90,7 @@ def test_example_process_events():
             lines.append(words)
             process.stdin.close()  # now all is tracked, so the shell may continue
 
-        run("Process events", pid=process.pid, print=printed)
+        run_example(EXAMPLES, "Process events", pid=process.pid, print=printed)
     assert any(pid == process.pid and "libc" in path for pid, _, path in lines)
     (child,) = {pid for pid, *rest in lines if rest == ["executes", "ls"]}
     assert any(pid == child and path.endswith("/ls") for pid, _, path in lines)
@@ -105,7 +99,7 @@ def test_example_process_events():
 def test_example_custom_resolver(running, capsys):
     pid, address = running["pid"], running["address"]
     names = {0x7000: "compiled", address + 2: "preferred"}
-    given = run("Write a resolver", pid=pid, names=names,
+    given = run_example(EXAMPLES, "Write a resolver", pid=pid, names=names,
                 addresses=[0x7000, address, address + 2])  # fmt: skip
     assert functions(capsys.readouterr().out) == ["compiled", "hidden", "preferred"]
     result = given["resolver"].find("hidden", pid) + given["resolver"].find("compiled", pid)
@@ -128,8 +122,10 @@ def test_example_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
     with subprocess.Popen([stripped], stdout=subprocess.PIPE, text=True) as process:
         try:
             address = int(process.stdout.readline(), 16)
-            run("Debug files, source lines, debuginfod", folder=str(folder), address=address,
-                pid=process.pid)  # fmt: skip
+            run_example(
+                EXAMPLES, "Debug files, source lines, debuginfod",
+                folder=str(folder), address=address, pid=process.pid,
+            )  # fmt: skip
         finally:
             process.kill()
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -139,10 +135,10 @@ def test_example_debug_files_and_lines(path, tmp_path, monkeypatch, capsys):
 
 def test_example_custom_finder(path, tmp_path, capsys):
     stripped, debug = separate(path, tmp_path)
-    run("Write a finder of debug files", path=stripped, folder=str(tmp_path))
+    run_example(EXAMPLES, "Write a finder of debug files", path=stripped, folder=str(tmp_path))
     assert capsys.readouterr().out == "[]\n"
     shutil.move(debug, tmp_path / build_id_of(stripped))
-    run("Write a finder of debug files", path=stripped, folder=str(tmp_path))
+    run_example(EXAMPLES, "Write a finder of debug files", path=stripped, folder=str(tmp_path))
     assert "hidden" in capsys.readouterr().out
 
 
@@ -159,7 +155,7 @@ def build_id_of(path):
 
 
 def test_example_readable_names(capsys):
-    run("Readable names")
+    run_example(EXAMPLES, "Readable names")
     cxx, rust, plain = capsys.readouterr().out.splitlines()
     assert cxx in {"std::vector<int>::push_back(int)", "_ZNSt6vectorIiE9push_backEi"}
     assert rust.split() == ["123foo::bar", "foo::bar"]

@@ -15,6 +15,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from unwind_maps import WAITS, KernelMaps, compile_c, request_of
 
+from otel_kprofiler.agent.memory import read_resident_bytes
 from otel_kprofiler.bpf import PAGE_BYTES
 from otel_kprofiler.host import Access, FileRequest
 from otel_kprofiler.model import FileKey
@@ -30,6 +31,7 @@ from otel_kprofiler.unwinding import (
 from otel_kprofiler.unwinding.image import write_image
 from otel_kprofiler.unwinding.indexing import Children
 from otel_kprofiler.unwinding.maps import TableMaps
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -247,14 +249,9 @@ def test_processes_take_turns_in_having_tables_built(start, tmp_path, monkeypatc
         end_at = start_at + 0x1000
         running.files.paths[f"/proc/5999998/map_files/{start_at:x}-{end_at:x}"] = os.fspath(path)
         running.store.request(request_of(path, tgid=5_999_998, start=start_at, end=end_at))
-    deadline = time.monotonic() + 60
-    while len(running.store._postponed) < len(many) - 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: len(running.store._postponed) >= len(many) - 1)
     running.ask(first)
-    while len(running.store._postponed) < len(many):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: len(running.store._postponed) >= len(many))
     can_start.set()
     deadline = time.monotonic() + 60
     while os.fspath(first) not in made and time.monotonic() < deadline:
@@ -315,10 +312,7 @@ def test_temporary_failures_are_retried_after_a_while(start, tmp_path):
     # The store reads the clock again when it rejects another file.
     other = running.files.ask(program, 5_999_997)
     running.store.request(other._replace(key=other.key._replace(inode=1), size=1))
-    deadline = time.monotonic() + 60
-    while running.kernel.file(request.key) is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: running.kernel.file(request.key) is None)
     running.store.request(request)
     running.settle()
     running.kernel.loaded(request.key)
@@ -440,10 +434,7 @@ def test_files_that_have_tables_are_preloaded_while_others_wait_to_be_made(
     words = (running, *programs_without_tables, programs[0])
     with ThreadPoolExecutor() as pool:
         keys = pool.submit(load_early, *words)
-        deadline = time.monotonic() + 60
-        while not running.store.counts().loaded:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: running.store.counts().loaded)
         can_start.set()
         for key in keys.result():
             running.kernel.loaded(key)
@@ -508,14 +499,10 @@ def test_tables_do_not_stay_resident_in_the_agent(start):
     running = start()
     big = max(Path("/usr/lib").rglob("libLLVM*.so*"), key=lambda path: path.stat().st_size)
     running.load(LIBC)
-    before = resident_bytes()
+    before = read_resident_bytes()
     running.load(big)
     assert running.store.counts().bytes > 4 << 20
-    assert resident_bytes() - before < 2 << 20
-
-
-def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert read_resident_bytes() - before < 2 << 20
 
 
 def test_closing_while_requests_are_queued_is_safe(programs):

@@ -10,6 +10,7 @@ import pytest
 
 from otel_kprofiler.agent.limits import Governor, Limits, Meter, Usage
 from otel_kprofiler.agent.watchdog import Watchdog
+from tests.waiting import wait_until
 
 ONE_PERCENT = Limits(cpu=0.01)
 
@@ -86,13 +87,6 @@ def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, c
     observer.join()
     assert watchdog.stalls == 1
     assert "test_agent_limits.py" in caplog.text
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.system

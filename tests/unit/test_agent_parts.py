@@ -20,6 +20,7 @@ from otel_kprofiler.agent.systemd import Notifier
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.repeats import RepeatFilter
 from otel_kprofiler.serving import MAX_CONNECTIONS
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -216,10 +217,7 @@ def test_a_port_in_use_is_waited_for(monkeypatch, caplog):
             time.sleep(0.1)  # the other server closes while this one waits
         assert server.port == 0
     with contextlib.closing(server):
-        until = time.monotonic() + 60
-        while not server.port:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: server.port)
         assert get(server.port, "/livez")[0] == 200
     (lines,) = {record.getMessage() for record in caplog.records if record.levelname == "ERROR"}
     assert "cannot listen on" in lines

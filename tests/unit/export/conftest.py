@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 from collections import deque
-from contextlib import contextmanager
+from contextlib import closing
 
 import pytest
 from google.rpc.status_pb2 import Status
@@ -94,14 +94,6 @@ class HttpReceiver(Receiver):
             return
         status, headers, content = answer
         request.reply(status, content, **{name.replace("-", "_"): v for name, v in headers.items()})
-
-
-@contextmanager
-def closing(receiver):
-    try:
-        yield receiver
-    finally:
-        receiver.close()
 
 
 @pytest.fixture

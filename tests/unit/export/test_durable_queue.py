@@ -9,6 +9,7 @@ import pytest
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
 from otel_kprofiler.export.queue import QueueCounts
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
+from tests.waiting import wait_until
 
 
 class Receiver(ProfileExporter):
@@ -54,13 +55,6 @@ def check(queue) -> QueueCounts:
     known = counts.exported + sum(counts.lost.values()) + counts.queued
     assert counts.accepted + counts.carried == known
     return counts
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)

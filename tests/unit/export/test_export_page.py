@@ -6,24 +6,18 @@ import pytest
 
 from otel_kprofiler.export import ExportQueue
 from otel_kprofiler.otlp import check_file, encode_window
-from tests.examples import examples
+from tests.examples import examples, run_example
 
 pytestmark = pytest.mark.system
 
 EXAMPLES = examples("export.md")
 
 
-def run(heading, page=EXAMPLES, **given):
-    (code,) = page[heading]
-    exec(code, given)
-    return given
-
-
 @pytest.fixture
 def window(tmp_path, monkeypatch):
     """Returns the window of the OTLP page; changes to a directory for files."""
     monkeypatch.chdir(tmp_path)
-    return run("Write a profile", examples("otlp.md"))["window"]
+    return run_example(examples("otlp.md"), "Write a profile")["window"]
 
 
 def test_every_documented_example_is_tested():
@@ -34,25 +28,25 @@ def test_every_documented_example_is_tested():
 
 
 def test_a_batch_is_delivered(http_receiver, window, capsys):
-    given = run("Send a batch", endpoint=http_receiver.endpoint, window=window)
+    given = run_example(EXAMPLES, "Send a batch", endpoint=http_receiver.endpoint, window=window)
     assert capsys.readouterr().out == f"SUCCESS {window.sample_count} {{}} \n"
     assert len(http_receiver.requests) == len(given["encoded"].batches) == 1
 
 
 def test_the_environment_selects_the_exporter(http_receiver, capsys):
-    run("Settings from the environment", endpoint=http_receiver.endpoint)
+    run_example(EXAMPLES, "Settings from the environment", endpoint=http_receiver.endpoint)
     assert capsys.readouterr().out == "otlp_http JSON\n"
 
 
 def test_a_queue_delivers_its_batches(window, capsys):
-    run("Export in the background", window=window, encode_window=encode_window)
+    run_example(EXAMPLES, "Export in the background", window=window, encode_window=encode_window)
     assert capsys.readouterr().out == f"{window.sample_count} {{}}\n"
     assert check_file("profiles.jsonl") == []
     assert list(Path("spool").iterdir())
 
 
 def test_a_queue_accepts_a_custom_exporter(window):
-    exporter = run("Your own exporter")["Memory"]()
+    exporter = run_example(EXAMPLES, "Your own exporter")["Memory"]()
     queue = ExportQueue(exporter)
     (batch,) = encode_window(window).batches
     queue.put(batch)

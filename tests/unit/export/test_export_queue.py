@@ -13,6 +13,7 @@ from otel_kprofiler.export import (
     ProfileExporter,
 )
 from otel_kprofiler.model import Form, LossCause
+from tests.waiting import wait_until
 
 
 class Gate(ProfileExporter):
@@ -53,13 +54,6 @@ def open_queue():
     yield make
     for queue in queues:
         queue.shutdown(0)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def check(counts):

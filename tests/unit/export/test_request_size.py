@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import itertools
-import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -35,6 +34,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.otlp import decode_windows, encode_window
 from tests.servers import serve_grpc
+from tests.waiting import wait_until
 from tests.windows import make_window
 
 pytestmark = pytest.mark.system
@@ -406,10 +406,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
     )
     for number in range(2):
         queue.put(*make(number))
-    deadline = time.monotonic() + 30
-    while not queue.counts().exported:  # two parts, once the third has failed
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: queue.counts().exported)  # two parts, once the third has failed
     queue.shutdown(500)
     first = queue.counts()
     assert first.exported == sum(stamps(server.taken).values()) > 0

@@ -3,7 +3,6 @@
 import mmap
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from otel_kprofiler.interpreters import PythonProcesses, Refusal, open_own
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.tracking import Exec, Exited, Mapped, Started, Unmapped
 from tests.interpreters import Journal
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -148,10 +148,7 @@ def test_a_program_with_an_interpreter_is_not_skipped(processes, journal, own):
 
 
 def wait_until_loaded(pid):
-    end = time.monotonic() + 20
-    while b"nanosleep" not in Path(f"/proc/{pid}/wchan").read_bytes():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: b"nanosleep" in Path(f"/proc/{pid}/wchan").read_bytes())
 
 
 def test_exited_processes_are_detected(processes, journal, own, sleeping):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from google.protobuf.json_format import MessageToJson
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import (
@@ -20,6 +18,7 @@ from otel_kprofiler.otlp import (
     read_profiles,
 )
 from otel_kprofiler.otlp.payloads import parse_payloads
+from tests.windows import move_window
 
 
 @pytest.fixture
@@ -34,27 +33,6 @@ def line(window):
 
 def prefixed(*payloads):
     return b"".join(len(item).to_bytes(4, "big") + item for item in payloads)
-
-
-def other_window(window):
-    minute = 60 * 10**9
-    groups = [
-        group._replace(
-            samples=[
-                sample._replace(
-                    timestamps_unix_ns=[time + minute for time in sample.timestamps_unix_ns]
-                )
-                for sample in group.samples
-            ]
-        )
-        for group in window.profiles[0].resources
-    ]
-    return replace(
-        window,
-        start_unix_ns=window.start_unix_ns + minute,
-        end_unix_ns=window.end_unix_ns + minute,
-        profiles=[replace(window.profiles[0], resources=groups)],
-    )
 
 
 def test_a_protobuf_message_that_starts_like_json_is_decoded():
@@ -76,7 +54,7 @@ def test_the_three_file_forms_are_detected(window, payload, line, tmp_path):
 
 
 def test_each_message_becomes_a_window(window, payload, line):
-    later = other_window(window)
+    later = move_window(window, 60 * 10**9)
     later_payload = encode_window(later).batches[0].payload
     later_line = encode_window(later, form=Form.JSON).batches[0].payload + b"\n"
     for data in (prefixed(payload, later_payload), line + later_line, [payload, later_payload]):

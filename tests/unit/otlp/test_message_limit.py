@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 from otel_kprofiler.errors import PayloadError
 from otel_kprofiler.otlp import refuse_many_messages
 from otel_kprofiler.otlp.message_limit import _children, _count
+from tests.wire import pack_field
 
 COUNT = 200_000
 
@@ -18,11 +19,7 @@ COUNT = 200_000
 def nested(data, fields):
     """Wraps data in nested messages; ``fields`` lists their field numbers, outermost first."""
     for field in reversed(fields):
-        size, length = len(data), bytearray()
-        while size >= 0x80:
-            length.append(size & 0x7F | 0x80)
-            size >>= 7
-        data = bytes([field << 3 | 2]) + bytes([*length, size]) + data
+        data = pack_field(field, data)
     return data
 
 

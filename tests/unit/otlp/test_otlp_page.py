@@ -4,7 +4,7 @@ import pytest
 
 from otel_kprofiler.model import USER_SIDE, FileId, Frame, Module, ModuleKind, Stack, WindowSample
 from otel_kprofiler.otlp import decode_windows, encode_window
-from tests.examples import examples
+from tests.examples import examples, run_example
 from tests.windows import make_window
 
 EXAMPLES = examples("otlp.md")
@@ -13,15 +13,8 @@ EXAMPLES = examples("otlp.md")
 @pytest.fixture(autouse=True)
 def shop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run("Write a profile")
+    run_example(EXAMPLES, "Write a profile")
     return tmp_path / "shop.otlp"
-
-
-def run(heading):
-    (code,) = EXAMPLES[heading]
-    given = {}
-    exec(code, given)
-    return given
 
 
 def test_every_documented_example_is_tested():
@@ -32,17 +25,17 @@ def test_every_documented_example_is_tested():
 
 
 def test_a_written_profile_can_be_read(shop, capsys):
-    run("Read profiles")
+    run_example(EXAMPLES, "Read profiles")
     assert capsys.readouterr().out == "on_cpu shop price 3\n"
 
 
 def test_only_the_invalid_message_violates_a_rule(capsys):
-    given = run("Check payloads")
+    given = run_example(EXAMPLES, "Check payloads")
     assert capsys.readouterr().out == given["RULES"][given["wrong"].rule] + "\n"
 
 
 def test_a_small_message_is_one_batch(capsys):
-    run("Split messages of other producers")
+    run_example(EXAMPLES, "Split messages of other producers")
     assert capsys.readouterr().out == "1 {}\n"
 
 
@@ -52,7 +45,7 @@ def test_locations_are_given_names(shop, capsys):
     samples = [WindowSample(stack, 1, "t", 0, None, [5])]
     (batch,) = encode_window(make_window(0, 10, ({}, samples))).batches
     shop.write_bytes(batch.payload)
-    (named,) = decode_windows(run("Add names")["naming"].data)
+    (named,) = decode_windows(run_example(EXAMPLES, "Add names")["naming"].data)
     assert capsys.readouterr().out == "1 of 1\n"
     ((_, sample),) = named.samples
     assert sample.stack.frames[0].function == "libshop.so+0x10"

@@ -25,6 +25,7 @@ from otel_kprofiler.sdk import process_context
 from otel_kprofiler.sdk.process_context import publish_process_context, withdraw_process_context
 from tests.fuse import mounted
 from tests.raw_forks import run_in_raw_child
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -379,10 +380,7 @@ def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(p
     directory = process()
     sample = raw(5, 300 * TICK_NS)
     first = resources.get(sample)
-    deadline = time.monotonic() + 5
-    while not resources._contexts._known:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: resources._contexts._known)
     for name in ("mem", "maps", "stat"):
         (directory / name).unlink()
     (closed,) = close_window(resources, first)

@@ -4,6 +4,7 @@ import struct
 from typing import NamedTuple
 
 from otel_kprofiler.unwinding.frame_writing import Segment
+from tests.wire import pack_varint
 
 TEXT, TEXT_SIZE = 0x401000, 0x4000
 TABLE_ADDRESS = 0x500000
@@ -19,20 +20,12 @@ class Made(NamedTuple):
     flags: int = 0
 
 
-def number(value):
-    out = b""
-    while value > 0x7F:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
-
-
 def pack_sizes(sizes, quantum):
     out, size, end = b"", -1, 0
     for until, now in sizes:
         change = now - size
-        out += number(((change << 1) ^ (change >> 63)) & 0xFFFFFFFF)
-        out += number((until - end) // quantum)
+        out += pack_varint(((change << 1) ^ (change >> 63)) & 0xFFFFFFFF)
+        out += pack_varint((until - end) // quantum)
         size, end = now, until
     return out + b"\0"
 

@@ -49,6 +49,7 @@ from otel_kprofiler.viewing.grpc_receiver import MOST_CALLS, THREADS
 from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import answer, expected, resident_bytes, shown
+from tests.wire import pack_field
 
 pytestmark = pytest.mark.system
 
@@ -334,14 +335,6 @@ def test_a_queued_request_is_not_decompressed(receivers, intake, monkeypatch):
     assert post(receivers, bomb, **PROTOBUF, **{"Content-Encoding": "gzip"})[0] == 413
 
 
-def field(number, data):
-    size, sizes = len(data), bytearray()
-    while size >= 0x80:
-        sizes.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([number << 3 | 2, *sizes, size]) + data
-
-
 # AnyValue.array_value and ArrayValue.values, within an attribute of a Resource or the dictionary.
 NESTING, OUTER = (5, 1), {"resource": (2, 1, 1, 1), "dictionary": (2, 6, 2)}
 
@@ -351,7 +344,7 @@ NESTING, OUTER = (5, 1), {"resource": (2, 1, 1, 1), "dictionary": (2, 6, 2)}
 def test_deeply_nested_values_are_rejected(receivers, intake, place, levels):
     value = b""
     for number in (*NESTING * levels, *OUTER[place]):
-        value = field(number, value)
+        value = pack_field(number, value)
     body = payload() + value  # protobuf merges fields with the same number
     assert post(receivers, body)[0] == 400
     assert refused(receivers, body).code() is grpc.StatusCode.INVALID_ARGUMENT

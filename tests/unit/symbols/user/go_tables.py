@@ -12,6 +12,7 @@ import pytest
 from otel_kprofiler.elf import ElfFile, ImageSource, Section
 from otel_kprofiler.model import Segment
 from otel_kprofiler.symbols.user.go import GoTable
+from tests.wire import pack_varint
 
 PROGRAM = """
 package main
@@ -68,21 +69,13 @@ class GoFunction(NamedTuple):
     places: tuple[tuple[int, int, int], ...]  # size, file, line
 
 
-def number(value):
-    pieces = bytearray()
-    while value > 0x7F:
-        pieces.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*pieces, value])
-
-
 def pc_table(steps):
     """Makes a pc table from (size, value) pairs; equal successive values are merged."""
     written, before = b"", -1
     for value, run in groupby(steps, key=itemgetter(1)):
         size, delta = sum(size for size, _ in run), value - before
         before = value
-        written += number(delta << 1 if delta >= 0 else -delta * 2 - 1) + number(size)
+        written += pack_varint(delta << 1 if delta >= 0 else -delta * 2 - 1) + pack_varint(size)
     return written + b"\0"
 
 

@@ -4,6 +4,7 @@ import struct
 import zlib
 
 from tests.unit.symbols.user.hostile_files import CODE, TEXT, make_elf, make_symbols
+from tests.wire import pack_varint as uleb
 
 # DWARF 5, sections 7.5.4 to 7.5.6 and 7.22.
 COMPILE_UNIT, SUBPROGRAM, INLINED = 0x11, 0x2E, 0x1D
@@ -11,15 +12,6 @@ NAME, STMT_LIST, LOW_PC, HIGH_PC, RANGES, ABSTRACT_ORIGIN = 0x03, 0x10, 0x11, 0x
 ADDR, DATA4, REF4, STRP, INDIRECT, SEC_OFFSET = 0x01, 0x06, 0x13, 0x0E, 0x16, 0x17
 COMPRESSED = 0x800
 SPAN = 0x100_0000
-
-
-def uleb(value):
-    """Returns a number as unsigned LEB128."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def abbreviations(*rows):

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -28,6 +27,7 @@ from otel_kprofiler.symbols.user.loader import SymbolLoader
 from otel_kprofiler.symbols.user.loader_files import SymbolsRefused
 from otel_kprofiler.symbols.user.reopening import WantedFile
 from tests.fuse import mounted
+from tests.waiting import wait_until
 
 
 class Names:
@@ -613,8 +613,5 @@ def test_evicted_files_on_a_hanging_device_do_not_delay_others(make, tmp_path):
             loader.name(key(number), 0x10)
         other = FileKey(1000, 9, 0)
         loader.add(other, details(1000), b"content")
-        deadline = time.monotonic() + 60
-        while not loader.name(other, 0x10).lines:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: loader.name(other, 0x10).lines)
         fuse.thaw()
