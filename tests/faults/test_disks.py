@@ -20,6 +20,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import decode_windows
+from tests.queues import check
 from tests.waiting import wait_until
 from tests.windows import make_window
 
@@ -69,13 +70,6 @@ def numbered(number):
         number,
         number + 1,
     )
-
-
-def check(queue):
-    counts = queue.counts()
-    known = counts.exported + sum(counts.lost.values()) + counts.queued
-    assert counts.accepted + counts.carried == known
-    return counts
 
 
 def test_a_full_disk_loses_nothing_while_memory_suffices(disk, caplog):

@@ -8,7 +8,7 @@ import pytest
 
 from otel_kprofiler.bpf.layout import FIRST_EVENT
 from otel_kprofiler.delivery import Reporter
-from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter
+from otel_kprofiler.export import ExportQueue
 from otel_kprofiler.formats import FORMATS
 from otel_kprofiler.host import Access
 from otel_kprofiler.model import ON_CPU, Account, Form, LossCause, ProfileKind
@@ -16,6 +16,7 @@ from otel_kprofiler.otlp import check_payload, decode_windows
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter
 from otel_kprofiler.sampling import SamplerCounts
+from otel_kprofiler.sdk import InMemoryProfileExporter
 from tests.page import data
 from tests.records import in_ring, pack_record
 from tests.wire import fields, varints
@@ -30,20 +31,6 @@ RECORDS = [
     pack_record(130, (MUTEX_LOCK, VFS_READ), kind=FIRST_EVENT, value=5),
     pack_record(140, (MUTEX_LOCK,), kind=FIRST_EVENT, value=1),
 ]
-
-
-class Collecting(ProfileExporter):
-    max_bytes = None
-
-    def __init__(self, form):
-        self.name, self.form, self.batches = "collecting", form, []
-
-    def export(self, batch):
-        self.batches.append(batch)
-        return ExportResult.success(batch)
-
-    def shutdown(self, timeout_millis=30_000):
-        pass
 
 
 @pytest.fixture
@@ -101,7 +88,8 @@ def test_a_window_has_a_profile_of_each_kind(windows):
 
 @pytest.mark.parametrize("form", Form)
 def test_each_kind_is_accounted_for_exactly_up_to_the_receiver(recording, form):
-    exporter = Collecting(form)
+    exporter = InMemoryProfileExporter()
+    exporter.form = form
     reporter = Reporter([ExportQueue(exporter)])
     pipeline = replay(Recording(recording), WindowSchedule(10**9), reporter)
     assert reporter.force_flush(10_000)
@@ -115,7 +103,7 @@ def test_each_kind_is_accounted_for_exactly_up_to_the_receiver(recording, form):
     assert account.kinds["lock_wait"].lost == {LossCause.RING_FULL: 4}
     assert [kind.exporters[0].exported for kind in account.kinds.values()] == [2, 3]
 
-    (batch,) = exporter.batches
+    (batch,) = exporter.get_finished_batches()
     assert batch.sample_counts == {"on_cpu": 2, "lock_wait": 3}
     assert check_payload(batch.payload) == []
     (received,) = decode_windows(batch.payload)

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
-from otel_kprofiler.export.queue import QueueCounts
 from otel_kprofiler.model import Batch, Form, LossCause, ProfileSamples
+from tests.queues import check
 from tests.waiting import wait_until
 
 
@@ -48,13 +48,6 @@ def numbered(number, size=100):
 
 def numbers(receiver):
     return [int(payload) for payload in receiver.arrived]
-
-
-def check(queue) -> QueueCounts:
-    counts = queue.counts()
-    known = counts.exported + sum(counts.lost.values()) + counts.queued
-    assert counts.accepted + counts.carried == known
-    return counts
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from otel_kprofiler.export import (
     ProfileExporter,
 )
 from otel_kprofiler.model import Form, LossCause
+from tests.queues import check
 from tests.waiting import wait_until
 
 
@@ -56,23 +57,15 @@ def open_queue():
         queue.shutdown(0)
 
 
-def check(counts):
-    assert (
-        counts.accepted + counts.carried
-        == counts.exported + sum(counts.lost.values()) + counts.queued
-    )
-    return counts
-
-
 def test_batches_arrive_in_order_and_are_counted(open_queue, gate, batch):
     queue = open_queue(gate)
     for number in range(5):
         assert queue.put(batch(b"%d" % number, samples=(number,)))
-    assert check(queue.counts())[:4] == (10, 0, {}, 10)
+    assert check(queue)[:4] == (10, 0, {}, 10)
     gate.permits.release(5)
     assert queue.force_flush(5000)
     assert gate.seen == [b"0", b"1", b"2", b"3", b"4"]
-    assert check(queue.counts())[:6] == (10, 10, {}, 0, 0, 0)
+    assert check(queue)[:6] == (10, 10, {}, 0, 0, 0)
 
 
 @pytest.mark.parametrize("limit", [{"size": 2}, {"max_bytes": 20}])
@@ -82,11 +75,11 @@ def test_a_full_queue_drops_the_oldest_waiting_batch(open_queue, gate, batch, li
     wait_until(lambda: gate.seen)
     for number in range(4):
         queue.put(batch(b"number %d, " % number, samples=(10**number,)))
-    assert check(queue.counts()).lost == {LossCause.QUEUE_FULL: 11}
+    assert check(queue).lost == {LossCause.QUEUE_FULL: 11}
     gate.permits.release(9)
     assert queue.force_flush(5000)
     assert gate.seen == [b"in flight.", b"number 2, ", b"number 3, "]
-    assert check(queue.counts()).exported == 3 + 1100
+    assert check(queue).exported == 3 + 1100
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -95,7 +88,7 @@ def test_a_single_batch_above_the_byte_limit_is_queued(open_queue, gate, batch):
     gate.permits.release(1)
     queue.put(batch(b"larger than the limit"))
     assert queue.force_flush(5000)
-    assert check(queue.counts()).exported == 3
+    assert check(queue).exported == 3
 
 
 def test_put_never_waits_for_the_exporter(open_queue, gate, batch):
@@ -104,7 +97,7 @@ def test_put_never_waits_for_the_exporter(open_queue, gate, batch):
     for _ in range(1000):
         queue.put(batch())
     assert time.monotonic() - started < 30
-    assert check(queue.counts()).batches in (10, 11)
+    assert check(queue).batches in (10, 11)
 
 
 def test_one_slow_exporter_does_not_delay_another(open_queue, gate, batch):
@@ -124,7 +117,7 @@ def test_losses_reported_by_an_exporter_are_counted_by_cause(open_queue, batch):
     queue.put(batch())
     queue.record_loss({"on_cpu": 7}, LossCause.TOO_LARGE)
     assert queue.force_flush(5000)
-    assert check(queue.counts())[:3] == (13, 2, {LossCause.REJECTED: 4, LossCause.TOO_LARGE: 7})
+    assert check(queue)[:3] == (13, 2, {LossCause.REJECTED: 4, LossCause.TOO_LARGE: 7})
 
 
 def boom(_):
@@ -144,12 +137,12 @@ def test_an_exporter_bug_is_counted_and_logged_and_the_worker_survives(
     queue = open_queue(gate)
     queue.put(batch())
     assert queue.force_flush(5000)
-    assert check(queue.counts()).lost == {LossCause.INTERNAL: 3}
+    assert check(queue).lost == {LossCause.INTERNAL: 3}
     assert caplog.records[0].exc_info
     gate.result = ExportResult.success
     queue.put(batch())
     assert queue.force_flush(5000)
-    assert check(queue.counts()).exported == 3
+    assert check(queue).exported == 3
 
 
 def test_force_flush_waits_only_for_earlier_batches(open_queue, gate, batch):
@@ -177,7 +170,7 @@ def test_shutdown_exports_queued_batches(open_queue, batch):
     for _ in range(10):
         queue.put(batch())
     queue.shutdown(5000)
-    assert check(queue.counts())[:4] == (30, 30, {}, 0)
+    assert check(queue)[:4] == (30, 30, {}, 0)
     assert gate.stopped.is_set()
 
 
@@ -189,10 +182,10 @@ def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate,
     started = time.monotonic()
     queue.shutdown(200)
     assert time.monotonic() - started < 30
-    assert check(queue.counts())[:4] == (30, 12, {LossCause.SHUTDOWN: 18}, 0)
+    assert check(queue)[:4] == (30, 12, {LossCause.SHUTDOWN: 18}, 0)
     queue.shutdown(200)
     assert not queue.put(batch())
-    assert check(queue.counts())[:4] == (33, 12, {LossCause.SHUTDOWN: 21}, 0)
+    assert check(queue)[:4] == (33, 12, {LossCause.SHUTDOWN: 21}, 0)
 
 
 def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
@@ -204,12 +197,12 @@ def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch,
     started = time.monotonic()
     queue.shutdown(0)
     assert time.monotonic() - started < 30
-    assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
+    assert check(queue)[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
     gate.permits.release(1)
     for thread in set(threading.enumerate()) - earlier:
         thread.join(5)
         assert not thread.is_alive()
-    assert check(queue.counts())[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
+    assert check(queue)[:4] == (3, 0, {LossCause.SHUTDOWN: 3}, 0)
 
 
 def test_on_export_is_called_once_per_export_and_may_fail(open_queue, batch, caplog):
@@ -224,7 +217,7 @@ def test_on_export_is_called_once_per_export_and_may_fail(open_queue, batch, cap
     queue.put(batch())
     assert queue.force_flush(5000)
     assert seen == [(ExportOutcome.SUCCESS, True)] * 2
-    assert check(queue.counts()).exported == 6
+    assert check(queue).exported == 6
 
 
 def test_the_account_is_exact_at_every_instant(open_queue, batch):
@@ -235,9 +228,9 @@ def test_the_account_is_exact_at_every_instant(open_queue, batch):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        check(queue.counts())
+        check(queue)
     assert queue.force_flush(5000)
-    assert check(queue.counts()).accepted == 4 * 300 * 3
+    assert check(queue).accepted == 4 * 300 * 3
 
 
 def test_a_replacement_exporter_gets_waiting_and_abandoned_batches(open_queue, gate, batch):
@@ -250,6 +243,5 @@ def test_a_replacement_exporter_gets_waiting_and_abandoned_batches(open_queue, g
     assert queue.force_flush(5000)
     assert gate.stopped.is_set()
     assert successor.seen == [b"0", b"1", b"2"]
-    counts = queue.counts()
-    check(counts)
+    counts = check(queue)
     assert (counts.exported, counts.lost) == (counts.accepted, {})

@@ -1,0 +1,9 @@
+"""Checks the counts of sending queues."""
+
+
+def check(queue):
+    """Returns a queue's counts, which must account for each accepted or carried sample."""
+    counts = queue.counts()
+    accounted = counts.exported + sum(counts.lost.values()) + counts.queued
+    assert counts.accepted + counts.carried == accounted
+    return counts
