@@ -33,9 +33,10 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
-from otel_kprofiler.export import ExportQueue, ExportResult, ProfileExporter, Spool
+from otel_kprofiler.export import ExportQueue, Spool
 from otel_kprofiler.export.queue import QueueCounts
-from otel_kprofiler.model import Batch, Form
+from otel_kprofiler.model import Batch
+from otel_kprofiler.sdk import InMemoryProfileExporter
 from tests.faults.table.kinds.receivers import FINAL, GOOD, LOSING, TRANSIENT, at_random
 from tests.faults.table.receivers import HttpReceiver, Request
 
@@ -226,28 +227,14 @@ def run_kills(directory: Path, kills: int, fsync: str, seed: int) -> Result:
     return Result(kills, arrived, lost, difference, check_unknown(arrived))
 
 
-class Collecting(ProfileExporter):
-    name, form, max_bytes = "otlp_http", Form.PROTOBUF, None
-
-    def __init__(self) -> None:
-        self.batches: list[Batch] = []
-
-    def export(self, batch: Batch) -> ExportResult:
-        self.batches.append(batch)
-        return ExportResult.success(batch)
-
-    def shutdown(self, timeout_millis: float = 30_000) -> None:
-        pass
-
-
-def deliver(spool: Path) -> tuple[list[Batch], QueueCounts, int]:
+def deliver(spool: Path) -> tuple[tuple[Batch, ...], QueueCounts, int]:
     """Returns a spool's batches, its counts, and the time since which samples are unknown."""
-    exporter = Collecting()
+    exporter = InMemoryProfileExporter()
     queue = ExportQueue(exporter, spool=Spool(str(spool), fsync=False))
     assert queue.force_flush(60_000)
     counts, since = queue.counts(), queue.unknown_since_unix_ns
     queue.shutdown()
-    return exporter.batches, counts, since
+    return exporter.get_finished_batches(), counts, since
 
 
 def run_truncations(directory: Path, cuts: int, seed: int) -> list[str]:

@@ -1,6 +1,8 @@
-"""Runs a sampler, or takes a CPU offline, for the duration of a block."""
+"""Runs a sampler or a load, or takes a CPU offline, for the duration of a block."""
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,18 @@ def sampling(**settings):
         yield sampler
     finally:
         sampler.close()
+
+
+@contextlib.contextmanager
+def load(code, *, cpu=None):
+    """Runs Python code in a process, on one CPU if given; yields its pid."""
+    pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
+    process = subprocess.Popen([sys.executable, "-S", "-c", pin + code])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextlib.contextmanager

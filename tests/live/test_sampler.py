@@ -7,13 +7,12 @@ import resource
 import signal
 import statistics
 import struct
-import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from samplers import offline, sampling
+from samplers import load, offline, sampling
 
 from otel_kprofiler.bpf import parse_counts
 from otel_kprofiler.errors import KProfilerError
@@ -45,17 +44,6 @@ else:
     while True: pass
 """
 READ = "while True: open('/proc/stat').read()"
-
-
-@contextlib.contextmanager
-def load(code, *, cpu=None):
-    pin = f"import os; os.sched_setaffinity(0, {{{cpu}}})\n" if cpu is not None else ""
-    process = subprocess.Popen([sys.executable, "-S", "-c", pin + code])
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
 
 
 def collect(sampler, seconds, *, interval_s=0.05):

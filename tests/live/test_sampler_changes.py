@@ -1,16 +1,13 @@
 """Settings of a running sampler change without gaps or duplicate samples."""
 
-import contextlib
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
 
 import pytest
-from samplers import sampling
+from samplers import load, sampling
 
 from otel_kprofiler.errors import HostError
 from otel_kprofiler.sampling import SamplerConfig
@@ -19,19 +16,6 @@ from tests.further import further
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
 FAST = {"samples_per_second": 999, "send_idle_frames": True, "stacks": "both"}
-
-
-@contextlib.contextmanager
-def busy(cpu):
-    """Keeps a CPU busy, since the timers of an idle CPU that was offline may not fire."""
-    work = subprocess.Popen(
-        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile True: pass"]
-    )
-    try:
-        yield
-    finally:
-        work.kill()
-        work.wait()
 
 
 class Witness:
@@ -167,7 +151,8 @@ def test_cpus_are_added_and_removed_while_others_continue():
     last = os.cpu_count() - 1
     if not last:
         pytest.skip("needs two CPUs")
-    with busy(last), sampling(**FAST) as sampler:
+    # The timers of an idle CPU that was offline may not fire.
+    with load("while True: pass", cpu=last), sampling(**FAST) as sampler:
         drain_for(sampler, 0.1)
         sampler.reconfigure(SamplerConfig(**FAST, pin_cpu_ids=(last,)))
         sampler.drain()
