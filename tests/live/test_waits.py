@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -407,11 +408,13 @@ def test_a_wait_is_one_stack_below_the_scheduler_and_the_profiler_is_left_out(tm
         if sample.timestamps_unix_ns and sample.weight
     ]
     slept = [one for pid, one in samples if pid == sleeper.pid]
-    stacks = {
+    stacks = Counter(
         tuple(frame.function for frame in sample.stack.frames if frame.side is KERNEL_SIDE)
         for sample in slept
         if sample.wait.state is WaitState.INTERRUPTIBLE
-    }
+    )
+    # Other tests may keep the kernel from walking a stack: a CPU walks one at a time.
+    assert stacks.pop((), 0) < len(slept) / 10
     assert len(stacks) == 1, stacks
     ((leaf, *_),) = stacks
     assert leaf in ("hrtimer_nanosleep", "common_nsleep", "common_nsleep_timens")
