@@ -1,5 +1,6 @@
 """Waits for kernel locks have their exact time, the lock's holder, and a stack."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from samplers import load
 from test_events import record, report
 
 from otel_kprofiler.host import parse_event
@@ -151,6 +153,36 @@ def test_waits_during_a_pause_are_not_counted():
         sampler.close()
     growth = subtract_lock_totals(after, before)
     assert sum(total.waits for name, total in growth.items() if name != UNCOUNTED_LOCK) < ROUNDS
+
+
+THREADS = """
+import threading
+while True:
+    threads = [threading.Thread(target=int) for _ in range(20)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_waits_of_the_profilers_exiting_threads_are_left_out():
+    """Threads wait for locks while they exit, when they are in no pid namespace anymore."""
+    sampler = EbpfSampler(
+        SamplerConfig(on_cpu=False, events=(CONTENTION,), target_pids=(os.getpid(),))
+    )
+    sampler.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(6):
+                stack.enter_context(load(THREADS))
+            for _ in range(30):
+                faults = stack.enter_context(os.fdopen(open_faults()))
+                file = stack.enter_context(tempfile.TemporaryFile())
+                hold_once(faults.fileno(), file.fileno(), 10, 0.01)
+        assert sampler.drain() == []
+        counts = sampler.counts()["lock_contention"]
+    finally:
+        sampler.close()
+    assert not any(total.total_ns for total in counts.locks.values())
 
 
 def test_the_profilers_own_waits_are_left_out():

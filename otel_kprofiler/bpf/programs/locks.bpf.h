@@ -26,6 +26,8 @@ enum {
 	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may be gone */
 };
 
+#define INITIAL_NAMESPACE 0xeffffffcULL /* PROC_PID_INIT_INO, include/linux/proc_ns.h */
+
 /* Written by locks.py; change both together. */
 struct lock_layout {
 	u64 number; /* number of the event, from 1 */
@@ -202,6 +204,9 @@ INLINE int is_own_process(void)
 {
 	struct namespace_ids ids = {};
 
+	/* An exiting thread has an id, but no namespace. */
+	if (lock_layout.own_inode == INITIAL_NAMESPACE)
+		return bpf_get_current_pid_tgid() >> 32 == lock_layout.own_tgid;
 	return !bpf_get_ns_current_pid_tgid(lock_layout.own_device, lock_layout.own_inode, &ids,
 					    sizeof(ids)) &&
 	       ids.tgid == lock_layout.own_tgid;
