@@ -209,7 +209,7 @@ def test_a_replay_names_code_without_files(tmp_path):
     )
     node = ["env", "-C", tmp_path, "node", "--always-sparkplug", "--perf-prof", "-e", script]
     output = ["--stacks", "both", "--raw", raw, "-o", recorded]
-    done = call("record", "-d", "2s", "-F", 499, *output, "--", *node)
+    done = call("record", "-d", "4s", "-F", 499, *output, "--", *node)
     assert done.returncode == 0, done.stderr
     replayed = call("record", "--replay", raw, "-o", again)
     assert replayed.returncode == 0, replayed.stderr
@@ -217,7 +217,7 @@ def test_a_replay_names_code_without_files(tmp_path):
     (window,) = map(made_code, read_profiles(str(again)))
     assert any(line.function.startswith("JS:*hot ") and line.line for line in first)
     # A stack with pending names is recorded with the names from only one of its samples.
-    assert sum(((first - window) + (window - first)).values()) <= 0.1 * sum(first.values())
+    assert sum(((first - window) + (window - first)).values()) <= 0.05 * sum(first.values())
 
 
 def made_code(window):
