@@ -17,13 +17,13 @@ from otel_kprofiler.errors import KProfilerError, PayloadError
 from otel_kprofiler.formats import is_pprof, parse_pprof
 from otel_kprofiler.model import Window
 from otel_kprofiler.otlp import decode_windows, read_file, read_stream, refuse_negative_values
+from otel_kprofiler.perf_data import MAGIC, read_perf_data
 
 FIX: Final = "pass a file written by `record`, a Collector's file exporter, perf, or a pprof tool"
 _STDIN: Final = "-"
 _MAX_UNPACKED_BYTES: Final = 2 << 30
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
-_PERF_DATA: Final = b"PERFILE2"
 _GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
 _REPLAY_NS: Final = 1 << 62  # a single window for the whole file
 _CONVERT: Final = "otel-kprofiler report {} -o FILE.otlp, then send that"
@@ -83,7 +83,7 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
         data = _unpack_profile(data, lambda problem: notify(f"{path}: {problem}"))
         if is_pprof(data):
             raise PayloadError("a pprof profile, not OTLP", hint=_CONVERT.format(path))
-        if data.startswith(_PERF_DATA):
+        if data.startswith(MAGIC):
             raise PayloadError("a perf.data file, not OTLP", hint=_CONVERT.format(path))
     return data
 
@@ -122,9 +122,7 @@ def _find_write_time(path: str) -> int:
 
 def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
     data = _unpack_profile(data, notify)
-    if data.startswith(_PERF_DATA):
-        from otel_kprofiler.perf_data import read_perf_data  # noqa: PLC0415 - imports symbols
-
+    if data.startswith(MAGIC):
         windows = read_perf_data(data, written_unix_ns, notify)
         refuse_negative_values(windows)
         return windows
@@ -163,7 +161,7 @@ def _unpack(data: bytes, notify: Notify) -> bytes:
 
 def _replay(path: str) -> list[Window]:
     from otel_kprofiler.pipeline import WindowSchedule, replay  # noqa: PLC0415 - import samplers
-    from otel_kprofiler.recording import Recording  # noqa: PLC0415
+    from otel_kprofiler.recording import Recording  # noqa: PLC0415 - imports symbols
 
     windows: list[Window] = []
     with closing(Recording(path)) as recording:

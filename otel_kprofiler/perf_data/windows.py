@@ -24,7 +24,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.perf_data.file import EventAttr, Reader
-from otel_kprofiler.perf_data.naming import CodeNames, Names
+from otel_kprofiler.perf_data.naming import Names
 from otel_kprofiler.perf_data.processes import Process, Processes
 from otel_kprofiler.perf_data.records import (
     STACK_USER,
@@ -80,6 +80,8 @@ def read_perf_data(
     reader = Reader(data)
     records = read_records(reader)
     if names is None:
+        from otel_kprofiler.perf_data.code_names import CodeNames  # noqa: PLC0415 - imports symbols
+
         names = CodeNames(
             os.fsdecode(path) for path in reader.file.build_ids if path.startswith(b"/")
         )

@@ -22,7 +22,8 @@ from otel_kprofiler.model import (
     ModuleKind,
     Unresolved,
 )
-from otel_kprofiler.perf_data import CodeNames, read_perf_data
+from otel_kprofiler.perf_data import read_perf_data
+from otel_kprofiler.perf_data.code_names import CodeNames
 from otel_kprofiler.perf_data.processes import AddressSpace
 from otel_kprofiler.perf_data.records import FileMapping
 

@@ -1,0 +1,56 @@
+"""Names the code in a recording by build id, using the files and kernel of this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os.path import basename
+
+from otel_kprofiler.model import KERNEL_SIDE, BuildId, FileId, Frame, Module
+from otel_kprofiler.symbols import (
+    VMLINUX,
+    FileIdentity,
+    InstalledFiles,
+    InstalledKernel,
+    KernelSymbolizer,
+    SymbolSources,
+)
+
+
+class CodeNames:
+    """Names user code whose file this host has, and code of this host's kernel. Not thread-safe.
+
+    ``paths`` are further candidate files, for :class:`InstalledFiles`. By default, the running
+    kernel's symbols are read on first use.
+    """
+
+    def __init__(
+        self, paths: Iterable[str] = (), symbolizer: KernelSymbolizer | None = None
+    ) -> None:
+        self._files = InstalledFiles(SymbolSources(), paths)
+        self._symbolizer = symbolizer
+        self._installed: InstalledKernel | None = None
+
+    def find_user(self, path: str, build_id: str, offset: int) -> Frame | None:
+        """See :class:`Names`."""
+        if not build_id:
+            return None
+        identity = FileIdentity(basename(path), BuildId(build_id), FileId(""))
+        return self._files.frame(identity, offset, offset)
+
+    def find_kernel(self, module: Module, rva: int, address: int) -> Frame | None:
+        """See :class:`Names`."""
+        if self._symbolizer is None:
+            self._symbolizer = KernelSymbolizer.live()
+        loaded = self._symbolizer.module(module.name)
+        if loaded is not None and loaded.build_id == module.build_id is not None:
+            # In perf's records, a module's base differs from the one used here.
+            runtime = loaded.base + rva if module.name == VMLINUX else address
+            (frame,) = self._symbolizer.resolve_addresses([runtime])
+            if frame.module is loaded:
+                return frame
+        if self._installed is None:
+            self._installed = InstalledKernel(symbolizer=self._symbolizer)
+        if module.name != VMLINUX or module.build_id is None:
+            return None
+        lines = self._installed.lines(module.name, module.build_id, rva)
+        return Frame(module, rva, lines, 0, KERNEL_SIDE) if lines else None
