@@ -158,9 +158,9 @@ def open_mapped(
 ) -> OpenedFile:
     """Open the file of a request.
 
-    The fallbacks are ``known_path``, the path by which the file was last opened, and the paths that
-    ``find_places`` yields for the inode number. The latter are used only if the process has exited,
-    and if the request has the file's size and modification time.
+    The first fallback is ``known_path``, where the file was last opened. If the process has exited,
+    and the request has the file's size and modification time, the paths that ``find_places`` yields
+    for the inode number are tried next.
 
     Raises ``MappedFileError`` if the file is gone, was replaced, or may not be opened by this
     process.

@@ -37,7 +37,7 @@ from otel_kprofiler.unwinding.go_x86 import X86
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
 """Functions whose return address is exact: that of an interrupted instruction or call into C."""
 _SPARE_BYTES: Final = 4096
-"""Bytes by which the entries may exceed the table. They usually take a fifth of its size."""
+"""Entries may be this much larger than the table. Usually, they are a fifth of its size."""
 _CHECKED, _FIT = 200, 0.9
 """Number of functions checked for register-saving instructions, and share that must match."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}

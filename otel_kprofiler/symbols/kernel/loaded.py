@@ -73,8 +73,8 @@ def make_found(
     """Makes a module whose symbol names have not been read.
 
     ``taken`` contains the start addresses of other modules, and pages that hold no code. ``number``
-    is the module's generation. ``init_until_ns`` is a boottime by which the init function had
-    returned; ``FOREVER`` while it runs; None if unknown.
+    is the module's generation. The init function returned at the boottime ``init_until_ns`` or
+    earlier. The value is ``FOREVER`` while it runs, and None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
     module = make_module(line, files, None, taken, file_id)

@@ -45,7 +45,7 @@ def is_marker(name: bytes) -> bool:
 
 
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
-    """Returns a sort key for the symbols at one address, of which the smallest is displayed.
+    """Returns a sort key for symbols at one address. The symbol with the smallest is displayed.
 
     Functions come before boundary markers, specific names before generic names, then global before
     weak before local symbols, then shorter names before longer names. ``kind`` is the code of the

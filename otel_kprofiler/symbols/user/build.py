@@ -258,7 +258,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Yields the indices of zeros, each of which the caller may replace."""
+    """Yields the indices of zeros. The caller may replace a zero once it is yielded."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)
