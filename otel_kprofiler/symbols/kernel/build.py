@@ -6,7 +6,7 @@ import re
 import sys
 from array import array
 from binascii import unhexlify
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import compress, islice, repeat
 from operator import ge
@@ -95,9 +95,7 @@ class TableBuilder:
         return SymbolTable(entries, max_function=max_function)
 
     def _append(self, addresses: list[bytes], names: list[bytes], padded: bytes) -> None:
-        values = array("Q", unhexlify(b"".join(addresses)))
-        if sys.byteorder == "little":
-            values.byteswap()
+        values = parse_addresses(addresses)
         try:
             lengths = bytes(map(len, names))
         except ValueError:  # a name of more than 255 bytes
@@ -130,6 +128,14 @@ class TableBuilder:
             if index < len(classes) and classes[index] == _OTHER:
                 indices.append(index)
         return indices
+
+
+def parse_addresses(addresses: Iterable[bytes]) -> array[int]:
+    """Converts addresses of 16 hexadecimal digits to numbers."""
+    values = array("Q", unhexlify(b"".join(addresses)))
+    if sys.byteorder == "little":
+        values.byteswap()
+    return values
 
 
 def _name_end(addresses: Sequence[bytes], names: list[bytes], index: int) -> bytes:

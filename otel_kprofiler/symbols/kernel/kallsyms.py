@@ -8,7 +8,6 @@ unsorted blocks follow: the live modules, ftrace's clones of the init functions 
 
 from __future__ import annotations
 
-import sys
 from array import array
 from binascii import unhexlify
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,12 @@ from operator import ne
 from typing import Final, NamedTuple
 
 from otel_kprofiler.elf import is_mapping_symbol, marks_data
-from otel_kprofiler.symbols.kernel.build import END_TYPE, TEXT_TYPES, TableBuilder
+from otel_kprofiler.symbols.kernel.build import (
+    END_TYPE,
+    TEXT_TYPES,
+    TableBuilder,
+    parse_addresses,
+)
 from otel_kprofiler.symbols.kernel.names import PAD_PREFIX, PREAMBLE
 from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES, SymbolTable
 
@@ -101,7 +105,7 @@ class _Fields(NamedTuple):
 
     def split(self) -> tuple[_Fields, array[int]]:
         text = self.where(self.types.translate(_IS_TEXT))
-        return text, _values(compress(self.addresses, self.types.translate(_IS_OTHER)))
+        return text, parse_addresses(compress(self.addresses, self.types.translate(_IS_OTHER)))
 
 
 class KallsymsParser:
@@ -265,7 +269,7 @@ class KallsymsParser:
             part, others = (part.without_mapping_symbols() if has_marks else part).split()
             if not (modules[start].startswith(b"[") and modules[start].endswith(b"]")):
                 self.bad_lines += end - start
-                self._skipped += _values(fields.addresses[start:end])
+                self._skipped += parse_addresses(fields.addresses[start:end])
             elif self._open is not None and modules[start] == self._module:
                 self._open = self._open.plus(part)
                 self._others += others
@@ -299,10 +303,10 @@ class KallsymsParser:
         if is_module and (not following or following in self._blocks or following in NO_MODULES):
             fields, clones = _split_clones(fields)
             self._add_freed(clones, name)
-            self._others += _values(clones.addresses)
+            self._others += parse_addresses(clones.addresses)
         if self._skipped:  # the function after the padding may have been skipped
             pads = [symbol.startswith(PAD_PREFIX) for symbol in fields.names]
-            self._others += _values(fields.where(pads).addresses)
+            self._others += parse_addresses(fields.where(pads).addresses)
             fields = fields.where([not pad for pad in pads])
         builder = TableBuilder()
         for part in _sort_code(fields, self._others):
@@ -412,10 +416,3 @@ def _split_clones(fields: _Fields) -> tuple[_Fields, _Fields]:
 
 def _block_name(brackets: bytes) -> str:
     return brackets.strip(b"[]").decode("utf-8", "backslashreplace")
-
-
-def _values(addresses: Iterable[bytes]) -> array[int]:
-    values = array("Q", unhexlify(b"".join(addresses)))
-    if sys.byteorder == "little":
-        values.byteswap()
-    return values
