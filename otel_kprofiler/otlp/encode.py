@@ -294,7 +294,7 @@ def _encode(
     complete_size = 0
     owner = None
     for group, units_of_group in groupby(units, itemgetter(0)):
-        if group.owner is not owner:
+        if group.owner != owner:
             owner = group.owner
             resource = writer.resource(dictionary.key_values(owner.attributes), owner.schema_url)
             complete_size += len(resource[0]) + len(resource[1])

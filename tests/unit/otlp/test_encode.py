@@ -488,6 +488,19 @@ def test_merged_equal_samples_are_sized_correctly(window, form):
 
 
 @pytest.mark.parametrize("form", Form)
+def test_a_resource_of_several_kinds_counts_once_toward_the_limit(window, form):
+    resource = Resource({"process.pid": 1, "process.command_line": "x" * 1000})
+    stack = Stack.from_frames((Frame(None, 1 << 63, (Line("f"),), 0, KERNEL_SIDE),))
+    sample = WindowSample(stack, 1, "t", 0, None, [window.start_unix_ns], [5])
+    groups = [ResourceSamples(Resource(dict(resource.attributes)), [sample])]
+    kinds = [ProfileKind(name, name, "count") for name in ("first", "second")]
+    profile = window.profiles[0]
+    both = replace(window, profiles=[replace(profile, kind=k, resources=groups) for k in kinds])
+    size = len(encoded(both, form=form).payload)
+    assert len(encode_window(both, form=form, max_bytes=size).batches) == 1
+
+
+@pytest.mark.parametrize("form", Form)
 def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
     frames = [
         Frame(None, (1 << 63) + number, (Line("function" * 4 + str(number)),), 0, KERNEL_SIDE)
