@@ -20,6 +20,7 @@ from otel_kprofiler.host import (
     read_process,
 )
 from otel_kprofiler.sampling import (
+    INITIAL_NAMESPACE,
     EbpfSampler,
     GroupFollower,
     Groups,
@@ -32,7 +33,6 @@ _GROUP_HINTS: Final = {
     False: "list units with systemctl list-units; user units are in user@UID.service",
 }
 """Fixes for a pod (True) or unit (False) that does not exist."""
-_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Targets:
 def find_namespace(access: Access) -> tuple[int, int] | None:
     """Returns device and inode of ``/proc``'s pid namespace; None for the initial pid namespace."""
     namespace = os.stat("/proc/self/ns/pid")
-    is_initial = namespace.st_ino == _INITIAL_NAMESPACE or _is_proc_of_another(access)
+    is_initial = namespace.st_ino == INITIAL_NAMESPACE or _is_proc_of_another(access)
     return None if is_initial else (namespace.st_dev, namespace.st_ino)
 
 

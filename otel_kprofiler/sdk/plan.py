@@ -23,7 +23,7 @@ from otel_kprofiler.processes import (
     ProcessResources,
     read_host_attributes,
 )
-from otel_kprofiler.sampling import SamplerConfig
+from otel_kprofiler.sampling import INITIAL_NAMESPACE, SamplerConfig
 from otel_kprofiler.sdk.label_sets import check_name
 from otel_kprofiler.sdk.object_layout import find_span_layout
 from otel_kprofiler.sdk.resource import plain_attributes
@@ -32,7 +32,6 @@ from otel_kprofiler.symbols import UserSymbolSettings
 
 Target = Literal["self", "children", "host"]
 
-_INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _LONGEST_DRAIN_S: Final = 1.0
 _SAMPLES_PER_DRAIN: Final = 100
 _SHORTEST_DRAIN_S: Final = 0.02
@@ -109,7 +108,7 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     )
     namespace = os.stat("/proc/self/ns/pid")
     if plan.target == "host":
-        if namespace.st_ino != _INITIAL_NAMESPACE:
+        if namespace.st_ino != INITIAL_NAMESPACE:
             raise HostError(
                 "the host cannot be profiled from inside a pid namespace",
                 hint="run the container in the host's pid namespace (--pid=host, hostPID: true), "
