@@ -30,12 +30,15 @@ class AbortableAdapter(HTTPAdapter):
         self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._aborted = False
+        self._exchange = 0  # number of the last exchange
         super().__init__(pool_connections=1, pool_maxsize=1)
 
-    def begin(self) -> None:
-        """Allow exchanges again after an abort."""
+    def begin(self) -> int:
+        """Allow an exchange, also after an abort. Returns the exchange's number."""
         with self._lock:
             self._aborted = False
+            self._exchange += 1
+            return self._exchange
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the connection pool, and tracks the sockets of its connections."""
@@ -78,13 +81,17 @@ class AbortableAdapter(HTTPAdapter):
         pool.ConnectionCls = make_tracked
         return pool
 
-    def abort(self) -> None:
-        """Abort every running exchange as if the receiver had disconnected."""
+    def abort(self, exchange: int | None = None) -> None:
+        """Abort every running exchange as if the receiver had disconnected.
+
+        With the number of an ``exchange``, does nothing if a later exchange has begun.
+        """
         with self._lock:
+            if exchange not in (None, self._exchange):
+                return
             self._aborted = True
-            sockets = list(self._sockets)
-        for sock in sockets:
-            _shut_down(sock)
+            for sock in list(self._sockets):
+                _shut_down(sock)
 
     def _watch(self, sock: Any) -> None:
         with self._lock:

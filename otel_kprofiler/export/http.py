@@ -128,11 +128,11 @@ class OtlpHttpExporter(OtlpSender):
         if self._tls_files and self._tls_files.renew():
             self._session.close()  # later connections use the new TLS files
         late = threading.Event()
-        self._adapter.begin()
+        exchange = self._adapter.begin()
 
-        def abort() -> None:
+        def abort() -> None:  # a later exchange may have begun
             late.set()
-            self._adapter.abort()
+            self._adapter.abort(exchange)
 
         # Socket timeouts apply to each read, so they do not bound a trickling response.
         timer = threading.Timer(timeout_s, abort)

@@ -126,7 +126,7 @@ MUTATIONS = [
     Mutation("receiver refusing temporarily", GRPC, "        StatusCode.UNAVAILABLE,\n", "", f"{RECEIVERS}::test_transient_grpc_faults_lose_nothing"),
     Mutation("receiver refusing permanently", GRPC, "    return Answer(Verdict.REFUSED, code.name, message)\n", "    return Answer(Verdict.RETRY, code.name, message)\n", f"{RECEIVERS}::test_grpc_rejections_are_counted_and_not_retried"),
     Mutation("receiver slow", GRPC, "timeout=timeout_s, metadata", "timeout=30, metadata", f"{RECEIVERS}::test_a_slow_receiver_delays_only_its_own_queue"),
-    Mutation("receiver hanging mid-response", HTTP, "            self._adapter.abort()\n\n        # Socket timeouts", "            pass\n\n        # Socket timeouts", "tests/unit/export/test_http_exporter.py"),
+    Mutation("receiver hanging mid-response", HTTP, "            self._adapter.abort(exchange)\n\n        # Socket timeouts", "            pass\n\n        # Socket timeouts", "tests/unit/export/test_http_exporter.py"),
     Mutation("receiver sending garbage", ANSWERS, "        return Answer(Verdict.ACCEPTED, name, unreadable=body.problem)\n    kind", "        return Answer(Verdict.REFUSED, name, body.problem)\n    kind", f"{RECEIVERS}::test_a_batch_whose_response_is_unreadable_is_exported_once"),
     Mutation("receiver answering with a page", ANSWERS, "    return Answer(Verdict.ACCEPTED, name, unreadable=problem)\n", "    return Answer(Verdict.REFUSED, name, problem)\n", f"{RECEIVERS}::test_a_batch_whose_response_is_unreadable_is_exported_once"),
     Mutation("receiver hanging up within its success", HTTP, "                if not is_delivered(status):\n                    raise\n", "                raise\n", f"{RECEIVERS}::test_a_batch_whose_response_is_unreadable_is_exported_once"),

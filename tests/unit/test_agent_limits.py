@@ -62,17 +62,35 @@ def test_cpu_time_is_measured_between_calls():
     assert usage.rss_bytes > 10**6
 
 
+class Checks(threading.Event):
+    """The watchdog's stop event, whose waits end when the test lets a check happen."""
+
+    def __init__(self):
+        super().__init__()
+        self.due = threading.Semaphore(0)
+
+    def set(self):
+        super().set()
+        self.due.release()
+
+    def wait(self, timeout=None):
+        self.due.acquire()
+        return self.is_set()
+
+
 @pytest.mark.parametrize(
-    "stall", [lambda goes_on: goes_on.wait(20), "count"], ids=["system call", "python"]
+    "stall", [lambda goes_on: goes_on.wait(60), "count"], ids=["system call", "python"]
 )
 def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, caplog):
-    goes_on, watchdog = threading.Event(), Watchdog(after_s=0.2)
+    goes_on, watchdog = threading.Event(), Watchdog()
+    watchdog._stop = checks = Checks()
 
     def count(goes_on):
         while not goes_on.is_set():
             pass
 
     def observe():
+        checks.due.release(20)
         wait_until(watchdog.find_stall)
         wait_until(lambda: "has stalled" in caplog.text)
         goes_on.set()
@@ -83,7 +101,8 @@ def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, c
         (count if stall == "count" else stall)(goes_on)
         watchdog.alive()
         assert watchdog.find_stall() == []
-        wait_until(lambda: watchdog.alive() or "continues" in caplog.text)
+        checks.due.release()
+        wait_until(lambda: "continues" in caplog.text)
     observer.join()
     assert watchdog.stalls == 1
     assert "test_agent_limits.py" in caplog.text

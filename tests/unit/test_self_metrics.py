@@ -120,8 +120,7 @@ def test_metrics_cover_samples_losses_queue_exports_symbols_cpu_and_memory(
     telemetry.configure(load(receiver.endpoint))
     telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.SUCCESS, {}), 0.1)
     telemetry.on_export("otlp_grpc", ExportResult(ExportOutcome.FAILURE, {}, "", "503"), 9)
-    receiver.arrived.clear()
-    assert receiver.arrived.wait(10)
+    wait_for_requests(receiver, len(receiver.requests) + 2)  # the first may have begun earlier
     request, metadata = receiver.requests[-1]
     result = points(request)
 
@@ -178,7 +177,7 @@ def test_metrics_are_sent_over_http(telemetry):
 
     with HttpServer(answer) as server:
         telemetry.configure(load(server.url, kind="otlp_http"))
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         telemetry.close()
     assert bodies[0][0] == "/v1/metrics"
 
@@ -186,7 +185,8 @@ def test_metrics_are_sent_over_http(telemetry):
 def test_a_receiver_without_a_metrics_pipeline_is_explained_once(telemetry, caplog):
     server, port = serve_grpc(None)
     telemetry.configure(load(f"127.0.0.1:{port}"))
-    threading.Event().wait(1)
+    wait_until(lambda: "own metrics" in caplog.text)
+    time.sleep(0.5)
     telemetry.close()
     server.stop(0).wait()
     (message,) = [text for text in caplog.messages if "own metrics" in text]
@@ -232,10 +232,17 @@ def test_a_proxy_from_the_environment_is_not_used(receiver, telemetry, monkeypat
         for name in ("http_proxy", "grpc_proxy", "https_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
         telemetry.configure(load(receiver.endpoint))
-        assert receiver.arrived.wait(10)
+        assert receiver.arrived.wait(60)
         proxy.setblocking(False)
         with pytest.raises(BlockingIOError):
             proxy.accept()
+
+
+READER = "OtelPeriodicExportingMetricReader"
+
+
+def thread_names():
+    return {thread.name for thread in threading.enumerate()}
 
 
 def wait_for_requests(receiver, count):
@@ -248,6 +255,7 @@ def test_only_changed_settings_restart_metrics(receiver, telemetry):
     telemetry.configure(load(receiver.endpoint))
     wait_for_requests(receiver, len(receiver.requests) + 2)
     telemetry.configure(load(receiver.endpoint, level="none"))
+    wait_until(lambda: "kprofiler-metrics-close" not in thread_names())
     count = len(receiver.requests)
     instances = {
         attribute.value.string_value
@@ -275,6 +283,6 @@ def test_the_sdk_is_not_loaded_without_metrics():
 
 def test_an_agent_that_only_writes_files_sends_no_metrics(telemetry):
     text = CONFIG.format(exporter="file: {path: x}", level="normal", name="file")
+    wait_until(lambda: READER not in thread_names())  # those of earlier tests have ended
     telemetry.configure(agent_config(parse_config(text, path="agent.yaml", environ={}).config))
-    threads = {thread.name for thread in threading.enumerate()}
-    assert "OtelPeriodicExportingMetricReader" not in threads
+    assert READER not in thread_names()

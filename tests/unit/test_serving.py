@@ -13,8 +13,15 @@ from otel_kprofiler.agent.health import HealthServer
 from otel_kprofiler.serving import MAX_CONNECTIONS, MAX_HEADER_BYTES
 from otel_kprofiler.viewing import HttpReceiver, Intake, PageServer
 from otel_kprofiler.viewing.store import Added
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """Refuses no connection because the thread of another one has to wait for a CPU."""
+    monkeypatch.setattr("otel_kprofiler.serving._FREE_WAIT_S", 60)
 
 
 @pytest.fixture(params=["health", "page", "receiver"])
@@ -120,10 +127,12 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_others():
         reading_slowly(find_port(server), 1) as [reader],
         reading_slowly(find_port(server), MAX_CONNECTIONS - 1) as stalled,
     ):
-        read = bytearray()
+        read, last_read = bytearray(), server._server._answering
+        first = next(iter(last_read))
         for _ in range(MAX_CONNECTIONS // 2):
             time.sleep(0.2)  # the stalled clients have been silent for longer
             read += reader.read(1 << 20)
+            wait_until(lambda: min(last_read, key=last_read.__getitem__) is not first)
             assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405
         assert (read + reader.read()).endswith(body)
         assert any(len(answer.read()) < len(body) for answer in stalled)

@@ -1,9 +1,11 @@
 """Scripted receivers on the loopback interface."""
 
+import itertools
 import shutil
 import subprocess
 from collections import deque
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from google.rpc.status_pb2 import Status
@@ -26,6 +28,13 @@ def batch():
 @pytest.fixture
 def quick():
     return RetryPolicy(initial_interval_s=0.01, max_interval_s=0.05, max_elapsed_time_s=10)
+
+
+@pytest.fixture
+def fast_clock(monkeypatch):
+    """Ends retries after a number of attempts: the policy's clock gains 5 s with each reading."""
+    clock = SimpleNamespace(monotonic=itertools.count(0, 5).__next__)
+    monkeypatch.setattr("otel_kprofiler.export.retry.time", clock)
 
 
 @pytest.fixture

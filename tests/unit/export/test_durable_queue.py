@@ -87,7 +87,7 @@ def test_a_receiver_gets_everything_in_order_after_an_outage(open_queue):
     wait_until(lambda: receiver.attempts > 3)
     assert check(queue).queued == 28
     receiver.up.set()
-    assert queue.force_flush(5000)
+    assert queue.force_flush(60_000)
     assert numbers(receiver) == [1, 2, 3, 4, 5, 6, 7]
     assert check(queue)[1:4] == (28, {}, 0)
 
@@ -104,7 +104,7 @@ def test_the_next_run_delivers_samples_pending_at_shutdown(open_queue):
     receiver = Receiver()
     again = open_queue(receiver)
     again.put(numbered(4))
-    assert again.force_flush(5000)
+    assert again.force_flush(60_000)
     assert numbers(receiver) == [1, 2, 3, 4]
     counts = check(again)
     assert (counts.carried, counts.exported, again.unknown_since_unix_ns) == (6, 10, 0)
@@ -115,23 +115,24 @@ def test_at_most_the_batch_in_flight_is_resent_after_a_kill(open_queue):
     queue = open_queue(receiver)
     for number in range(1, 4):
         queue.put(numbered(number))
-    assert queue.force_flush(5000)
-    real, arrived = receiver.export, threading.Event()
+    assert queue.force_flush(60_000)
+    real, arrived, killed = receiver.export, threading.Event(), threading.Event()
 
     def export(batch):
         result = real(batch)
         arrived.set()
-        time.sleep(0.3)  # killed before the response is recorded
+        killed.wait(60)  # before the response is recorded
         return result
 
     receiver.export = export
     queue.put(numbered(4))
     queue.put(numbered(5))
-    assert arrived.wait(5)
+    assert arrived.wait(60)
     kill(queue)
+    killed.set()
     after = Receiver()
     again = open_queue(after)
-    assert again.force_flush(5000)
+    assert again.force_flush(60_000)
     assert numbers(receiver) == [1, 2, 3, 4]
     assert numbers(after) == [4, 5]
     assert again.unknown_since_unix_ns == 6
@@ -144,7 +145,7 @@ def test_each_exporter_has_its_own_position(open_queue):
     for number in range(1, 4):
         slow.put(numbered(number))
         quick.put(numbered(number))
-    assert quick.force_flush(5000)
+    assert quick.force_flush(60_000)
     quick.shutdown(0)
     slow.shutdown(0)
     assert check(open_queue(Receiver(up=False), name="a")).carried == 6
@@ -161,7 +162,7 @@ def test_a_full_spool_drops_and_counts_the_oldest_batches(open_queue):
     assert counts.lost.keys() == {LossCause.SPOOL_FULL}
     assert 0 < counts.queued_bytes <= 4000
     receiver.up.set()
-    assert queue.force_flush(5000)
+    assert queue.force_flush(60_000)
     counts = check(queue)
     assert numbers(receiver) == sorted(numbers(receiver))
     assert sum(numbers(receiver)) == counts.exported
@@ -176,7 +177,7 @@ def test_losses_of_earlier_runs_are_counted_separately(open_queue):
     receiver.export = lambda batch: ExportResult.failure(batch, LossCause.REJECTED, "no")
     again = open_queue(receiver)
     again.put(numbered(4))
-    assert again.force_flush(5000)
+    assert again.force_flush(60_000)
     counts = check(again)
     assert (counts.lost, counts.carried_lost) == (
         {LossCause.REJECTED: 7},
@@ -185,13 +186,14 @@ def test_losses_of_earlier_runs_are_counted_separately(open_queue):
 
 
 def test_expired_batches_are_counted(open_queue):
-    receiver = Receiver(up=False)
-    queue = open_queue(receiver, max_age_s=2)
+    receiver, clock = Receiver(up=False), [0.0]
+    queue = open_queue(receiver, max_age_s=2, now=lambda: clock[0])
     queue.put(numbered(5))
+    clock[0] = 3.0
     wait_until(lambda: check(queue).lost == {LossCause.SPOOL_AGED: 5})
     receiver.up.set()
     queue.put(numbered(6))
-    assert queue.force_flush(5000)
+    assert queue.force_flush(60_000)
     assert numbers(receiver) == [6]
 
 
@@ -207,7 +209,7 @@ def test_batches_wait_in_memory_while_the_disk_is_full(open_queue, monkeypatch, 
     monkeypatch.undo()
     queue.put(numbered(7))
     receiver.up.set()
-    assert queue.force_flush(5000)
+    assert queue.force_flush(60_000)
     assert numbers(receiver) == [1, 4, 5, 6, 7]
     assert check(queue)[1:4] == (23, {LossCause.QUEUE_FULL: 5}, 0)
 
@@ -223,7 +225,7 @@ def test_an_unreadable_batch_is_counted(open_queue, tmp_path):
     data[-1] ^= 1
     path.write_bytes(data)
     receiver.up.set()
-    assert queue.force_flush(5000)
+    assert queue.force_flush(60_000)
     assert numbers(receiver) == [1]
     assert check(queue)[1:4] == (1, {LossCause.SPOOL_DAMAGED: 2}, 0)
 
@@ -241,24 +243,25 @@ def test_a_rejected_batch_does_not_block_the_next(open_queue):
     queue = open_queue(receiver)
     for number in (1, 2, 3):
         queue.put(numbered(number))
-    assert queue.force_flush(5000)
+    assert queue.force_flush(60_000)
     assert numbers(receiver) == [3]
     assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}
 
 
-def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue):
+def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
     queue = open_queue(Receiver(up=False), max_bytes=1000)
     settle, entered, go_on = queue._spool.settle, threading.Event(), threading.Event()
 
     def slow(*settled):
         entered.set()
-        go_on.wait(5)
+        go_on.wait(60)
         settle(*settled)
 
     queue._spool.settle = slow
     putting = threading.Thread(target=lambda: [queue.put(numbered(n)) for n in range(1, 12)])
     putting.start()
-    assert entered.wait(5)
+    assert entered.wait(60)
     threading.Timer(0.2, go_on.set).start()
     queue.shutdown(0)
     putting.join()

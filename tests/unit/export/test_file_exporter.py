@@ -194,14 +194,14 @@ def test_shutdown_does_not_close_a_file_during_an_export(open_file, batch, tmp_p
 
     def slow(fd, data):
         entered.set()
-        resume.wait(5)
+        resume.wait(60)
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", slow)
     results = []
     thread = threading.Thread(target=lambda: results.append(exporter.export(batch(b"{}"))))
     thread.start()
-    entered.wait(5)
+    assert entered.wait(60)
     exporter.shutdown(0)
     resume.set()
     thread.join()

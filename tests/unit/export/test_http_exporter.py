@@ -19,7 +19,14 @@ from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 i
 )
 
 from otel_kprofiler.errors import ExportError
-from otel_kprofiler.export import ExportOutcome, ExportQueue, OtlpHttpExporter, RetryPolicy, Tls
+from otel_kprofiler.export import (
+    ExportOutcome,
+    ExportQueue,
+    OtlpHttpExporter,
+    RetryPolicy,
+    Tls,
+    http,
+)
 from otel_kprofiler.export.http import parse_endpoint
 from otel_kprofiler.export.http_answer import parse_retry_after
 from otel_kprofiler.model import Form, LossCause
@@ -94,17 +101,24 @@ def test_one_connection_serves_several_batches(http_receiver, open_exporter, bat
     assert len(ports) == 1
 
 
-def test_the_timeout_of_one_attempt_does_not_affect_the_next(http_receiver, open_exporter, batch):
-    def slow(handler):
-        time.sleep(0.25)
-        handler.send_response(200)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
+def test_the_timeout_of_one_attempt_does_not_affect_the_next(
+    http_receiver, open_exporter, batch, monkeypatch
+):
+    timers, timer = [], threading.Timer
 
-    http_receiver.answer((200, {}, b""), slow)
-    exporter = open_exporter(timeout_s=0.4, retry=RetryPolicy(enabled=False))
+    def make(_, abort):
+        timers.append(timer(60, abort))
+        return timers[-1]
+
+    def expire(handler):
+        timers[0].function()  # as if the first timer's thread had waited for a CPU
+        handler.reply(200)
+
+    monkeypatch.setattr(threading, "Timer", make)
+    http_receiver.answer((200, {}, b""), expire)
+    exporter = open_exporter(retry=RetryPolicy(enabled=False))
     assert exporter.export(batch()).outcome is SUCCESS
-    time.sleep(0.25)
+    assert timers[0].finished.is_set(), "cancelled"
     assert exporter.export(batch()).outcome is SUCCESS
 
 
@@ -136,9 +150,9 @@ def test_only_retryable_statuses_are_retried(http_receiver, open_exporter, batch
 
 @pytest.mark.parametrize(("status", "date"), [(429, False), (503, True)])
 def test_retry_after_is_honoured(http_receiver, open_exporter, batch, status, date):
+    started = time.monotonic()
     after = email.utils.formatdate(time.time() + 2, usegmt=True) if date else "1"
     http_receiver.answer((status, {"Retry-After": after}, b""), (200, {}, b""))
-    started = time.monotonic()
     assert open_exporter().export(batch()).outcome is SUCCESS
     assert time.monotonic() - started >= 0.9
 
@@ -237,7 +251,7 @@ def test_partial_success_is_parsed_from_a_chunked_gzip_body(http_receiver, open_
         ({"Content-Type": "text/plain"}, b"OK"),
         ({"Content-Type": "text/html"}, b"<html>Welcome</html>"),
         (PROTOBUF, b"\x00" * ((4 << 20) + 1)),
-        ({**PROTOBUF, "Content-Length": "100"}, b"half"),
+        ({**PROTOBUF, "Content-Length": "100", "Connection": "close"}, b"half"),
     ],
 )
 def test_a_success_is_delivered_whatever_its_body(
@@ -248,7 +262,7 @@ def test_a_success_is_delivered_whatever_its_body(
     http_receiver.answer(
         (200, {"Connection": "close", **headers}, body), (200, {}, b""), (200, headers, body)
     )
-    exporter = open_exporter(timeout_s=3)
+    exporter = open_exporter()
     for _ in range(3):
         result = exporter.export(batch())
         assert (result.outcome, result.exported, result.lost) == (SUCCESS, 3, {})
@@ -347,12 +361,18 @@ def test_the_timeout_bounds_a_trickling_response(http_receiver, open_exporter, b
 
 
 def test_the_timeout_bounds_the_response_to_a_delivered_request(
-    http_receiver, open_exporter, batch, caplog
+    http_receiver, open_exporter, batch, caplog, monkeypatch
 ):
+    reading, timer, read = threading.Event(), threading.Timer, http._read_body
+
+    def expire(abort):
+        assert reading.wait(60)  # an attempt that times out earlier is made again
+        abort()
+
+    monkeypatch.setattr(http, "_read_body", lambda response: reading.set() or read(response))
+    monkeypatch.setattr(threading, "Timer", lambda _, abort: timer(0, expire, [abort]))
     http_receiver.answer(lambda handler: trickle_body(handler, 200))
-    started = time.monotonic()
-    assert open_exporter(timeout_s=0.3).export(batch()).exported == 3
-    assert time.monotonic() - started < 20
+    assert open_exporter().export(batch()).exported == 3
     assert len(http_receiver.requests) == 1
     assert "no complete response" in caplog.text
 
@@ -483,9 +503,10 @@ def test_shutdown_interrupts_a_backoff_and_an_attempt(http_receiver, open_export
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
+@pytest.mark.usefixtures("fast_clock")
 def test_refused_connections_are_retried_until_the_time_limit(open_exporter, batch, caplog):
     port = free_port()
-    policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=0.4)
+    policy = RetryPolicy(initial_interval_s=0.05, max_elapsed_time_s=40)
     endpoint = f"http://127.0.0.1:{port}/x?key=secret"
     exporter = open_exporter(endpoint, exact=True, retry=policy)
     for _ in range(2):

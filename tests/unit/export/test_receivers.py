@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
     monkeypatch.chdir(tmp_path)
 
 
@@ -109,11 +109,13 @@ def test_a_receiver_of_the_other_protocol_is_recognized(grpc_receiver, http_rece
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_unreachable_and_unresponsive_servers_are_reported(scheme):
+def test_unreachable_and_unresponsive_servers_are_reported(scheme, monkeypatch):
+    monkeypatch.setattr("otel_kprofiler.cli.receivers._PROBE_S", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         error = refusal(f"{scheme}://127.0.0.1:{port}")
         assert "start the receiver" in error.hint
+    monkeypatch.setattr("otel_kprofiler.cli.receivers._PROBE_S", 60)
     error = refusal(f"{scheme}://127.0.0.1:{port}")
     assert "onnection refused" in error.message
     assert "[Errno" not in error.message
@@ -185,6 +187,7 @@ def test_large_requests_are_split_and_oversized_samples_are_saved(http_receiver)
 
 
 def test_samples_for_a_vanished_receiver_are_saved_in_its_encoding(http_receiver, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     http_receiver.answer((503, {}, b""))
     sending = send(http_receiver.endpoint, map(window, range(2)), "./x.otlp.jsonl.gz")

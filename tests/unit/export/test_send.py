@@ -31,7 +31,7 @@ PPROF = b"\x0a\x04\x08\x01\x10\x02\x32\x00"
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch, tmp_path):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "30")
     monkeypatch.chdir(tmp_path)
 
 
@@ -229,6 +229,7 @@ def test_rejected_requests_are_saved_and_can_be_sent_again(grpc_receiver, tmp_pa
     assert received(grpc_receiver) == names(1)
 
 
+@pytest.mark.usefixtures("fast_clock")
 def test_a_vanished_receiver_is_waited_for_only_once(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(50)))
     (tmp_path / "y.otlp").write_bytes(prefixed(requests(2)))

@@ -48,6 +48,7 @@ class Host:
 
     def __init__(self, root: Path):
         self.root = root
+        self.made_ns = boot_ns()
         self.modules = {}
         self.events = Events()
         self.kallsyms_opened = 0

@@ -36,7 +36,6 @@ def symbolizer(host):
 
 def test_a_module_is_named_after_its_announcement(host, symbolizer):
     vmlinux, old = symbolizer.module("vmlinux"), symbolizer.module("old")
-    before_ns = boot_ns()
     host.load("fresh")
     settle(symbolizer)
     result = frame(symbolizer, TEXT + 0x14)
@@ -44,7 +43,7 @@ def test_a_module_is_named_after_its_announcement(host, symbolizer):
     assert result.module.build_id == "01" * 20
     assert symbolizer.module("vmlinux") is vmlinux
     assert symbolizer.module("old") is old
-    assert frame(symbolizer, TEXT + 0x14, before_ns - 10**9).module is None
+    assert frame(symbolizer, TEXT + 0x14, host.made_ns).module is None
 
 
 def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, symbolizer):
@@ -239,7 +238,7 @@ def test_the_search_for_a_nameless_module_stops(host, symbolizer):
     (host.root / "proc/kallsyms").write_text(CORE)
     opened = host.kallsyms_opened
     host.events.announce("add", "fresh")
-    end = time.monotonic() + 4
+    end = time.monotonic() + 60
     while host.kallsyms_opened < opened + MAX_ATTEMPTS and time.monotonic() < end:
         symbolizer.advance(boot_ns())
         time.sleep(0.02)

@@ -49,6 +49,7 @@ from otel_kprofiler.viewing.grpc_receiver import MOST_CALLS, THREADS
 from otel_kprofiler.viewing.receiver import MAX_BYTES, PATH
 from tests.unit.viewing import http2
 from tests.unit.viewing.shown import answer, expected, resident_bytes, shown
+from tests.waiting import wait_until
 from tests.wire import pack_field
 
 pytestmark = pytest.mark.system
@@ -491,12 +492,16 @@ def test_calls_reset_immediately_take_little_memory(receivers, clients):
 def test_calls_above_the_limit_get_a_retry_delay(receivers, intake, monkeypatch):
     """If the response has no retry delay, a sender must drop the request."""
     monkeypatch.setattr("otel_kprofiler.viewing.grpc_receiver.MOST_CALLS", 4)
-    monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 0.5)
-    with intake._lock, grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:
-        export = channel.unary_unary(PROFILES.method)
-        calls = [export.future(payload(), timeout=60) for _ in range(8)]
-        errors = [call.exception(60) for call in calls]
-    assert "too many calls are waiting" in [error.details() for error in errors]
+    monkeypatch.setattr("otel_kprofiler.viewing.receiver._WAIT_S", 60)
+    with grpc.insecure_channel(f"127.0.0.1:{receivers[0].port}") as channel:
+        with intake._lock:
+            export = channel.unary_unary(PROFILES.method)
+            calls = [export.future(payload(), timeout=60) for _ in range(8)]
+            wait_until(lambda: sum(call.done() for call in calls) == 4)
+            errors = [call.exception() for call in calls if call.done()]
+        for call in calls:
+            call.exception(60)
     for error in errors:
+        assert error.details() == "too many calls are waiting"
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert parse_retry_delay(dict(error.trailing_metadata())["grpc-status-details-bin"]) == 5
