@@ -165,7 +165,7 @@ class Collector:
             self.process = subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT)
         self.wait_until(lambda: "Everything is ready" in self.log.read_text())
 
-    def wait_until(self, condition, seconds=30):
+    def wait_until(self, condition, seconds=120):
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline or self.process.poll() is not None:
@@ -180,7 +180,7 @@ class Collector:
         """Stops the Collector, which first flushes received data to its files."""
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+            self.process.wait(120)
         self.process.kill()
         self.process.wait()
         if self.files:

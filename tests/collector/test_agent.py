@@ -45,7 +45,7 @@ def run_agent(directory, endpoint, seconds):
         time.sleep(0.05)
     load = subprocess.Popen(["nice", sys.executable, "-m", "benchmarks.mixed_load", str(seconds)])
     time.sleep(seconds)
-    load.wait(30)
+    load.wait(120)
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0

@@ -4,6 +4,7 @@ import tempfile
 import threading
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,6 +142,14 @@ def encoder(script):
         return encode_window(window, **encoding._asdict())
 
     return encode
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patience():
+    """Lets a shutdown wait for the running export, whose thread may have to wait for a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
+        yield
 
 
 KEPT, REJECTED = range(2)

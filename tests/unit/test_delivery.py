@@ -21,6 +21,7 @@ from otel_kprofiler.model import (
     WindowSample,
 )
 from otel_kprofiler.otlp import Encoded, check_payload, decode_windows
+from tests.waiting import wait_until
 from tests.windows import make_window
 
 
@@ -97,8 +98,8 @@ def test_a_slow_exporter_does_not_delay_others():
     reporter = Reporter([ExportQueue(slow), ExportQueue(quick)], encoder=encoder([]))
     for _ in range(5):
         reporter(sized_window(2))
-    assert not reporter.force_flush(500)
-    assert len(quick.batches) == 5
+    wait_until(lambda: len(quick.batches) == 5)
+    assert not reporter.force_flush(10)
     assert account_of(reporter, 10).gaps() == []
     slow.open.set()
     reporter.shutdown(10_000)
@@ -283,6 +284,7 @@ def test_undelivered_batches_of_removed_queues_are_lost_at_shutdown():
     dead.open.clear()
     reporter = Reporter([ExportQueue(dead)], encoder=encoder([]))
     reporter(sized_window(10))
+    wait_until(lambda: reporter.accounts()[0].lost)  # it has been encoded
     reporter.replace([])
     reporter.shutdown(100)
     (account,) = reporter.accounts()

@@ -186,8 +186,9 @@ class _Worker:
         ready = select.poll()  # select(2) does not support descriptors above 1023
         ready.register(pipe, select.POLLIN)
         while not content.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not ready.poll(left * 1000):
+            # Accept a response that arrived while this thread waited for a CPU.
+            left = max(0.0, deadline - time.monotonic())
+            if not ready.poll(left * 1000):
                 text = f"the process for source lines took over {seconds:g} s"
                 raise LinesError(text, LinesProblem.TIME)
             part = os.read(pipe.fileno(), 1 << 16)

@@ -75,12 +75,12 @@ def test_a_device_that_is_slow_is_waited_for(fuse):
     read = []
 
     def read_often():
-        for _ in range(14):
+        for _ in range(28):
             with open(fuse.point / "file", "rb"):
                 pass
         read.append(1)
 
-    calls = PatientCalls("kprofiler-test", patience_s=1.5)
+    calls = PatientCalls("kprofiler-test", patience_s=3.2)  # is checked twice
     assert calls.call(THERE, read_often)
     assert read == [1]
     assert join_all(calls.stop())

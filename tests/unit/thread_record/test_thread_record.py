@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import otel_kprofiler
+from tests.servers import free_port
 from tests.thread_record import FOLDER
 
 pytestmark = [
@@ -181,8 +181,7 @@ def app(environ, start_response):
 
 def test_gunicorn_workers_with_a_preloaded_application_publish_their_spans(tmp_path):
     tmp_path.joinpath("service.py").write_text(APPLICATION)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "2", "--threads", "2"]
     command += ["--bind", f"127.0.0.1:{port}", "--chdir", str(tmp_path), "service:app"]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as gunicorn:

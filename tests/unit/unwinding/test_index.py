@@ -14,7 +14,7 @@ from otel_kprofiler.elf import frame_index, make_pairs
 from otel_kprofiler.host import limited_children
 from otel_kprofiler.model import Segment
 from otel_kprofiler.unwinding import Refusal, TableRefused
-from otel_kprofiler.unwinding.indexing import MAX_FRAMES_BYTES, Children, index_frames
+from otel_kprofiler.unwinding.indexing import Children, index_frames
 
 pytestmark = pytest.mark.system
 
@@ -189,13 +189,15 @@ def test_frames_are_read_again_once_the_machine_is_less_busy(tmp_path):
         assert index_frames(file.fileno(), section, children=children).entries == 1
 
 
-def test_stopping_kills_a_working_child(tmp_path):
+def test_stopping_kills_a_working_child(tmp_path, monkeypatch):
     children, caught = Children(), []
-    slow = cie() * (MAX_FRAMES_BYTES // 2 // len(cie()))  # takes at least a second
+    script = tmp_path / "endless.py"
+    script.write_text("import time; time.sleep(1000)")
+    monkeypatch.setattr(frame_index, "__file__", str(script))
 
     def make():
         with pytest.raises(TableRefused) as refused:
-            in_process(tmp_path, slow, children)
+            in_process(tmp_path, cie(), children)
         caught.append(refused.value)
 
     thread = threading.Thread(target=make)
@@ -203,7 +205,7 @@ def test_stopping_kills_a_working_child(tmp_path):
     while not children._running and thread.is_alive():
         time.sleep(0.001)
     children.stop()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert caught[0].refusal is Refusal.FAILED
     with pytest.raises(TableRefused, match="stops"):

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import os
 import subprocess
+import threading
 import time
 
 import pytest
@@ -13,10 +14,11 @@ from otel_kprofiler.host import CacheDirectory
 from otel_kprofiler.symbols.user.debug_files import WantedDebugFile
 from otel_kprofiler.symbols.user.debuginfod import Debuginfod, DownloadLimits, find_servers
 from tests.servers import HttpServer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-LIMITS = DownloadLimits(file_bytes=1 << 20, connect_s=1.0, total_s=1.0, missing_s=600.0)
+LIMITS = DownloadLimits(file_bytes=1 << 20, connect_s=60.0, total_s=60.0, missing_s=600.0)
 OTHER = "00112233445566778899aabbccddeeff00112233"
 
 
@@ -148,16 +150,36 @@ HOSTILE = {
     "redirects to itself": redirect("/buildid/x"),
     "redirects to a file": redirect("file:///etc/passwd"),
     "redirects to nonsense": redirect("http://[::1"),
-    "no answer": lambda handler, debug: time.sleep(3),
+    "no answer": lambda handler, debug: handler.rfile.read(),
 }
+SLOW = {"slow body", "slow headers", "no answer"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_server_is_skipped_and_the_next_one_queried(name, made, serve, cache):
+def test_a_hostile_server_is_skipped_and_the_next_one_queried(
+    name, made, serve, cache, monkeypatch
+):
     build_id, debug = made
     now = [0.0]
     hostile = serve(lambda handler: HOSTILE[name](handler, debug))
     honest = serve(lambda handler: handler.reply(200, debug))
+    timer = threading.Timer
+
+    def expire_once_asked(abort, before):
+        wait_until(lambda: len(hostile.asked) > before)
+        abort()
+
+    def limit_next_download():
+        slow = iter([len(hostile.asked)] if name in SLOW else [])
+
+        def make(total_s, abort):
+            before = next(slow, None)
+            expire = timer(total_s, abort)
+            return expire if before is None else timer(0, expire_once_asked, (abort, before))
+
+        monkeypatch.setattr(threading, "Timer", make)
+
+    limit_next_download()
     finder = Debuginfod([hostile.address], cache, LIMITS, lambda: now[0])
     started = time.monotonic()
     assert finder.fetch(build_id) is None
@@ -173,6 +195,7 @@ def test_a_hostile_server_is_skipped_and_the_next_one_queried(name, made, serve,
         now[0] = 12.0
         assert finder.fetch(build_id) is None
         assert len(hostile.asked) == 2 * count
+    limit_next_download()
     both = Debuginfod([hostile.address, honest.address], cache, LIMITS)
     assert read(both.fetch(build_id)) == debug
 

@@ -1,9 +1,11 @@
 """A worker process finds source lines for files whose DWARF is split or shared."""
 
+import itertools
 import os
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,32 +177,50 @@ def test_a_worker_response_is_parsed():
 
 
 def test_a_worker_that_exits_is_replaced(folder, opened, keep):
-    limits = WorkerLimits(idle_s=0.2, answer_s=1.0)
+    limits = WorkerLimits(idle_s=0.2)
     table = keep(DrgnLines(opened(folder / "split"), str(folder / "split"), limits=limits))
+    first = table._worker._child
+    first.wait(60)  # exits without requests
+    table._task = table._task._replace(idle_s=300.0)
     start, size = text_range(folder / "split")
     address = next(at for at in range(start, start + size) if table.lookup(at))
     expected = table.lookup(address)
-    first = table._worker._child
-    first.wait(10)  # exits without requests
-    assert table.lookup(address) == expected
-    assert table._worker._child.pid != first.pid
-    for _ in range(2):
+    assert table._worker._child is not first
+
+    def stop_worker():
+        table._worker._limits = limits._replace(answer_s=1.0)  # of this worker alone
         table._worker._child.send_signal(signal.SIGSTOP)
+
+    for _ in range(2):
+        stop_worker()
         started = time.monotonic()
         assert table.lookup(address) == expected  # from the next worker
         assert time.monotonic() - started > 0.9
-    table._worker._child.send_signal(signal.SIGSTOP)
+    stop_worker()
     assert table.lookup(address) == ()  # three workers have failed
     table.close()
     table.close()
     assert table.lookup(address) == ()
 
 
+def test_a_response_that_arrived_while_the_process_was_paused_is_accepted(monkeypatch):
+    receive, send = os.pipe()
+    with open(receive, "rb", buffering=0) as output, open(send, "wb", buffering=0) as child:
+        child.write(b"[]\n")
+        worker = module._Worker.__new__(module._Worker)
+        worker._child = SimpleNamespace(stdout=output)
+        clock = SimpleNamespace(monotonic=itertools.count(0, 100).__next__)
+        monkeypatch.setattr(module, "time", clock)
+        assert worker._read(10.0) == "[]"
+        with pytest.raises(LinesError, match="took over 10 s"):
+            worker._read(10.0)
+
+
 def test_a_worker_exits_when_its_last_reference_is_closed(folder, opened):
     table = DrgnLines(opened(folder / "split"), str(folder / "split"))
     child = table._worker._child
     del table
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(60) == -signal.SIGKILL
 
 
 def test_files_without_dwarf_are_rejected(folder, opened, tmp_path):
