@@ -122,8 +122,7 @@ class ExportQueue:
                 self._ledgers.accept(batch.sample_counts)
                 self._ledgers.lose(batch.sample_counts, LossCause.SHUTDOWN)
                 return False
-        self._append(batch, rest)
-        return True
+        return self._append(batch, rest)
 
     def replace(self, exporter: ProfileExporter, *, size: int = DEFAULT_QUEUE_SIZE) -> None:
         """Switch to a new exporter of the same form, which also gets all waiting batches.
@@ -248,7 +247,7 @@ class ExportQueue:
                 self.exporter.name,
             )
 
-    def _append(self, batch: Batch, rest: SampleCounts | None = None) -> None:
+    def _append(self, batch: Batch, rest: SampleCounts | None = None) -> bool:
         self._free_disk_space(len(batch.payload))
         stored = self._store(batch, rest)
         size = stored.size if stored else len(batch.payload)
@@ -258,8 +257,13 @@ class ExportQueue:
             if stored is None:
                 self._free_memory(size)
             kept = () if stored else (batch,)
-            self._waiting.append(_Held(self._last, batch.sample_counts, size, kept, stored, []))
+            held = _Held(self._last, batch.sample_counts, size, kept, stored, [])
+            if self._stopping and not stored:  # since put() checked
+                self._lose(held, LossCause.SHUTDOWN)
+                return False
+            self._waiting.append(held)
             self._changed.notify_all()
+            return True
 
     def _store(
         self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False

@@ -248,6 +248,21 @@ def test_a_rejected_batch_does_not_block_the_next(open_queue):
     assert check(queue).lost == {LossCause.REJECTED: 1, LossCause.TOO_LARGE: 2}
 
 
+def test_a_batch_added_during_a_shutdown_is_counted(open_queue, monkeypatch):
+    queue = open_queue(Receiver(up=False))
+    free = queue._free_disk_space
+
+    def shut_down(more):
+        if more:  # in the thread that adds the batch
+            queue.shutdown(0)
+        free(more)
+
+    monkeypatch.setattr(queue, "_free_disk_space", shut_down)
+    assert not queue.put(numbered(5))
+    counts = check(queue)
+    assert (counts.lost, counts.queued) == ({LossCause.SHUTDOWN: 5}, 0)
+
+
 def test_dropped_batches_are_settled_before_the_spool_is_closed(open_queue, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.export.queue._INTERRUPT_GRACE_S", 60)
     queue = open_queue(Receiver(up=False), max_bytes=1000)
