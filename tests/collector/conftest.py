@@ -174,7 +174,12 @@ class Collector:
 
     def requests(self, count):
         self.wait_until(lambda: self.output.read_bytes().count(b"\n") >= count)
-        return [json.loads(line) for line in self.output.read_bytes().splitlines()]
+        return self.arrived()
+
+    def arrived(self):
+        """Returns the requests in the file; the running Collector may be writing the last line."""
+        lines = self.output.read_bytes().splitlines(keepends=True) if self.output.exists() else []
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
     def stop(self):
         """Stops the Collector, which first flushes received data to its files."""

@@ -92,7 +92,7 @@ def arrived(start, tmp_path):
     return path
 
 
-def wait_for(seen, arrived, log, samples_of, seconds=120):
+def wait_for(seen, arrived, log, samples_of, seconds=300):
     deadline = time.monotonic() + seconds
     while True:
         lines = arrived.read_bytes().splitlines(keepends=True)

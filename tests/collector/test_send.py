@@ -33,7 +33,7 @@ def window(number):
 def send(path, address):
     done = subprocess.run(
         [sys.executable, "-m", "otel_kprofiler", "send", path, address],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
