@@ -209,14 +209,15 @@ def test_lines_are_read_without_a_cache_from_a_deleted_file(build, opened, tmp_p
         ),
         (ConversionLimits(memory_bytes=1 << 20), "raise max_user_symbol_megabytes"),
         (ConversionLimits(result_bytes=1000), "cannot be converted"),
-        (ConversionLimits(wall_s=0.01), "took over 0.01 s"),
+        (ConversionLimits(wall_s=0.0), "took over 0 s"),
     ],
 )
 def test_a_conversion_stops_at_its_limits(limits, cause, build, cache, opened):
+    file = opened(build("pie"))
     started = time.monotonic()
     with pytest.raises(LinesError, match=cause):
-        SymbolicLines(cache, limits).open(opened(build("pie")))
-    assert time.monotonic() - started < 30
+        SymbolicLines(cache, limits).open(file)
+    assert time.monotonic() - started < 60
     assert os.listdir(cache.path) == []
 
 
