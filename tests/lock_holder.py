@@ -38,13 +38,23 @@ def name_thread(name):
     LIBC.prctl(15, name.encode(), 0, 0, 0)
 
 
+def is_blocked(thread):
+    """Returns whether a thread sleeps in the kernel, but not until it gets the GIL."""
+    with open(f"/proc/self/task/{thread.native_id}/wchan") as file:
+        function = file.read()
+    return function != "0" and "futex" not in function
+
+
 def hold_once(faults, file, waiters, seconds):
-    """Holds the file's lock for at least ``seconds``; returns the holder and the waits (ns)."""
+    """Holds the file's lock for at least ``seconds`` while all waiters wait for it.
+
+    Returns the holder and the waiters, by thread id, and how long each wait took (ns).
+    """
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     page = struct.pack("=2Q", address, mmap.PAGESIZE)
     fcntl.ioctl(faults, _REGISTER, bytearray(page + struct.pack("=2Q", _MISSING, 0)))
-    holder, waited = [], []
+    holder, waited = [], {}
 
     def hold():
         name_thread("lock_holder")
@@ -55,7 +65,7 @@ def hold_once(faults, file, waiters, seconds):
     def wait_for_lock():
         began = time.monotonic_ns()
         os.pwrite(file, b"x", 0)
-        waited.append(time.monotonic_ns() - began)
+        waited[threading.get_native_id()] = time.monotonic_ns() - began
 
     threads = [threading.Thread(target=hold)]
     threads[0].start()
@@ -64,6 +74,8 @@ def hold_once(faults, file, waiters, seconds):
     for _ in range(waiters):
         threads.append(threading.Thread(target=wait_for_lock))
         threads[-1].start()
+    while not all(map(is_blocked, threads)):
+        time.sleep(0.001)
     time.sleep(seconds)
     fcntl.ioctl(faults, _ZEROPAGE, bytearray(page + struct.pack("=2Q", 0, 0)))
     for thread in threads:
@@ -72,14 +84,15 @@ def hold_once(faults, file, waiters, seconds):
 
 
 def main(times, waiters, seconds):
-    """Prints the holders' thread ids, and how long each write of the waiters took."""
+    """Prints the thread ids of holders and waiters, and how long each waiter's write took."""
     name_thread("lock_waiter")
     faults = open_faults()
     with tempfile.TemporaryFile() as file:
         rounds = [hold_once(faults, file.fileno(), waiters, seconds) for _ in range(times)]
     holders, waits = zip(*rounds, strict=True)
-    flat = [wait for part in waits for wait in part]
-    json.dump({"holders": holders, "waits_ns": flat}, sys.stdout)
+    flat = {tid: wait for part in waits for tid, wait in part.items()}
+    result = {"holders": holders, "waiters": [*flat], "waits_ns": [*flat.values()]}
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from otel_kprofiler.model import (
 )
 from otel_kprofiler.recording import Recording, RecordingFacts, RecordingWriter, ReplaySampler
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.live,
@@ -71,6 +72,35 @@ def drain_while(sampler, going_on, timeout_s=60):
         sampler.wait(0.05)
         samples += sampler.drain()
     return samples + sampler.drain()
+
+
+def drain_until(sampler, is_enough):
+    """Collects samples until the condition holds for all of them."""
+    samples = []
+    end = time.monotonic() + 60
+    while not is_enough(samples):
+        assert time.monotonic() < end, len(samples)
+        sampler.wait(0.05)
+        samples += sampler.drain()
+    return samples
+
+
+def wait_asleep(process):
+    wchan = Path(f"/proc/{process.pid}/wchan")
+    wait_until(lambda: "nanosleep" in wchan.read_text())
+
+
+@contextlib.contextmanager
+def sampled(code, *arguments, **settings):
+    """Runs a program, and samples only its waits; a busy host has many others."""
+    held = f"import sys\nsys.stdin.readline()\n{code}"
+    with (
+        program(held, *arguments) as process,
+        running(target_pids=(process.pid,), **settings) as sampler,
+    ):
+        process.stdin.write("\n")
+        process.stdin.flush()
+        yield sampler, process
 
 
 def collect(sampler, seconds):
@@ -139,7 +169,7 @@ def test_weights_estimate_the_totals(run):
         spread = sum(value * (value - duration) for value, duration in of_process)
         # The error of a process with few samples is imprecise.
         error = math.sqrt(max(spread, usual * totals[process.pid])) + 0.01 * totals[process.pid]
-        close += abs(weight - totals[process.pid]) <= 3 * error
+        close += abs(weight - totals[process.pid]) <= 5 * error
         estimate, exact, variance = (
             estimate + weight, exact + totals[process.pid], variance + spread,
         )  # fmt: skip
@@ -148,8 +178,8 @@ def test_weights_estimate_the_totals(run):
         f"exactly {exact / 1e6:.1f} ms, by samples {estimate / 1e6:.1f} ± {error / 1e6:.1f} ms:"
         f" {(estimate - exact) / error:+.2f} standard errors\n"
     )
-    assert close >= 9, "within 3 standard errors"
-    assert abs(estimate - exact) <= 3 * error + 0.01 * exact
+    assert close == 10, "within 5 standard errors"
+    assert abs(estimate - exact) <= 5 * error + 0.01 * exact
 
 
 KNOWN = """
@@ -160,12 +190,16 @@ def clock(wait):
     return start, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 reader, writer = os.pipe()
 times = int(sys.argv[1])
+def is_reading():
+    with open(f"/proc/self/task/{os.getpid()}/wchan") as function:
+        return "pipe_read" in function.read()
 def write():
     for _ in range(times):
-        time.sleep(0.03)
+        while not is_reading():
+            time.sleep(0.001)
+        time.sleep(0.02)
         os.write(writer, b"x")
 thread = threading.Thread(target=write)
-sys.stdin.readline()
 found = {"sleep": [clock(lambda: time.sleep(0.02)) for _ in range(times)]}
 thread.start()
 found["pipe"] = [clock(lambda: os.read(reader, 1)) for _ in range(times)]
@@ -183,11 +217,8 @@ WAITS = int(os.environ.get("KPROFILER_WAITS", "20"))
 
 
 def test_waits_of_known_duration_have_that_duration_and_stack(functions):
-    with running(stacks="both") as sampler, program(KNOWN, WAITS) as process:
-        collect(sampler, 0.5)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        samples = collect(sampler, 2 + 0.1 * WAITS)
+    with sampled(KNOWN, WAITS, stacks="both") as (sampler, process):
+        samples = collect(sampler, 1 + 0.06 * WAITS)
         known = json.loads(process.stdout.readline())
         samples += sampler.drain()
     mine = [sample for sample in samples if sample.tid == process.pid]
@@ -197,28 +228,31 @@ def test_waits_of_known_duration_have_that_duration_and_stack(functions):
             parts = [one for one in mine if start <= one.wait.start_ns <= end]
             asleep = [part for part in parts if part.wait.state is WaitState.INTERRUPTIBLE]
             if not asleep:
-                unknown += 1  # shorter than the threshold, as the pipe had data
+                unknown += 1
                 continue
             result += any(SLEEPS_IN[name] in " ".join(functions(one)) for one in asleep)
             missing.append(end - start - sum(part.wait.duration_ns for part in parts))
-            assert missing[-1] >= 0
+            assert missing[-1] >= -0.001 * (end - start), "the clocks may differ in speed"
             if name == "sleep":
                 assert max(one.wait.duration_ns for one in asleep) >= 0.019e9
         within = sum(one < 100_000 for one in missing) / len(missing)
         sys.stdout.write(f"{name}: {result} of {len(waits)}, {within:.1%} within 0.1 ms\n")
-        assert result >= 0.75 * WAITS, name
-        assert result + unknown >= 0.95 * WAITS, name
+        # The kernel does not report every switch, so a few waits lack a start and its stack.
+        unreported = 0.01 * WAITS
+        assert result >= WAITS - unreported - 5 * math.sqrt(unreported), (name, unknown)
 
 
 def test_stacks_belong_to_the_sleeping_thread(functions):
-    with (
-        running(stacks="both") as sampler,
-        program("import time\nwhile 1: time.sleep(0.05)") as process,
-    ):
-        samples = [s for s in collect(sampler, 3) if s.tid == process.pid]
-    asleep = [s for s in samples if s.wait.state is WaitState.INTERRUPTIBLE]
+    def find_asleep(samples):
+        return [s for s in samples if s.wait.state is WaitState.INTERRUPTIBLE]
+
+    with sampled("import time\nwhile 1: time.sleep(0.05)", stacks="both") as (sampler, process):
+        wait_asleep(process)
+        samples = drain_until(sampler, lambda samples: len(find_asleep(samples)) > 20)
+    samples = [s for s in samples if s.tid == process.pid]
+    asleep = find_asleep(samples)
     known = [s for s in asleep if s.words(USER_SIDE)]
-    assert len(known) > len(samples) / 2 > 10
+    assert len(known) > len(asleep) / 2
     for sample in known:
         names = functions(sample)
         # Stacks in windows omit the tracers of the switch.
@@ -236,8 +270,19 @@ SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 def test_a_wait_of_a_thread_that_ran_unseen_has_no_start():
     """The kernel misses a few switches, so the span at the start of a wait may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
-    changed, samples = set(), []
-    with running(stacks="both") as sampler, program(code) as process, contextlib.ExitStack() as end:
+    changed = set()
+
+    def find_statuses(samples):
+        return [
+            dict(sample.collected)[USER_SIDE]
+            for sample in samples
+            if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
+        ]
+
+    def count_unknown(samples):
+        return find_statuses(samples).count(STACK_NOT_CAPTURED)
+
+    with sampled(code, stacks="both") as (sampler, process), contextlib.ExitStack() as end:
         table = sampler._attached.waits._table
         size = table._places * THREAD_BYTES
         threads = end.enter_context(mmap.mmap(table._threads_fd, size))
@@ -254,22 +299,21 @@ def test_a_wait_of_a_thread_that_ran_unseen_has_no_start():
                     changed.add(since)
             return len(changed) > 3
 
-        samples = drain_while(sampler, lambda: not change()) + collect(sampler, 0.5)
-    statuses = [
-        dict(sample.collected)[USER_SIDE]
-        for sample in samples
-        if sample.tid == process.pid and sample.wait.state is WaitState.INTERRUPTIBLE
-    ]
-    assert statuses.count(STACK_NOT_CAPTURED) >= len(changed) - 1, statuses  # one may be woken
+        samples = drain_while(sampler, lambda: not change())
+        # One thread may be woken while its wait is changed.
+        wanted = len(changed) - 1 - count_unknown(samples)
+        samples += drain_until(sampler, lambda later: count_unknown(later) >= wanted)
+    assert count_unknown(samples) >= len(changed) - 1, find_statuses(samples)
 
 
 def test_an_ongoing_wait_is_sampled(functions):
-    with running() as sampler, program("import time; time.sleep(60)") as process:
+    with sampled("import time; time.sleep(600)") as (sampler, process):
+        wait_asleep(process)
         collect(sampler, 1)
         sampler.read_waits()
-        first = [s for s in collect(sampler, 1) if s.tgid == process.pid]
+        first = collect(sampler, 1)
         sampler.read_waits()
-        second = [s for s in sampler.drain() if s.tgid == process.pid]
+        second = sampler.drain()
     (one,), (two,) = first, second
     assert not one.wait.is_ended
     assert one.wait.start_ns == two.wait.start_ns
@@ -291,8 +335,8 @@ for _ in range(20):
 time.sleep(60)
 """
     # The sample rate of ongoing waits is half that of ended waits.
-    with running(rate=100) as sampler, program(code) as process:
-        result, end = {}, time.monotonic() + 40
+    with sampled(code, rate=100) as (sampler, process):
+        result, end = {}, time.monotonic() + 60
         while len(result) < 21:
             assert time.monotonic() < end, result
             collect(sampler, 1)
@@ -312,13 +356,16 @@ time.sleep(60)
 
 def test_preempted_threads_wait_for_a_cpu():
     cpu = min(os.sched_getaffinity(0))
-    spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile 1: pass"
-    with running() as sampler, program(spin) as process, program(spin) as two:
-        samples = [s for s in collect(sampler, 3) if s.tgid in (process.pid, two.pid)]
+    spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile 1: pass"
     states = defaultdict(int)
-    for sample in samples[len(samples) // 2 :]:
+    with program(spin) as one, program(spin) as two:
+        one.stdout.readline()
+        two.stdout.readline()
+        with running(target_pids=(one.pid, two.pid)) as sampler:
+            samples = drain_until(sampler, lambda samples: sum(s.value for s in samples) > 1e9)
+    for sample in samples:
         states[sample.wait.state] += sample.value
-    assert states[WaitState.RUNNABLE] > 0.9 * sum(states.values()) > 0
+    assert states[WaitState.RUNNABLE] > 0.9 * sum(states.values())
 
 
 TWO_THAT_WAKE_EACH_OTHER = """
@@ -339,34 +386,49 @@ while os.read(a, 1):
 
 
 def test_the_waker_is_reported():
-    with running(wakers=True) as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
+    def find_wakers(samples):
+        return [
+            s.wait.waker.tid
+            for s in samples
+            if s.tid == child and s.wait.waker and s.wait.state is WaitState.INTERRUPTIBLE
+        ]
+
+    with program(TWO_THAT_WAKE_EACH_OTHER) as process:
         child = int(process.stdout.readline())
-        samples = collect(sampler, 3)
-    wakers = [
-        s.wait.waker.tid
-        for s in samples
-        if s.tid == child and s.wait.waker and s.wait.state is WaitState.INTERRUPTIBLE
-    ]
-    assert wakers.count(process.pid) > 0.9 * len(wakers) > 10
+        with running(wakers=True, target_pids=(child,)) as sampler:
+            samples = drain_until(sampler, lambda samples: len(find_wakers(samples)) > 50)
+    wakers = find_wakers(samples)
+    assert wakers.count(process.pid) > 0.9 * len(wakers)
     names = {s.wait.waker.comm for s in samples if s.tid == child and s.wait.waker}
     assert any(name.startswith(b"python") for name in names)
 
 
 def test_wakers_are_reported_while_enabled():
-    with running() as sampler, program(TWO_THAT_WAKE_EACH_OTHER) as process:
-        known = []
-        for wakers in (False, True, False):
-            off_cpu = OffCpuConfig(samples_per_second=1000, wakers=wakers)
-            sampler.reconfigure(SamplerConfig(on_cpu=False, off_cpu=off_cpu))
-            collect(sampler, 0.3)
-            results = [s for s in collect(sampler, 1) if s.tgid == process.pid]
-            known.append(any(s.wait.waker for s in results))
-    assert known == [False, True, False]
+    with program(TWO_THAT_WAKE_EACH_OTHER) as process:
+        child = int(process.stdout.readline())
+        settings = {"on_cpu": False, "target_pids": (process.pid, child)}
+        with running(target_pids=settings["target_pids"]) as sampler:
+            for wakers in (False, True, False):
+                off_cpu = OffCpuConfig(samples_per_second=1000, wakers=wakers)
+                sampler.reconfigure(SamplerConfig(off_cpu=off_cpu, **settings))
+                changed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                results = drain_until(
+                    sampler,
+                    lambda samples: len(begun_since(changed_ns, samples)) > 50,  # noqa: B023
+                )
+                known = [s.wait.waker for s in begun_since(changed_ns, results)]
+                assert any(known) == wakers
+
+
+def begun_since(time_ns, samples):
+    return [sample for sample in samples if sample.wait.start_ns > time_ns]
 
 
 def test_both_kinds_are_sampled_together():
     with running(on_cpu=True, samples_per_second=199) as sampler, program("while 1: pass"):
-        samples = collect(sampler, 2)
+        samples = drain_until(sampler, lambda samples: len({s.kind for s in samples}) == 2)
+        sampler.stop()
+        samples += sampler.drain()
         counts = sampler.counts()
     assert {s.kind for s in samples} == {ON_CPU, OFF_CPU}
     for kind in (ON_CPU, OFF_CPU):
