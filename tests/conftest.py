@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from tests.host_settings import hold_settings
 from tests.public import remove_copies
 
 KEPT = Counter(
@@ -46,6 +47,19 @@ def pytest_collection():
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Runs tests of the running kernel apart from tests that change the host's settings.
+
+    The time that a test waits for others does not count towards its timeout.
+    """
+    changes = item.get_closest_marker("changes_host") is not None
+    if not changes and item.get_closest_marker("live") is None:
+        return (yield)
+    with hold_settings(changes=changes):
+        return (yield)
 
 
 def pytest_sessionfinish():

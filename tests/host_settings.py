@@ -6,10 +6,22 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+_LOCK, _GATE = (
+    Path(tempfile.gettempdir(), f"otel-kprofiler-host-settings.{name}").open("w")  # noqa: SIM115
+    for name in ("lock", "gate")
+)
+
 
 @contextlib.contextmanager
 def hold_settings(*, changes: bool) -> Iterator[None]:
-    """Holds a lock on host settings: exclusive for a test that changes them, else shared."""
-    with Path(tempfile.gettempdir(), "otel-kprofiler-host-settings.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)
+    """Holds a lock on host settings: exclusive for a test that changes them, else shared.
+
+    No test gets the lock while a test waits for it exclusively.
+    """
+    fcntl.flock(_GATE, fcntl.LOCK_EX)
+    fcntl.flock(_LOCK, fcntl.LOCK_EX if changes else fcntl.LOCK_SH)
+    fcntl.flock(_GATE, fcntl.LOCK_UN)
+    try:
         yield
+    finally:
+        fcntl.flock(_LOCK, fcntl.LOCK_UN)

@@ -150,7 +150,7 @@ def attach_tracer(event: str, spin: int, cpu: int) -> list[int]:
     fd = libc.syscall(number, buffer, -1, cpu, -1, ctypes.c_ulong(0))
     if fd < 0:
         raise OSError(ctypes.get_errno(), "perf_event_open")
-    program = _load(_TRACEPOINT, instructions(0, spin=spin), "kprof_tracer")
+    program = _load(_TRACEPOINT, instructions(0, spin=spin), "slow_tracer")
     attach_program(fd, program)
     enable_event(fd)
     return [fd, program]

@@ -113,14 +113,14 @@ class Terminal:
                 data += os.read(self._master, 65536)
             self.page.feed(data.decode())
 
-    def wait_for(self, *wanted, seconds=20):
+    def wait_for(self, *wanted, seconds=60):
         deadline = time.monotonic() + seconds
         while not all(one in self.page.text for one in wanted):
             assert time.monotonic() < deadline, f"no {wanted} on\n{self.page.text}"
             self.read(0.1)
         return self.page.text
 
-    def end(self, seconds=20):
+    def end(self, seconds=60):
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)

@@ -65,7 +65,8 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     account = parse_account(out)
     assert account["gaps"] == []
     first = read_profiles(str(path))[0]
-    assert first.end_unix_ns - first.start_unix_ns < 2e9, "short until there is something"
+    # Well below the interval, also on a busy machine.
+    assert first.end_unix_ns - first.start_unix_ns < 30e9, "short until there is something"
     frames = [
         frame
         for group in first.profiles[0].resources
@@ -76,7 +77,10 @@ def test_symbols_are_read_once_and_the_first_window_is_short(tmp_path):
     assert any(frame.function for frame in frames)
     nameless = {frame.unresolved for frame in frames if not frame.function}
     # The kernel's unwinder may err, and init code started the first CPU's idle task.
-    assert nameless <= {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED, Unresolved.FREED_INIT}
+    expected = {Unresolved.NO_SYMBOL, Unresolved.UNMAPPED, Unresolved.FREED_INIT}
+    if b"BPF symbol records lost" in log:  # other processes load programs
+        expected.add(Unresolved.RECORDS_LOST)
+    assert nameless <= expected
 
 
 @pytest.mark.long

@@ -11,7 +11,6 @@ import tempfile
 import pytest
 
 from otel_kprofiler.host import Access, read_capabilities
-from tests.host_settings import hold_settings
 from tests.public import NOBODY, get_public_python
 
 pytestmark = [
@@ -23,12 +22,6 @@ pytestmark = [
     ),
     pytest.mark.skipif(not shutil.which("setpriv"), reason="setpriv is not installed"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def settings():
-    with hold_settings(changes=False):
-        yield
 
 
 CODE = (

@@ -136,13 +136,20 @@ def test_a_period_and_a_rate_estimate_the_same_number():
 
 
 def test_samples_for_which_the_ring_has_no_room_are_counted():
-    with sampling(
-        samples_per_second=49,
-        stacks="both",
-        events=(EventSpec("page-faults", 1),),
-        max_ring_bytes=1 << 18,
-    ) as sampler:
-        subprocess.run([sys.executable, "-c", LOAD, "2"], check=True)
+    held = f"import sys\nsys.stdin.readline()\n{LOAD}"
+    with (
+        subprocess.Popen([sys.executable, "-c", held, "2"], stdin=subprocess.PIPE) as load,
+        # The quarter of the ring has room for some seconds of this process's CPU time.
+        sampling(
+            samples_per_second=49,
+            stacks="both",
+            events=(EventSpec("page-faults", 1),),
+            max_ring_bytes=1 << 18,
+            target_pids=(load.pid,),
+        ) as sampler,
+    ):
+        load.communicate(b"\n")
+        assert load.returncode == 0
         sampler.stop()
         samples = sampler.drain()
         clock, counts = map(sampler.counts().get, ("on_cpu", "page_faults"))

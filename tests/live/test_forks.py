@@ -116,8 +116,11 @@ def child(_=None):
     while profiler.stats()["state"] != "running" and profiler.stats()["problem"] == "":
         time.sleep(0.01)
         assert time.monotonic() < deadline
+    def is_sampled():
+        stats = profiler.stats()
+        return stats["state"] != "running" or stats["account"].get("taken", 0) > 20
     end = time.thread_time() + 0.5
-    while time.thread_time() < end:
+    while time.thread_time() < end or not is_sampled():
         os.listdir("/proc/self/task")
     account = profiler.stats()["account"]
     print(os.getpid(), account.get("taken", 0), time.monotonic(), flush=True)
@@ -241,16 +244,16 @@ def test_workers_of_gunicorn_have_the_instance_id_of_their_traces(to_file, tmp_p
     """Profiler and SDK update the Resource in fork hooks, which run in the order of the imports."""
     sdk = "from otel_kprofiler import ProfilerProvider; ProfilerProvider()"
     (tmp_path / "shop.py").write_text(GUNICORN.replace("IMPORTED", sdk * (first == "profiler")))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = ["gunicorn", "--preload", "--workers=2", f"--bind={address}", "shop:app"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=tmp_path,
-        env={**os.environ, **to_file.env, **QUIET, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499"},
-        stderr=subprocess.PIPE,
-    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        bind = f"--bind=fd://{listener.fileno()}"
+        server = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", "--preload", "--workers=2", bind, "shop:app"],
+            cwd=tmp_path,
+            env={**os.environ, **to_file.env, **QUIET, "OTEL_KPROFILER_SAMPLES_PER_SECOND": "499"},
+            stderr=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+        )
     answers = {}
 
     def ask(_):

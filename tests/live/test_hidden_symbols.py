@@ -12,7 +12,6 @@ from otel_kprofiler.host import Access
 from otel_kprofiler.model import Level, ModuleKind
 from otel_kprofiler.symbols import HiddenCause, KernelSymbolizer
 from otel_kprofiler.tracking import IteratedKallsyms, find_hidden_symbols
-from tests.host_settings import hold_settings
 from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
@@ -51,17 +50,16 @@ def load():
 
 @pytest.fixture
 def hidden(truth):
-    """Hides addresses from all users during the test."""
-    with hold_settings(changes=True):
-        before = RESTRICT.read_text()
-        try:
-            RESTRICT.write_text("2")
-        except OSError as error:
-            pytest.skip(f"{RESTRICT}: {error.strerror}")
-        try:
-            yield
-        finally:
-            RESTRICT.write_text(before)
+    """Hides addresses from all users during the test, which has the marker ``changes_host``."""
+    before = RESTRICT.read_text()
+    try:
+        RESTRICT.write_text("2")
+    except OSError as error:
+        pytest.skip(f"{RESTRICT}: {error.strerror}")
+    try:
+        yield
+    finally:
+        RESTRICT.write_text(before)
 
 
 # Prints why symbols are hidden, and for each kernel frame the address, whether it is a leaf, and
@@ -123,6 +121,7 @@ def as_nobody(python, capabilities, code, *arguments):
     return json.loads(done.stdout)
 
 
+@pytest.mark.changes_host
 def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, request, public_python):
     """With only CAP_BPF and CAP_PERFMON, 10,000 kernel frames have the names that root sees."""
     assert KernelSymbolizer.live(Access()).hidden is HiddenCause.KPTR_RESTRICT
@@ -141,6 +140,7 @@ def test_frames_have_the_names_root_sees_in_kallsyms(truth, hidden, load, reques
     assert named > 0.9 * len(frames)
 
 
+@pytest.mark.changes_host
 def test_the_iterator_lists_every_symbol_once(truth, hidden):
     result = KernelSymbolizer.live(IteratedKallsyms(Access()))
     for name in ("", "__pfx_", "vfs_"):
@@ -150,6 +150,7 @@ def test_the_iterator_lists_every_symbol_once(truth, hidden):
         assert [match[:3] for match in mine] == [match[:3] for match in theirs]
 
 
+@pytest.mark.changes_host
 def test_the_doctor_reports_addresses_from_the_iterator(hidden):
     finding = find_hidden_symbols(Access())
     assert finding.level is Level.OK
@@ -160,6 +161,7 @@ def test_the_doctor_reports_nothing_if_symbols_are_visible(truth):
     assert find_hidden_symbols(Access()) is None
 
 
+@pytest.mark.changes_host
 def test_the_cause_is_reported_without_capabilities(hidden, public_python):
     cause, is_used, refused = as_nobody(public_python, [], LOOK)
     assert cause == HiddenCause.KPTR_RESTRICT.name

@@ -86,8 +86,8 @@ def wait_unloaded(symbols):
 
 
 def mine(symbols):
-    """Returns only the symbols of tests' programs, since other processes may load programs too."""
-    return {symbol for symbol in symbols if "kprof_" in symbol[1]}
+    """Returns only the symbols of this module's programs; other processes load programs too."""
+    return {symbol for symbol in symbols if "_kprof_" in symbol[1]}
 
 
 def test_five_hundred_programs_are_added_and_removed_without_delay():
@@ -248,7 +248,7 @@ def test_frames_sampled_during_a_loss_have_no_name():
                 wait_unloaded({(start, name)})
                 doubt_ns = now_ns()
             catch_up(symbolizer)
-            assert set(watch.count_lost()) == {"queue_full"}
+            assert {"queue_full"} <= set(watch.count_lost()) <= {"queue_full", "ring_full"}
             (before,) = symbolizer.resolve_addresses([start], time_ns=before_ns)
             (in_doubt,) = symbolizer.resolve_addresses([start], time_ns=doubt_ns)
         assert before.function == name
@@ -264,7 +264,8 @@ def test_a_full_queue_is_counted_and_repaired():
         catch_up(symbolizer)
         assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
         lost = {cause for cause, _ in watch.counts().lost}
-        assert lost == {RecordLoss.QUEUE_FULL}
+        # On a busy machine, the rings may fill first.
+        assert {RecordLoss.QUEUE_FULL} <= lost <= {RecordLoss.QUEUE_FULL, RecordLoss.RING_FULL}
 
 
 def test_a_loss_without_later_records_is_detected():
@@ -320,9 +321,13 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
 
 def test_an_idle_watch_sleeps():
     with watching() as (_, watch):
-        before = watch.counts().wakeups
+        before, began = watch.counts(), time.monotonic()
         time.sleep(3)
-        assert watch.counts().wakeups - before <= 2 * 3
+        watch.poll(now_ns())
+        after, passed_s = watch.counts(), time.monotonic() - began
+        # Other processes may load programs.
+        records = after.added + after.removed - before.added - before.removed
+        assert after.wakeups - before.wakeups <= 2 * passed_s + records
 
 
 def test_closing_does_not_wait_for_a_full_read():
@@ -364,7 +369,8 @@ def test_cpus_are_followed_after_their_list_was_unreadable(caplog):
     assert not lost
 
 
-@pytest.mark.long  # other tests pause and lose records
+@pytest.mark.changes_host
+@pytest.mark.long
 def test_a_cpu_that_was_offline_is_followed_again():
     with watching() as (symbolizer, watch):
         time.sleep(1.2)

@@ -1,6 +1,7 @@
 """A recording weighted by latency agrees with the known parallelism of its program."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,7 @@ int main(void) {
 """
 COMMAND = [sys.executable, "-m", "otel_kprofiler"]
 RATE = 499
+SERIAL_S, PARALLEL_S = 1, 2
 EDGE_S = 0.02
 
 
@@ -64,8 +66,9 @@ def test_serial_time_keeps_its_weight_and_parallel_time_is_divided(tmp_path):
     elapsed_s = float(done.stdout)
 
     time, latency = totals(tmp_path), totals(tmp_path, "--weight", "latency")
-    assert time["serial"] == pytest.approx(1, rel=0.1)
-    assert time["parallel"] == pytest.approx(2, rel=0.1)
+    for name, seconds in (("serial", SERIAL_S), ("parallel", PARALLEL_S)):
+        # On a busy machine, the ticks hit a thread at random.
+        assert time[name] == pytest.approx(seconds, abs=5 * math.sqrt(seconds / RATE))
     assert latency["serial"] == pytest.approx(time["serial"], abs=EDGE_S)
     # On a busy machine, the two threads are not always running at the same time.
     assert time["parallel"] / 2 - EDGE_S <= latency["parallel"] <= time["parallel"]

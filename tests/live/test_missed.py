@@ -39,7 +39,11 @@ def call(seconds=SECONDS):
 
 
 def measure(cpu, spin):
-    """Samples while system calls are traced; returns counts, all ticks and this process's ticks."""
+    """Samples while system calls are traced.
+
+    Returns counts, the minimum and maximum of all ticks, and this process's ticks.
+    """
+    earliest = time.monotonic()
     with running(pin_cpu_ids=(cpu,)) as sampler:
         began = time.monotonic()
         call(0.1)  # so that counting begins at a sample
@@ -52,10 +56,11 @@ def measure(cpu, spin):
         finally:
             close_all(tracer)
         call(0.1)  # so that counting ends at a sample
-        ticks = time.monotonic() - began
+        sure = time.monotonic() - began
         sampler.stop()
+        possible = time.monotonic() - earliest
         sampler.drain()
-        return sampler.counts()["on_cpu"], RATE * ticks, RATE * ran
+        return sampler.counts()["on_cpu"], (RATE * sure, RATE * possible), RATE * ran
 
 
 def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
@@ -64,13 +69,13 @@ def test_ticks_inside_a_tracer_are_counted_as_missed(cpu):
         results = [measure(cpu, spin) for spin in (1, 20_000)]
     except OSError as error:
         pytest.skip(str(error))
-    for counts, ticks, ran in results:
-        print(f"missed {counts.missed} of {ticks:.0f}, of which this process ran {ran:.0f}")  # noqa: T201
+    for counts, (sure, possible), ran in results:
+        print(f"missed {counts.missed} of {sure:.0f}, of which this process ran {ran:.0f}")  # noqa: T201
         assert counts.taken == counts.received + sum(counts.lost.values())
         happened = counts.taken + sum(counts.filtered.values()) + counts.missed
-        assert happened == pytest.approx(ticks, rel=0.1)
-    (quick, ticks_quick, _), (slow, ticks, ran) = results
-    assert slow.missed > quick.missed * ticks / ticks_quick + ran / 20
+        assert 0.9 * sure <= happened <= 1.1 * possible
+    (quick, (sure, _), _), (slow, (_, possible), ran) = results
+    assert slow.missed > quick.missed * possible / sure + ran / 20
 
 
 def test_filtered_ticks_are_not_counted_as_missed(cpu):
@@ -81,8 +86,13 @@ def test_filtered_ticks_are_not_counted_as_missed(cpu):
     assert counts.filtered["target"] > 2 * counts.missed
 
 
+def count_missed(sampler):
+    sampler.drain()
+    return sampler.counts()["on_cpu"].missed
+
+
 def test_pauses_and_rate_changes_count_nothing_as_missed(cpu):
-    with running(pin_cpu_ids=(cpu,)) as sampler:
+    with running(pin_cpu_ids=(cpu,)) as witness, running(pin_cpu_ids=(cpu,)) as sampler:
         for rate in (RATE, 50, RATE):
             sampler.reconfigure(SamplerConfig(samples_per_second=rate, pin_cpu_ids=(cpu,)))
             call(0.3)
@@ -90,18 +100,17 @@ def test_pauses_and_rate_changes_count_nothing_as_missed(cpu):
             call(0.3)
             sampler.resume()
             call(0.3)
-        sampler.drain()
-        counts = sampler.counts()["on_cpu"]
-    assert counts.missed < RATE * 0.3
+        assert count_missed(sampler) < count_missed(witness) + RATE * 0.3
 
 
 def test_a_mostly_idle_cpu_misses_almost_nothing(cpu):
     """Idle periods between bursts of work are not gaps."""
-    with running(pin_cpu_ids=(cpu,)) as sampler:
+    with (
+        running(pin_cpu_ids=(cpu,), send_idle_frames=True) as witness,
+        running(pin_cpu_ids=(cpu,)) as sampler,
+    ):
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             call(0.002)
             time.sleep(0.02)
-        sampler.drain()
-        counts = sampler.counts()["on_cpu"]
-    assert counts.missed < RATE * SECONDS / 4
+        assert count_missed(sampler) < count_missed(witness) + RATE * SECONDS / 4

@@ -6,6 +6,7 @@ The test reloads ten times by default; ``KPROFILER_RELOADS=100`` reloads a hundr
 import bisect
 import itertools
 import json
+import math
 import os
 import signal
 import socket
@@ -79,7 +80,7 @@ class Systemd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
 
-    def wait(self, state, seconds=30):
+    def wait(self, state, seconds=60):
         """Returns the next message with a state such as ``READY=1``; empty on timeout."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -202,6 +203,11 @@ def stop(agent):
     return parse_account(out), [json.loads(line) for line in log.splitlines()]
 
 
+def at_most(expected):
+    """Returns how many random events may occur if so many are expected, with 5 sigma."""
+    return expected + 5 * math.sqrt(expected)
+
+
 def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver):
     moments, open_files = [], []
     with Witness() as witness:
@@ -252,8 +258,11 @@ def test_reloads_lose_no_sample_duplicate_none_and_leak_nothing(agent, receiver)
         f" unexplained gaps near reloads {len(ours)}, elsewhere {len(others)};"
         f" descriptors {open_files[0]} to {open_files[-1]}\n"
     )
-    assert len(ours) <= 3 + 2 * len(others) * near / elsewhere, (ours, others)
-    assert sum(b - a >= 3.5e9 / RATE for a, b in ours) <= RELOADS / 5, ours
+    assert len(ours) <= 3 + at_most(len(others) * near / elsewhere), (ours, others)
+    long_ours, long_others = (
+        sum(b - a >= 3.5e9 / RATE for a, b in gaps) for gaps in (ours, others)
+    )
+    assert long_ours <= RELOADS / 5 + at_most(long_others * near / elsewhere), ours
     # The count varies: a file exporter holds a descriptor, the first reload imports modules, and
     # files are open only while they are read.
     assert min(open_files[-5:]) <= min(open_files[:5]) + 1

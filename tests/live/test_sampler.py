@@ -128,7 +128,12 @@ def test_samples_have_process_cpu_and_start_time():
 @pytest.mark.parametrize("loader", ["libbpf", *further("bcc")], indirect=True)
 @pytest.mark.parametrize("rate", [99, 4999])
 def test_every_sample_taken_is_received(rate):
-    with load(READ), load(SPIN), sampling(samples_per_second=rate, stacks="both") as sampler:
+    with (
+        load(READ),
+        load(SPIN),
+        # The ring has room for some seconds in which this process does not run.
+        sampling(samples_per_second=rate, stacks="both", map_scale_factor=3) as sampler,
+    ):
         samples = collect(sampler, 1, interval_s=0.25)
         samples += collect_until(sampler, anything, count=rate)
         sampler.stop()
@@ -345,6 +350,7 @@ def test_interrupts_taken_while_idle_are_kept():
         assert any(start <= pc < end for pc in frames for start, end in ranges)
 
 
+@pytest.mark.changes_host
 def test_a_cpu_back_online_is_sampled_again():
     with sampling(samples_per_second=199, stacks="both") as sampler:
         with offline(1):
@@ -359,6 +365,7 @@ def test_a_cpu_back_online_is_sampled_again():
         assert counts.taken == counts.received + sum(counts.lost.values())
 
 
+@pytest.mark.changes_host
 def test_a_briefly_offline_cpu_is_sampled_again():
     """The CPU is offline only between two checks of the CPU list, so neither check shows it."""
     with sampling(samples_per_second=199, stacks="both") as sampler:

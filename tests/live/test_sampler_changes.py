@@ -15,7 +15,12 @@ from tests.further import further
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("loader")]
 
-FAST = {"samples_per_second": 999, "send_idle_frames": True, "stacks": "both"}
+FAST = {
+    "samples_per_second": 999,
+    "send_idle_frames": True,
+    "stacks": "both",
+    "map_scale_factor": 3,  # for some seconds in which this process does not run
+}
 
 
 class Witness:
@@ -28,7 +33,7 @@ class Witness:
         self._thread = threading.Thread(target=self._run)
         self._ready = threading.Event()
         self._thread.start()
-        self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def _run(self):
@@ -67,6 +72,14 @@ def drain_for(sampler, seconds):
     while time.monotonic() < end:
         sampler.wait(0.02)
         samples += sampler.drain()
+    return samples + sampler.drain()
+
+
+def drain_until(sampler, is_enough):
+    samples, end = [], time.monotonic() + 60
+    while not is_enough(samples):
+        assert time.monotonic() < end
+        samples += drain_for(sampler, 0.1)
     return samples
 
 
@@ -95,7 +108,7 @@ def test_changes_cause_no_gap_and_no_duplicate_sample():
     assert counts.taken == counts.received == len(samples)
     longest = 1.5 * 10**9 / 499
     times = times_by_cpu(samples)
-    assert len(times) == len(witness.times)
+    assert times.keys() == witness.times.keys()
     for cpu, result in times.items():
         assert len(set(result)) == len(result)
         gaps = [
@@ -104,8 +117,8 @@ def test_changes_cause_no_gap_and_no_duplicate_sample():
             if b - a > longest and any(a < after and b > before for before, after in moments)
         ]
         unexplained = [gap for gap in gaps if not witness.stood_still(cpu, *gap)]
-        # bpf(2) calls in other processes occasionally cause the loss of a sample.
-        assert len(unexplained) <= 2
+        # bpf(2) calls in other processes occasionally cause the loss of a sample, which is counted.
+        assert len(unexplained) <= 2 + counts.missed
 
 
 def test_the_new_period_applies_from_the_returned_time():
@@ -130,21 +143,23 @@ def test_filters_change_while_sampling():
     thread.start()
     try:
         with sampling(**FAST) as sampler:
-            everything = drain_for(sampler, 0.3)
+
+            def has_both(samples):
+                return {sample.tgid for sample in samples} > {own}
+
+            drain_until(sampler, has_both)
             sampler.reconfigure(SamplerConfig(**FAST, target_pids=(own,)))
             sampler.drain()
-            targeted = drain_for(sampler, 0.3)
+            targeted = drain_until(sampler, lambda samples: len(samples) > 100)
             sampler.reconfigure(SamplerConfig(**FAST))
             sampler.drain()
-            again = drain_for(sampler, 0.3)
+            drain_until(sampler, has_both)
             with pytest.raises(HostError, match="restart the agent"):
                 sampler.reconfigure(SamplerConfig(**FAST, target_pids=tuple(range(1, 2000))))
     finally:
         spin.set()
         thread.join()
-    assert {sample.tgid for sample in everything} > {own}
     assert {sample.tgid for sample in targeted} == {own}
-    assert {sample.tgid for sample in again} > {own}
 
 
 def test_cpus_are_added_and_removed_while_others_continue():

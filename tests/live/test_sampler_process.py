@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from otel_kprofiler.bpf import SAMPLER_OBJECT, SAMPLER_SOURCE, LibbpfLoader, Obj
 from otel_kprofiler.errors import DependencyError, KernelFeatureError, SamplerError
 from otel_kprofiler.sampling import EbpfSampler, SamplerConfig
 from tests.public import NOBODY
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
@@ -141,10 +141,7 @@ def test_killing_the_sampler_unloads_its_program():
         assert program_is_loaded(program_id)
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-    end = time.monotonic() + 10
-    while program_is_loaded(program_id):
-        assert time.monotonic() < end, "the program outlived its owner"
-        time.sleep(0.05)
+    wait_until(lambda: not program_is_loaded(program_id))
 
 
 FORK = """
@@ -160,7 +157,7 @@ def ours():
     return [name for name in links + maps if "anon_inode" in name]
 
 def sample():
-    end, samples = time.monotonic() + 10, []
+    end, samples = time.monotonic() + 60, []
     while not samples and time.monotonic() < end:
         samples = sampler.drain()
     return len(samples)
@@ -188,7 +185,7 @@ print("parent:", sample() > 0)
 
 def test_a_forked_child_holds_nothing_and_the_parent_keeps_sampling(loader):
     done = subprocess.run(
-        [sys.executable, "-c", FORK, loader], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FORK, loader], capture_output=True, text=True, timeout=300
     )
     assert done.stdout.splitlines() == [
         "child: ['the sampler is not running']",
@@ -220,7 +217,7 @@ sampler.close()
 print("done")
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "done\n", done.stderr
 

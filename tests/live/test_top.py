@@ -29,7 +29,7 @@ planted_hot_function()
 def busy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("busy")
     (folder / "planted.py").write_text(BUSY.format(directory=os.path.dirname(os.__file__)))
-    load = subprocess.Popen(["nice", "-n", "5", sys.executable, folder / "planted.py"])
+    load = subprocess.Popen([sys.executable, folder / "planted.py"])
     yield load
     load.kill()
     load.wait()
@@ -46,7 +46,7 @@ def test_a_planted_function_and_process_are_on_the_screen(busy):
         terminal.wait_for("samples/s", "[self]", "lost 0")
         terminal.type("T/planted_hot\r")
         terminal.wait_for("/planted_hot ", "planted_hot_function")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (share := read_total(terminal.page.text, "planted_hot_function")) < 90:
             assert time.monotonic() < deadline, share
             terminal.read(0.2)
@@ -129,7 +129,7 @@ def test_a_closed_terminal_ends_top(busy):
     ) as terminal:
         terminal.wait_for("q quit")
         terminal.hang_up()
-        assert terminal.process.wait(20) == 129
+        assert terminal.process.wait(60) == 129
 
 
 def test_the_exit_of_the_target_is_shown_and_ctrl_c_restores_the_terminal():
@@ -171,18 +171,21 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         with subprocess.Popen([*TOP, *words], stdout=subprocess.PIPE, text=True) as process:
             lines, heads = [], 0
             for line in process.stdout:
-                heads += " Hz " in line
-                if heads == 2:
-                    break
+                if " Hz " in line:
+                    heads += 1
+                    # A busy machine may not run the program in the first window.
+                    if heads > 1 and any("planted_bpf" in one for one in lines):
+                        break
+                    lines.clear()
                 lines.append(line.rstrip())
             process.send_signal(signal.SIGINT)
             process.stdout.close()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
     finally:
         stopped.set()
         thread.join()
         os.close(fd)
-    assert heads == 2
+    assert heads > 1
     _, columns, first, *_ = filter(None, lines)  # later rows may come from between two runs
     assert columns.endswith("function of a BPF program")
     assert first.endswith("planted_bpf")

@@ -61,7 +61,8 @@ def test_waits_are_linked_to_the_span_of_their_thread(tmp_path):
     # busy machine, the first windows have more waits, which raises the threshold.
     known = [span for span in truth if span in slept]
     assert len(known) >= len(truth) // 2, (len(known), len(truth))
-    close = [span for span in known if abs(slept[span] - truth[span]) <= 0.3 * truth[span]]
+    # After its sleep, the thread may wait for a CPU.
+    close = [span for span in known if 0.049e9 <= slept[span] <= truth[span]]
     assert len(close) >= 0.8 * len(known), {span: (slept[span], truth[span]) for span in known}
 
 
