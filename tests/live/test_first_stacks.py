@@ -7,43 +7,69 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from otel_kprofiler.host import Access, find_descendants, read_processes
+from otel_kprofiler.host import (
+    Access,
+    find_descendants,
+    parse_mappings,
+    read_maps,
+    read_processes,
+)
 from otel_kprofiler.model import USER_SIDE, StackEnd, parse_user_stack
 from otel_kprofiler.sampling import EbpfSampler, HeldCommand, SamplerConfig
 from otel_kprofiler.unwinding import list_running
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.live
 
 RECORDINGS = int(os.environ.get("KPROFILER_RECORDINGS", "2"))
 SECONDS = 1.0
 LEAST_WHOLE = 0.99
-BUSY = [sys.executable, "-c", "while True: sorted(map(str, range(9999)))"]
+BUSY = [sys.executable, "-c", "print(flush=True)\nwhile True: sorted(map(str, range(9999)))"]
+"""Prints a line when it has mapped its files."""
+
+
+def find_mapped_files(pid):
+    try:
+        return {row.path for row in parse_mappings(read_maps(Access(), pid)) if row.is_executable}
+    except OSError:  # the process has ended
+        return None
+
+
+def find_lasting(before):
+    """Returns the processes that neither end nor execute nor map a file after ``before``."""
+    after = read_processes(Access())
+    return {
+        pid
+        for pid, (process, files) in before.items()
+        if pid in after
+        and process.stack_start == after[pid].stack_start != 0
+        and files == find_mapped_files(pid)
+    }
 
 
 def record(pids=(), **options):
     """Records running processes; returns how their user stacks end."""
-    before = read_processes(Access())
+    before = {
+        pid: (process, find_mapped_files(pid)) for pid, process in read_processes(Access()).items()
+    }
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
     sampler = EbpfSampler(config)
     try:
         sampler.start()
         samples, until = [], time.monotonic() + SECONDS
-        while time.monotonic() < until:
+        # On a busy machine, a process may not run for a while.
+        while time.monotonic() < until or (len(samples) < 50 and time.monotonic() < until + 60):
             sampler.wait(0.1)
             samples += sampler.drain()
         sampler.stop()
         samples += sampler.drain()
     finally:
         sampler.close()
-    after = read_processes(Access())
-    known = {
-        pid
-        for pid, process in before.items()
-        if pid in after and process.stack_start == after[pid].stack_start != 0
-    }
+    known = find_lasting(before)
     words = [sample.words(USER_SIDE) for sample in samples if sample.tgid in known]
     return Counter(parse_user_stack(word).end for word in words if word)
 
@@ -58,7 +84,7 @@ def show(host, ends):
 
 
 def test_an_idle_host_has_complete_stacks_from_the_first_sample():
-    ends = record_many()
+    ends = record_many(max_preload_s=60)  # the host may be busy with other tests
     show("a host as it is", ends)
     assert ends
     assert ends[StackEnd.PENDING] <= (1 - LEAST_WHOLE) * ends.total()
@@ -81,8 +107,8 @@ def test_a_busy_host_has_complete_stacks_from_the_first_sample():
 @pytest.fixture
 def busy():
     """Runs a process that calls functions in Python, libc and the interpreter; yields its pid."""
-    with subprocess.Popen(BUSY) as process:
-        time.sleep(0.3)
+    with subprocess.Popen(BUSY, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
         yield process.pid
         process.kill()
 
@@ -141,9 +167,11 @@ def test_the_first_stacks_of_a_process_are_truncated_without_preloading(busy):
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    with subprocess.Popen([*inside, *BUSY], start_new_session=True) as outer:
+    with subprocess.Popen(
+        [*inside, *BUSY], start_new_session=True, stdout=subprocess.PIPE
+    ) as outer:
         try:
-            time.sleep(0.5)
+            outer.stdout.readline()
             (pid,) = find_descendants(read_processes(Access()), [outer.pid])
             assert record(pids=(pid,))[StackEnd.PENDING] == 0
         finally:
@@ -160,14 +188,18 @@ def test_first_stacks_are_complete_inside_and_outside_a_pid_namespace():
 def record_own_child():
     """Records the second process of a PID namespace, from inside the namespace."""
     namespace = os.stat("/proc/self/ns/pid")
-    with subprocess.Popen(BUSY) as child:
-        time.sleep(0.3)
+    with subprocess.Popen(BUSY, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
         try:
             ends = record(pids=(child.pid,), target_namespace=(namespace.st_dev, namespace.st_ino))
         finally:
             child.kill()
     assert ends[StackEnd.COMPLETE] > 10
     return ends
+
+
+def find_user_ticks(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
 def test_files_of_processes_with_the_most_cpu_time_come_first(monkeypatch):
@@ -181,7 +213,7 @@ def test_files_of_processes_with_the_most_cpu_time_come_first(monkeypatch):
         subprocess.Popen(["/bin/bash", "-c", "while :; do :; done"]) as busy,
     ):
         try:
-            time.sleep(0.5)
+            wait_until(lambda: find_user_ticks(busy.pid) > find_user_ticks(idle.pid) + 10)
             record(pids=(idle.pid, busy.pid))
         finally:
             idle.kill()

@@ -39,6 +39,8 @@ profiler = KernelProfiler.from_env().start("raise")
 HOW
 def sampled():
     work(0.5)
+    while profiler.stats()["account"]["taken"] <= 100:  # the profiler's thread may be late
+        work(0.1)
     print(os.getpid(), profiler.stats()["account"]["taken"], flush=True)
 """
 
@@ -110,6 +112,8 @@ def test_workers_terminated_by_their_pool_export_pending_samples(to_file, idle):
         while profiler.stats()["state"] != "running":
             time.sleep(0.01)
         work(0.5)
+        while profiler.stats()["account"]["taken"] <= 100:
+            work(0.1)
         sender.send((os.getpid(), profiler.stats()["account"]["taken"]))
         time.sleep(BUSY)
     receiver, sender = multiprocessing.Pipe(duplex=False)

@@ -178,15 +178,17 @@ def test_only_chosen_cpus_are_sampled():
 def test_samples_for_which_the_ring_has_no_room_are_counted():
     """Tracepoints are hit in interrupts, and the clock interrupts their BPF programs."""
     names = ("mm_page_alloc", "sched_waking", "sys_enter", "hrtimer_expire_entry")
-    config = SamplerConfig(
-        samples_per_second=19,
-        stacks="both",
-        events=tuple(parse_event(name, 99) for name in names),
-        max_ring_bytes=1 << 18,
-    )
-    samples, counts = run_sampler(
-        config, lambda _: subprocess.run(run_load(), check=True, stdout=subprocess.DEVNULL)
-    )
+    held = (sys.executable, "-S", "-c", f"import sys\nsys.stdin.readline()\n{LOAD}")
+    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as load:
+        config = SamplerConfig(
+            samples_per_second=19,
+            stacks="both",
+            events=tuple(parse_event(name, 99) for name in names),
+            max_ring_bytes=1 << 18,
+            target_pids=(load.pid,),  # a quarter of the ring has room for its samples
+        )
+        samples, counts = run_sampler(config, lambda _: load.communicate(b"\n"))
+    assert load.returncode == 0
     for name, kind in counts.items():
         if name != "off_cpu":
             received = [sample for sample in samples if sample.kind.name == name]
