@@ -28,10 +28,10 @@ def sampling(*, pid=None, register=True, codes=None, **settings):
         sampler.close()
 
 
-def take(sampler, work, *args, seconds=0.5, least=20):
+def take(sampler, work, *args, seconds=0.5, least=100):
     """Calls ``work`` repeatedly; returns the samples of this thread and of others."""
     samples, end = [], time.monotonic() + seconds
-    while time.monotonic() < end or (len(samples) < least and time.monotonic() < end + 20):
+    while time.monotonic() < end or (len(samples) < least and time.monotonic() < end + 60):
         work(*args)
         samples += sampler.drain()
     assert len(samples) >= least, sampler.counts()

@@ -39,12 +39,12 @@ def find_mapped_files(pid):
         return None
 
 
-def find_lasting(before):
-    """Returns the processes that neither end nor execute nor map a file after ``before``."""
+def find_lasting(earlier):
+    """Returns the processes that neither end nor execute nor map a file after ``earlier``."""
     after = read_processes(Access())
     return {
         pid
-        for pid, (process, files) in before.items()
+        for pid, (process, files) in earlier.items()
         if pid in after
         and process.stack_start == after[pid].stack_start != 0
         and files == find_mapped_files(pid)
@@ -53,7 +53,7 @@ def find_lasting(before):
 
 def record(pids=(), **options):
     """Records running processes; returns how their user stacks end."""
-    before = {
+    earlier = {
         pid: (process, find_mapped_files(pid)) for pid, process in read_processes(Access()).items()
     }
     config = SamplerConfig(samples_per_second=499, stacks="both", target_pids=pids, **options)
@@ -69,7 +69,7 @@ def record(pids=(), **options):
         samples += sampler.drain()
     finally:
         sampler.close()
-    known = find_lasting(before)
+    known = find_lasting(earlier)
     words = [sample.words(USER_SIDE) for sample in samples if sample.tgid in known]
     return Counter(parse_user_stack(word).end for word in words if word)
 

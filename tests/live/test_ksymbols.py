@@ -321,13 +321,13 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
 
 def test_an_idle_watch_sleeps():
     with watching() as (_, watch):
-        before, began = watch.counts(), time.monotonic()
+        start, began = watch.counts(), time.monotonic()
         time.sleep(3)
         watch.poll(now_ns())
         after, passed_s = watch.counts(), time.monotonic() - began
         # Other processes may load programs.
-        records = after.added + after.removed - before.added - before.removed
-        assert after.wakeups - before.wakeups <= 2 * passed_s + records
+        records = after.added + after.removed - start.added - start.removed
+        assert after.wakeups - start.wakeups <= 2 * passed_s + records
 
 
 def test_closing_does_not_wait_for_a_full_read():

@@ -82,7 +82,7 @@ def test_a_killed_recording_keeps_its_samples_and_the_next_one_reports_it(tmp_pa
         assert one.start_unix_ns < one.end_unix_ns
         assert one.end_unix_ns == following.start_unix_ns
     # On a busy machine, some windows end late.
-    assert min(one.end_unix_ns - one.start_unix_ns for one in left) <= 1_500_000_000
+    assert min(window.end_unix_ns - window.start_unix_ns for window in left) <= 1_500_000_000
     assert all(window.sample_count for window in left)
     report = [sys.executable, "-m", "otel_kprofiler", "report", part.name, "-o", "report.folded"]
     subprocess.run(report, check=True, cwd=tmp_path, timeout=60)

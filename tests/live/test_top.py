@@ -174,7 +174,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
                 if " Hz " in line:
                     heads += 1
                     # A busy machine may not run the program in the first window.
-                    if heads > 1 and any("planted_bpf" in one for one in lines):
+                    if heads > 1 and any("planted_bpf" in text for text in lines):
                         break
                     lines.clear()
                 lines.append(line.rstrip())

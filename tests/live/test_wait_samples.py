@@ -358,10 +358,10 @@ def test_preempted_threads_wait_for_a_cpu():
     cpu = min(os.sched_getaffinity(0))
     spin = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile 1: pass"
     states = defaultdict(int)
-    with program(spin) as one, program(spin) as two:
-        one.stdout.readline()
-        two.stdout.readline()
-        with running(target_pids=(one.pid, two.pid)) as sampler:
+    with program(spin) as first, program(spin) as second:
+        first.stdout.readline()
+        second.stdout.readline()
+        with running(target_pids=(first.pid, second.pid)) as sampler:
             samples = drain_until(sampler, lambda samples: sum(s.value for s in samples) > 1e9)
     for sample in samples:
         states[sample.wait.state] += sample.value
@@ -416,8 +416,8 @@ def test_wakers_are_reported_while_enabled():
                     sampler,
                     lambda samples: len(begun_since(changed_ns, samples)) > 50,  # noqa: B023
                 )
-                known = [s.wait.waker for s in begun_since(changed_ns, results)]
-                assert any(known) == wakers
+                reported = [s.wait.waker for s in begun_since(changed_ns, results)]
+                assert any(reported) == wakers
 
 
 def begun_since(time_ns, samples):
