@@ -540,7 +540,7 @@ def test_closing_closes_every_descriptor(make, tmp_path):
         for number in range(20):
             loader.add(key(number), details(number), opened(file))
     loader.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
     loader.add(key(99), details(99), b"late")
     assert function(loader, 99) is Unresolved.SYMBOLS_DROPPED
 
