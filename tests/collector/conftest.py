@@ -310,8 +310,9 @@ def resolve(request):
             for profile in scope["profiles"]:
                 kind = value_type(profile["sampleType"]) + value_type(profile.get("periodType"))
                 for sample in profile["samples"]:
-                    stack = tables["stackTable"][sample["stackIndex"]]
-                    frames = tuple(frame(index) for index in stack["locationIndices"])
+                    # JSON omits zeros: stack 0 is that of a sample whose stack was not captured.
+                    stack = tables["stackTable"][sample.get("stackIndex", 0)]
+                    frames = tuple(frame(index) for index in stack.get("locationIndices", ()))
                     link = tables["linkTable"][sample.get("linkIndex", 0)]
                     for timestamp in sample["timestampsUnixNano"]:
                         yield (

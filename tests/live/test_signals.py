@@ -10,6 +10,7 @@ import pytest
 from services import WORK
 
 from tests.further import further
+from tests.warnings_of_load import without_lost_records
 
 pytestmark = pytest.mark.live
 
@@ -30,7 +31,7 @@ def terminate(code, env):
     line = process.stdout.readline()
     process.terminate()
     out, err = process.communicate(timeout=120)
-    return process.returncode, line, out, err
+    return process.returncode, line, out, without_lost_records(err)
 
 
 SAMPLED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import platform
@@ -166,8 +167,14 @@ class Dumps:
         attributes = PerfAttributes(
             COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // hz, flags=DISABLED
         )
-        events = [open_perf_event(attributes, cpu=cpu) for cpu in self._cpus]
+        events = []
         try:
+            for cpu in self._cpus:
+                try:
+                    events.append(open_perf_event(attributes, cpu=cpu))
+                except OSError as error:
+                    if error.errno != errno.ENODEV:  # a test has taken the CPU offline
+                        raise
             for fd in events:
                 attach_program(fd, self._program_fd)
                 enable_event(fd)
