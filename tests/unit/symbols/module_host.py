@@ -24,11 +24,13 @@ class Events(NoEvents):
         super().__init__()
         self.queue = []
         self.error = None
+        self.receipts = 0
 
     def is_waiting(self):
         return bool(self.queue or self.error)
 
     def receive(self):
+        self.receipts += 1
         if self.error:
             error, self.error = self.error, None
             raise error

@@ -14,6 +14,7 @@ from otel_kprofiler.symbols import KernelSymbolizer
 from otel_kprofiler.tracking import ModuleWatch
 from otel_kprofiler.tracking.module_uevents import ModuleAction, parse_uevent
 from otel_kprofiler.tracking.module_watch import MAX_ATTEMPTS
+from tests.waiting import wait_until
 
 CAPTURED = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
 MS = 1_000_000
@@ -91,7 +92,9 @@ def test_failed_reads_are_retried_once_a_minute(host, symbolizer, clock, missing
         for _ in range(seconds):
             clock.ns += 1000 * MS
             for _ in range(3):
+                receipts = host.events.receipts
                 host.events.wake()
+                wait_until(lambda before=receipts: host.events.receipts > before)
                 settle(symbolizer, now_ns=clock)
                 time.sleep(0.005)
         tried.append(host.kallsyms_opened - before)
