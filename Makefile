@@ -72,7 +72,7 @@ test-reload:  ## 100 reloads in 60 seconds at 999 Hz: exact account, no gaps, no
 	KPROFILER_RELOADS=100 $(PYTEST) tests/live/test_reload.py -k lose_no_sample
 
 test-lines:  ## source lines and inlined functions of six builds at 3,000 addresses, beside llvm-symbolizer
-	KPROFILER_LINES=3000 $(PYTEST) tests/unit/symbols/user/test_lines.py -k of_llvm
+	KPROFILER_LINES=3000 $(PYTEST) tests/unit/symbols/user/test_lines.py -k match_llvm
 
 test-deploy:  ## the wheel under the unit's user and capabilities for five minutes (as root)
 	KPROFILER_DEPLOY_SECONDS=300 $(PYTEST) tests/collector/test_deployment.py

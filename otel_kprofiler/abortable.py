@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """Does not follow redirects, whose entire body the base class would first read."""
+    """A session without redirects. The base class would read a redirect's entire body."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""
@@ -58,8 +58,8 @@ class AbortableAdapter(HTTPAdapter):
                 return opened
 
             def connect_tracked() -> None:
-                # An abort must also end the connection phase: a proxy's response or a handshake may
-                # trickle in.
+                # An abort must also end the connection phase, because a proxy's response or a
+                # handshake may trickle in.
                 with connecting:
                     connect()
                     self._watch(connection.sock)

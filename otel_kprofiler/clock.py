@@ -2,7 +2,7 @@
 
 The kernel stamps samples with boottime (``CLOCK_BOOTTIME``: time since boot, including suspend),
 but receivers expect Unix time. To measure the offset, the Unix clock is read between two reads of
-boottime. Of several tries, the one with the shortest interval counts, as in
+boottime. Of several measurements, the one with the least time between these reads is used, as in
 opentelemetry-ebpf-profiler. Boottime is never set, so only setting or slewing the Unix clock
 changes the offset.
 """
@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, Protocol
 
 SYNC_TRIES: Final = 5
 STEP_NS: Final = 1_000_000
-"""Offset change, in nanoseconds, beyond measurement error and minutes of slewing."""
+"""Minimum offset change, in nanoseconds, that measurement errors and slewing cannot cause."""
 EARLIEST_UNIX_NS: Final = 1_577_836_800_000_000_000
 """2020-01-01 in Unix time. A clock that shows an earlier time has not been set since boot."""
 CATCH_UP: Final = 2
-"""Factor by which a stream ahead of the Unix clock runs slower, until the clock has caught up."""
+"""Factor by which a stream is slowed down while it is ahead of the Unix clock."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Clock:
         return self._source.boot_ns()
 
     def to_unix_ns(self, boot_ns: int) -> int:
-        """Convert a boottime with the most recently measured offset."""
+        """Convert a boottime to Unix time with the most recently measured offset."""
         return boot_ns + self._offset_ns
 
     def sync(self) -> int:
@@ -86,7 +86,7 @@ class Clock:
         return self._offset_ns - old_offset_ns
 
     def follow(self) -> int:
-        """Measure the offset again if the Unix clock was set. Return its change in nanoseconds."""
+        """Measure the offset again if the Unix clock was set. Return the change in nanoseconds."""
         distance = self._source.unix_ns() - self._source.boot_ns() - self._offset_ns
         if abs(distance) < STEP_NS:
             return 0

@@ -31,7 +31,7 @@ from otel_kprofiler.otlp import Encoded, encode_window
 MAX_WAITING_SAMPLES: Final = 250_000
 """Maximum number of samples waiting to be encoded (about 25 MB). A single window may have more."""
 _ENCODING_SHARE: Final = 0.7
-"""Fraction of the shutdown timeout after which no further window is encoded."""
+"""Fraction of the shutdown timeout after which no more windows are encoded."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Encoder = Callable[[Window, Encoding], Encoded]
 
 
 def encode(window: Window, encoding: Encoding) -> Encoded:
-    """Encode a window, with :func:`otel_kprofiler.otlp.encode_window`'s other defaults."""
+    """Encode a window; see :func:`otel_kprofiler.otlp.encode_window`."""
     return encode_window(window, **encoding._asdict())
 
 
@@ -53,9 +53,9 @@ class _Task(NamedTuple):
 class Reporter:
     """Encodes each window once per :class:`Encoding` and fills the exporters' queues.
 
-    Encoding has its own thread, so that a large window never delays draining the ring buffer. Call
-    the reporter object itself from one thread only. Its methods are thread-safe. An exporter's
-    account belongs to the exporter's name, and continues when the exporter's queue is replaced.
+    Encoding has its own thread, so that a large window never delays draining the ring buffer. Only
+    one thread may call the reporter object itself. The methods are thread-safe. Accounts are kept
+    by exporter name, so an account continues when the exporter's queue is replaced.
 
     At most ``capacity`` windows, with :data:`MAX_WAITING_SAMPLES` samples in total, wait to be
     encoded. Beyond either limit, the oldest window is dropped, and its samples are counted as lost.
@@ -84,8 +84,8 @@ class Reporter:
         self._changed = threading.Condition()
         self._encoding: _Task | None = None
         # Samples that each queue had accepted before the current task's batches were enqueued.
-        # Enqueuing may wait for a disk, and samples that a queue has accepted by then are not
-        # pending here.
+        # While enqueuing waits for a disk, samples that a queue has already accepted are not
+        # counted as pending here.
         self._accepted_before: dict[ExportQueue, SampleCounts] = {}
         self._closing = False
         self._background = background
@@ -93,7 +93,7 @@ class Reporter:
             threading.Thread(target=self._run, name="kprofiler-encode", daemon=True).start()
 
     def __call__(self, window: Window) -> None:
-        """Queue a window for encoding; never blocks. Empty windows are not sent.
+        """Queue a window for encoding, unless it is empty. Never blocks if ``background``.
 
         Samples of the window that were lost at shutdown are counted for each exporter.
         """
@@ -158,7 +158,7 @@ class Reporter:
             return tuple(map(self._account, self._not_offered))
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until every window so far has been exported. Return False on timeout."""
+        """Wait until every window received so far has been exported. Return False on timeout."""
         deadline = time.monotonic() + timeout_millis / 1000
         encoded = self._wait_encoded(deadline)
         flushed = [queue.force_flush(_millis_to(deadline)) for queue in self._open_queues()]
@@ -179,7 +179,8 @@ class Reporter:
             self._changed.notify_all()
         queues = self._open_queues()
         if len(queues) == 1:
-            # Shut down in this thread: no thread can be started during interpreter shutdown.
+            # Shut down in this thread, because no thread can be started during interpreter
+            # shutdown.
             self._shut_down(queues[0], deadline)
             return
         closers = [
@@ -199,7 +200,7 @@ class Reporter:
         queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
     def _make_final_request(self, queue: ExportQueue) -> Batch | None:
-        """Returns a request that has only the account; None if there is nothing new to report."""
+        """Returns a request with only the account; None if the account is already reported."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:
@@ -225,8 +226,8 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Use the first queue's ``earlier``, because a later queue's includes samples from this
-        # process.
+        # Use the first queue's ``earlier``, because that of a later queue includes samples from
+        # this process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]
@@ -345,7 +346,7 @@ class Reporter:
         try:
             return self._encoder(window, encoding)
         except Exception:  # noqa: BLE001 - logged with its traceback and counted
-            # A bug may lose this window, which is counted as lost, but must not stop the profiler.
+            # A bug must not stop the profiler. The window is counted as lost.
             _log.exception("a window of %d samples could not be encoded", window.sample_count)
             return None
 
@@ -423,7 +424,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or call its function if no thread can start. Return whether it started."""
+    """Start a thread, or else call its function. Return whether the thread started."""
     try:
         thread.start()
     except RuntimeError:

@@ -40,7 +40,7 @@ class KProfilerError(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error for users; for a system error, only its path and message."""
+    """Describes an error for users. A system error is reduced to its path and message."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     has_path = isinstance(error.filename, str | bytes)

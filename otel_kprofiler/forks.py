@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForkStep(enum.IntEnum):
-    """Order of the hooks in the child; reversed before the fork, so that locks nest."""
+    """Order of the hooks in the child. Hooks before the fork run in reverse, so that locks nest."""
 
     RELEASE = 0
     """Close descriptors and mappings shared with the parent."""
@@ -53,7 +53,7 @@ class ForkAware:
         """Reset the object in the child, where only the forking thread exists.
 
         After C's ``fork()``, :meth:`before_fork` has not run, and any thread of the parent may
-        have held any lock: use :class:`ProcessLock`, or replace the locks.
+        have held any lock. Use :class:`ProcessLock`, or replace the locks.
         """
 
 
@@ -92,7 +92,7 @@ class ForkGate:
 
 
 class ProcessLock:
-    """A reentrant lock per process: a forked child gets a new, unlocked lock."""
+    """A reentrant lock that is replaced with an unlocked lock in a forked child."""
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.RLock] = {}  # by pid, of this process and its ancestors
@@ -219,10 +219,10 @@ _registry: Final = _Registry()
 
 
 def register(step: ForkStep, member: ForkAware) -> None:
-    """Call an object's hooks on every fork, until the object is collected or unregistered.
+    """Call an object's hooks on every fork, until it is garbage-collected or unregistered.
 
     The first call, not the import, registers with ``os.register_at_fork``. In a child, the hooks
-    thus run after those of an OpenTelemetry SDK that was set up earlier.
+    thus run after the hooks of an OpenTelemetry SDK that was set up earlier.
     """
     _registry.add(step, member)
 

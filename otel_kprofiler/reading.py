@@ -14,7 +14,7 @@ class Readable(Protocol):
 
 
 def read_up_to(stream: Readable, limit: int) -> bytes:
-    """Returns the rest of a stream, but at most ``limit`` bytes, or raises ``OSError``.
+    """Returns the rest of a stream, at most ``limit`` bytes. Raises ``OSError``.
 
     ``read(limit)`` of CPython's buffered readers allocates ``limit`` bytes before it reads, which
     fails on a host with less memory, even if the file is small.

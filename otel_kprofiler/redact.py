@@ -11,7 +11,7 @@ from urllib.parse import unquote, unquote_plus
 REDACTED: Final = "[REDACTED]"
 
 _SHORTEST: Final = 4
-"""Minimum length of a redacted secret. Shorter ones are parts of common words and reveal little."""
+"""Minimum length of a redacted secret. Shorter strings occur in common words."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)?(.*)", re.DOTALL)
 

@@ -37,8 +37,8 @@ class HttpServer(ThreadingHTTPServer):
     The constructor starts the server on ``endpoint``, as ``host:port`` or, for IPv6,
     ``[::1]:port``. Port 0 selects a free port. The constructor raises ``OSError`` if the server
     cannot listen there, and ``ValueError`` if the endpoint has no port. Within ``timeout_s``, a
-    client must send its request and read the response. ``name`` names the server in the log, and
-    its thread. :attr:`host` is in lower case and without brackets.
+    client must send its request and read the response. ``name`` is the name of the server in the
+    log, and of its thread. :attr:`host` is in lower case and without brackets.
     """
 
     daemon_threads = True
@@ -54,7 +54,7 @@ class HttpServer(ThreadingHTTPServer):
         self.timeout_s = timeout_s
         self._name = name
         self._open: dict[socket.socket, float] = {}  # deadline by connection, oldest first
-        # For each connection whose request has been read: the time when the client last read from
+        # For each connection whose request has been read, the time when the client last read from
         # the response; infinite before the first read.
         self._answering: dict[socket.socket, float] = {}
         self._changed = threading.Condition()
@@ -78,7 +78,7 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection. At the limit, first close a connection that waits for its client.
+        """Serve a connection. At the connection limit, first close one that waits for its client.
 
         Closes the oldest connection whose request has not been read yet, or else the connection
         whose client has been idle for the longest time.
@@ -118,7 +118,7 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = math.inf
 
     def note_progress(self, request: socket.socket) -> None:
-        """Record that a piece of a response can be sent, because its client is reading."""
+        """Record that a piece of a response can be sent, because the client is reading."""
         with self._changed:
             if request in self._answering:
                 self._answering[request] = time.monotonic()
@@ -183,7 +183,7 @@ class HttpHandler(BaseHTTPRequestHandler):
         return is_parsed
 
     def send_body(self, body: bytes) -> None:
-        """Send the body of a response. The handler's ``timeout`` applies to each 64 KiB."""
+        """Send the body of a response. The ``timeout`` applies to each piece of 64 KiB."""
         rest = memoryview(body)
         while rest:
             self.server.note_progress(self.connection)

@@ -99,9 +99,9 @@ def join_all(threads: Iterable[threading.Thread]) -> bool:
 def join_and_release(threads: Sequence[threading.Thread], release: Callable[[], None]) -> None:
     """Join threads like :func:`join_all`, and release their resources once all have exited.
 
-    A descriptor that is closed under a running thread may be reused, and the thread would then use
-    the wrong file. Threads that outlast the deadline are joined in the background. ``release`` is
-    called once, in this thread or in a daemon thread.
+    If a descriptor were closed while a thread still uses it, the number could be reused, and the
+    thread would then access the wrong file. Threads that outlast the deadline are joined in the
+    background. ``release`` is called once, in this thread or in a daemon thread.
     """
     if join_all(threads):
         release()

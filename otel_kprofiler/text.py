@@ -1,4 +1,4 @@
-"""Formats text for files and terminals: escapes untrusted names, and formats counts.
+"""Escapes untrusted names for files and terminals, and formats counts.
 
 File names are bytes. Python decodes bytes that are not UTF-8 to lone surrogates, which cannot be
 encoded. Process and file names may contain terminal escapes. Output for people (terminals, tables,

@@ -63,7 +63,7 @@ _CLOSING_SHARE: Final = 0.2
 """Share of the shutdown timeout reserved for aborting exports and sending the last metrics."""
 _CLOSED_SHARE: Final = 0.1
 """Share of the shutdown timeout reserved for printing the final account."""
-_CALLS_PER_REPORT: Final = 16  # samples processed between two reports of progress within a step
+_CALLS_PER_REPORT: Final = 16  # number of samples between two reports of progress within a step
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Agent:
 
     Args:
         symbolizer: the kernel symbolizer from :func:`prepare`; the agent closes it.
-        load: reads the configuration again on SIGHUP. Raises ``KProfilerError`` if that fails.
+        load: rereads the configuration on SIGHUP. Raises ``KProfilerError`` on failure.
         on_config: called with each reloaded configuration once it is in effect.
     """
 
@@ -111,7 +111,7 @@ class Agent:
         self._exporters: dict[str, RunningExporter] = {}
         self._reporter: Reporter | None = None
         self._pipeline: Pipeline[EbpfSampler] | None = None
-        self._targets: AgentTargets | None = None  # also used by the pipeline, like the next two
+        self._targets: AgentTargets | None = None  # the pipeline also uses this and the next two
         self._symbolizer: KernelSymbolizer | None = None
         self._user_names: SymbolLoader | None = None
         self._health: HealthServer | None = None
@@ -122,7 +122,7 @@ class Agent:
         self._watchdog = Watchdog()
         self._meter, self._governor = Meter(), Governor()
         self._next_measure = 0.0
-        self._calls = 0  # calls of _alive_sometimes since the last report of progress
+        self._calls = 0  # calls to _alive_sometimes since the last report of progress
         self._privileges: Privileges | None = None
 
     def run(self) -> Account:
@@ -305,7 +305,7 @@ class Agent:
         self._pipeline.change_windows(changed_ns, config.schedule)
 
     def _draw(self, now: float) -> None:
-        """Pause or resume sampling at random, with the probability ``probabilistic_threshold``."""
+        """Decide whether to sample, at random with the probability ``probabilistic_threshold``."""
         wanted = self._lottery.draw(now)
         if self._pipeline is None or wanted in (None, self._is_sampling):
             return

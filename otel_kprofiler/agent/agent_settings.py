@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """Settings of the agent; the configuration's schema describes those not listed here.
+    """Settings of the agent. The configuration's schema describes the settings not listed here.
 
     Attributes:
         service_sources: sources of service names for processes that publish none.
@@ -98,10 +98,10 @@ FIXED_AT_START: Final[Mapping[str, Callable[[AgentConfig], object]]] = {
     "bpf_verifier_log_level": lambda config: config.sampler.verifier_log_level,
     "no_kernel_version_check": lambda config: config.sampler.check_kernel,
 }
-"""Configuration keys of the receiver that take effect only when the BPF program is loaded."""
+"""The receiver's configuration keys that take effect only when the BPF program is loaded."""
 
 _RING_SHARE: Final = 16
-"""Ratio of the memory limit to the ring size. Samples grow about sixfold when decoded."""
+"""Minimum ratio of the memory limit to the ring size. Samples grow about sixfold when decoded."""
 _MAX_WINDOW_SAMPLES: Final = 32_768
 """Maximum number of samples in a window: about 5 s of 64 busy CPUs at 99 Hz."""
 _WINDOW_SHARE: Final = 8

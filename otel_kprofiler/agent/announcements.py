@@ -43,7 +43,8 @@ def describe_start(
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
     """Returns the account as a log record that contains each number only once.
 
-    If ``as_json``, the numbers are in the record's ``account``, by kind, not in its message.
+    If ``as_json``, the record's attribute ``account`` contains the numbers, by kind. Otherwise, the
+    record's message contains them.
     """
     missed = [
         kind for kind, kind_account in account.kinds.items() if _is_missed_unusual(kind_account)

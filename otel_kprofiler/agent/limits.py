@@ -13,7 +13,7 @@ _AIM: Final = 0.8
 _CALM: Final = 0.6
 """Share of each limit below which the sampling rate may rise."""
 _CALM_ROUNDS: Final = 6
-"""Consecutive measurements below ``_CALM`` before the sampling rate rises."""
+"""Number of consecutive measurements below ``_CALM`` before the sampling rate rises."""
 _GROWTH: Final = 1.25
 _NEAR_INTERVAL_S: Final = 1.0
 _STEEPEST: Final = 4

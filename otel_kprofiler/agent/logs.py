@@ -64,7 +64,7 @@ class DescriptorHandler(logging.Handler):
 
     At most :data:`MAX_WAITING_BYTES` of lines wait in memory. Further lines are dropped and
     counted. The handler bypasses Python's streams, because their locks could block the interpreter
-    at exit. The descriptor stays open.
+    at exit. The handler never closes the descriptor.
     """
 
     def __init__(self, fd: int) -> None:
@@ -130,9 +130,8 @@ def write_all(fd: int, data: bytes) -> None:
 def hold_logging() -> None:
     """Buffer warnings and errors until :func:`configure_logging` is called.
 
-    Call this before gRPC is imported: gRPC then logs nothing unless ``GRPC_VERBOSITY`` is set,
-    because the status of a call contains the same information. Python's warnings become log
-    records.
+    Call this before gRPC is imported. It silences gRPC unless ``GRPC_VERBOSITY`` is set, because
+    the status of a call contains the same information. Python's warnings become log records.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.showwarning = _log_warning

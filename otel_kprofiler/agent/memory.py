@@ -17,9 +17,10 @@ _ARENA_MAX: Final = -8
 _THRESHOLD_BYTES: Final = 128 * 1024
 
 _YOUNG_OBJECTS: Final = 20_000
-"""New objects between two garbage collections. Most samples live until a window closes."""
+"""Number of new objects that triggers a garbage collection. It is high because most objects belong
+to samples, which live until their window closes."""
 
-# proc_pid_smaps(5): a line as in maps, then fields in kB.
+# See proc_pid_smaps(5): for each mapping, a line as in maps, then fields in kB.
 _MAPPING: Final = re.compile(
     rb"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<permissions>\S{4}) \S+ \S+ (?P<inode>\d+).*\n"
     rb"(?P<fields>(?:[A-Z]\w+:.*\n)*)",
@@ -86,7 +87,7 @@ def limit_allocator() -> None:
 
 
 def settle() -> None:
-    """Exempt all current objects from garbage collection, since they are permanent."""
+    """Exempt all current objects from garbage collection, because they are permanent."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
@@ -119,7 +120,7 @@ def unmap_startup_pages() -> None:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
         return 0
 
-    # No other thread may map a library now: parts of a half-mapped library look clean.
+    # No other thread may map a library now, because parts of a half-mapped library look clean.
     libc.dl_iterate_phdr(_CALLBACK(unmap), None)
 
 

@@ -1,7 +1,7 @@
 """Collects the agent's own metrics with opentelemetry-sdk, and sends them to OTLP receivers.
 
 Names follow the semantic conventions: ``process.*`` and ``otel.sdk.*``. The conventions do not
-cover profiles yet, so names for processors and exporters are analogous to those for spans. Metrics
+cover profiles yet, so metrics of processors and exporters are named like those for spans. Metrics
 without a counterpart are named ``kprofiler.*``.
 """
 
@@ -58,8 +58,8 @@ _log = logging.getLogger(__name__)
 class SelfMetrics:
     """Sends the agent's metrics to OTLP receivers every ``interval_s`` seconds.
 
-    :class:`~.telemetry.Telemetry` describes the functions. ``attributes`` are Resource attributes
-    besides those that identify the agent.
+    :class:`~.telemetry.Telemetry` describes the arguments that are functions. ``attributes``
+    are further Resource attributes, besides those that identify the agent.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class _Exporter(MetricExporter):
         super().__init__()
         self._name = name
         self._client = client
-        self._warned: set[bool] = set()  # warnings already logged; True: missing pipeline
+        self._warned: set[bool] = set()  # whether each logged warning was about a missing pipeline
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_: Any

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ConfigReader:
-    """Reads the configuration again in a background thread, which calls ``load`` and ``on_end``.
+    """Rereads the configuration in a background thread, which calls ``load``, then ``on_end``.
 
     Only one thread and its signal handlers may use a reader.
     """
@@ -47,7 +47,7 @@ class ConfigReader:
             thread = threading.Thread(target=self._read, name="kprofiler-config", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the limit on threads is reached
+            except RuntimeError as error:  # the limit on threads has been reached
                 return KProfilerError(f"the configuration cannot be read: {error}")
             self._thread = thread
         return None

@@ -20,7 +20,7 @@ ExportObserver = Callable[[str, ExportResult, float], None]
 
 
 class OpenedExporter(NamedTuple):
-    """An exporter that has no queue yet, and the spool for that queue, if one is configured."""
+    """An exporter that has no queue yet, and the spool, if any, for its future queue."""
 
     exporter: ProfileExporter
     spool: Spool | None
@@ -80,7 +80,7 @@ def put_in_place(
     opened: Opened,
     observer: ExportObserver,
 ) -> dict[str, RunningExporter]:
-    """Give every exporter a queue: its predecessor's if it can send the batches in that queue."""
+    """Give each exporter its predecessor's queue if that is compatible, or else a new queue."""
     placed = {}
     for name, settings in wanted.items():
         fresh, old = opened.get(name), running.get(name)

@@ -40,7 +40,7 @@ class Notifier:
 
     @property
     def longest_pause_s(self) -> float:
-        """Returns the maximum time between two calls of :meth:`alive`, in seconds."""
+        """Returns the longest allowed interval between calls to :meth:`alive`, in seconds."""
         return (self.watchdog_interval_s or float("inf")) / 4
 
     def ready(self, status: str) -> None:
@@ -60,7 +60,7 @@ class Notifier:
         self._report(f"STATUS={status}")
 
     def alive(self, now: float) -> None:
-        """Notify the watchdog when due. Call often, with the monotonic time in seconds."""
+        """Notify the watchdog if due. Call often; ``now`` is a monotonic time in seconds."""
         if self._unsent and now >= self._next_try:
             self._next_try = now + _RETRY_S
             self._report(self._unsent)

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentTargets:
-    """The targets of a configuration; ``sampler`` has settings for the running targets."""
+    """The targets of a configuration. ``sampler`` has settings that select the running targets."""
 
     def __init__(self, files: HostFiles, config: AgentConfig) -> None:
         self._pids = config.sampler.target_pids
@@ -42,7 +42,7 @@ class AgentTargets:
         try:
             sampler.reconfigure(self._follower.apply(self._without_targets(sampler.config)))
         except (HostError, SamplerError) as error:
-            _log.error("new containers or units are not sampled: %s", error.with_fix())
+            _log.error("new containers, pods or units are not sampled: %s", error.with_fix())
             return
         _log.debug("sampling %s", self._follower.describe())
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Telemetry:
     """The agent's own metrics, as currently configured.
 
-    A thread of the OpenTelemetry SDK calls the functions.
+    The functions below are called by a thread of the OpenTelemetry SDK.
 
     Args:
         account: returns the account of all samples.

@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class Watchdog:
     """Checks at regular intervals whether the main loop makes progress.
 
-    Counts checks, not seconds: while the whole process is stopped (SIGSTOP, a paused container or
-    virtual machine), nothing is checked, so the loop does not count as stalled.
+    Counts checks rather than seconds, so that the loop does not count as stalled while the whole
+    process is stopped (SIGSTOP, a paused container or virtual machine).
 
     Reacting to a stall is up to the supervisor (``/livez``, systemd's watchdog). An exception
     injected into the loop could interrupt a wait that would have ended by itself, and lose samples.
@@ -38,7 +38,7 @@ class Watchdog:
         self._stop = threading.Event()
 
     def alive(self) -> None:
-        """Report progress. During a backlog, this is called for each sample."""
+        """Report progress. Called at least once in every round of the loop."""
         self._missed_checks = 0
 
     def idle_s(self) -> float:

@@ -17,7 +17,7 @@ def chance_of_means(
 ) -> float:
     """Returns the two-sided p-value of the difference between two means (Welch's t-test).
 
-    ``first`` and ``second`` are the variance of each mean, and its number of observations.
+    ``first`` and ``second`` each hold the variance of a mean, and its number of observations.
     """
     variance = first[0] + second[0]
     if not variance:

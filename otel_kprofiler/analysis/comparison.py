@@ -41,7 +41,7 @@ class Amount(NamedTuple):
     """The share or rate of a group on both sides of a comparison.
 
     Attributes:
-        before: share of the weight of all samples, or weight per second, on the first side.
+        before: share of the total weight, or weight per second, on the first side.
         after: share or rate on the second side.
         margin: half-width of the 95 % confidence interval of ``change``.
         chance: p-value of the change, for this group alone.
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 def compare(before: Part, after: Part, grouping: Grouping, *, per_second: bool) -> list[Change]:
     """Returns the change of each group, ordered by significance, then by size.
 
-    Both sides have the same kind of sample. ``grouping`` is a function such as a value of
+    Both sides must hold samples of the same kind. ``grouping`` is a function such as a value of
     ``GROUPINGS``. With ``per_second``, compares weights per second instead of shares of all
     samples.
     """
@@ -134,7 +134,7 @@ def _split(part: Part, count: int) -> list[Samples]:
 
 
 def _estimate(sides: tuple[_Side, _Side], weights: Sequence[Sequence[int] | None]) -> Amount:
-    """Estimates the amount of a group. The weights of a side without the group are None."""
+    """Estimates the amount of a group. On a side that lacks the group, ``weights`` has None."""
     rows = [row or [0] * len(side.sizes) for side, row in zip(sides, weights, strict=True)]
     (first_ratio, first), (after, second) = (
         side.ratio(row) for side, row in zip(sides, rows, strict=True)

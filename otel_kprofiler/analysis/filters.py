@@ -33,9 +33,9 @@ class Filter:
         threads: names (``comm``) or ids of threads.
         containers: names of containers, or the first characters of their ids.
         cpus: numbers of logical CPUs.
-        modules: names of kernel modules, loaded or built in, that must have a frame in the stack;
-            ``-`` and ``_`` are treated as the same character.
-        functions: names of functions that must be in the stack.
+        modules: names of kernel modules, loaded or built in, with a frame in the stack; ``-`` and
+            ``_`` are treated as the same character.
+        functions: names of functions in the stack.
         spans: the first hexadecimal digits of span ids or trace ids.
         endpoints: names of local root spans.
         attributes: Resource attributes or sample labels, as ``NAME=VALUE``.
@@ -85,7 +85,7 @@ class Filter:
         return samples.select(list(map(all, zip(*marks, strict=True)))) if marks else samples
 
     def find_processes(self, samples: Samples) -> list[bool] | None:
-        """Returns whether each Resource matches, by index; None if samples must be tested, too."""
+        """Returns whether each Resource matches, by index; None if samples must also be tested."""
         if replace(self, processes=(), services=(), containers=(), attributes=(), kinds=()) != (
             Filter()
         ):

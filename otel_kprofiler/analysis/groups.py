@@ -58,7 +58,7 @@ LABEL: Final = "label:"
 
 
 class Assignment(NamedTuple):
-    """Assigns rows to groups: ``find`` maps a row's number in ``column`` to the row's groups."""
+    """Assigns rows to groups: ``find`` maps each number in ``column`` to the groups of its row."""
 
     column: Sequence[int]
     find: Callable[[int], Occurrence]

@@ -1,4 +1,4 @@
-"""Weights samples by latency: the part of its process's elapsed time that a sample accounts for."""
+"""Weights samples by latency: the part of a process's elapsed time for which a sample stands."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from otel_kprofiler.errors import KProfilerError
 from otel_kprofiler.model import ON_CPU, ProfileKind
 
 LATENCY: Final = ProfileKind("latency", "latency", "nanoseconds")
-"""CPU time divided by the number of threads of the process that ran at the same time. A process's
-sum is the time during which any of its threads ran."""
+"""CPU time divided by the number of threads of the process that ran at the same time. The sum over
+a process is the time during which any of its threads ran."""
 
 
 def weigh_latency(samples: Samples) -> Samples:
     """Returns the on-CPU samples with weights of kind :data:`LATENCY`.
 
     A sample stands for its period, divided by the number of threads of its process that ran on a
-    CPU at that time, as ``perf report --latency`` does for a whole recording. The nearer another
-    thread's samples are in time, the more that thread counts: fully at the same time, and not at
-    all at a distance of a period or more. A thread that runs without pause thus counts as one,
-    whatever the phase of its CPU's timer. When a thread begins or ends, the number of threads is
-    wrong for up to one period.
+    CPU at that time. The nearer another thread's samples are in time, the more that thread counts:
+    fully at the same time, and not at all at a distance of a period or more. A thread that runs
+    without pause thus counts as one, whatever the phase of its CPU's timer. When a thread begins or
+    ends, the number of threads is wrong for up to one period.
 
-    ``samples`` must be all samples of the processes. A selection would lack threads that ran at the
-    same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a period and
-    individual times.
+    ``samples`` must include all samples of each process, because a selection would lack threads
+    that ran at the same time. Raises ``KProfilerError`` if there are no on-CPU samples that have a
+    period and individual times.
     """
     origins = samples.tables.origins
     is_cpu = [origin.profile.kind == ON_CPU for origin in origins]
@@ -78,15 +77,15 @@ def _latencies(samples: Samples) -> array[int]:
 def _weigh(points: list[tuple[int, int, int, int]], latencies: array[int]) -> None:
     """Set the latency weights of a process's samples, in nanoseconds.
 
-    ``points`` has time, thread id, period and index into ``latencies``, sorted by time. If a thread
-    runs without pause, the nearness of its samples to a point (period minus distance) adds up to
-    one period.
+    Each of the ``points`` is a tuple of time, thread id, period and index into ``latencies``. They
+    are sorted by time. If a thread runs without pause, the nearness of its samples to a point
+    (period minus distance) adds up to one period.
     """
     first = 0
     for time, tid, period, place in points:
         while points[first][0] <= time - period:
             first += 1
-        running = period  # nearness of this thread; that of other threads is added
+        running = period  # this thread's nearness, plus that of the others
         for at in range(first, len(points)):
             other_time, other, _, _ = points[at]
             if other_time >= time + period:

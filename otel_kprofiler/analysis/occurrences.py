@@ -36,7 +36,7 @@ _PROGRAM: Final = re.compile(r"bpf_prog_([0-9a-f]{16})_(.+)")
 
 
 class FrameKeys:
-    """Lists the keys of a stack's entries, outermost first, with a cache by ``Frame`` object."""
+    """Lists the keys of a stack's entries, outermost first. Caches keys by ``Frame`` object."""
 
     def __init__(self, key: Callable[[Entry], Key]) -> None:
         self._key = key
@@ -88,7 +88,7 @@ def line_occurrence(stack: Stack) -> Occurrence:
 
 
 def syscall_occurrence(stack: Stack) -> Occurrence:
-    """Groups by kernel entry point (system call, interrupt and so on), or as user mode."""
+    """Groups by kernel entry point (system call, interrupt, …). User mode is one group."""
     return only(Key(find_entry(stack)))
 
 
@@ -123,7 +123,7 @@ def place_of(entry: Entry) -> str:
 
 
 def function_key(entry: Entry) -> Key:
-    """Returns the key of an entry's function, or else of its module and the reason for no name."""
+    """Returns the key of an entry's function; if it has no name, of its module and the reason."""
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))
     return Key(entry.name, place_of(entry))

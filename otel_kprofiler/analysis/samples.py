@@ -57,7 +57,7 @@ class Thread(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Tables whose rows the columns of samples refer to; selections of samples share them."""
+    """Tables that columns of samples refer to by row. All selections of samples share them."""
 
     origins: Sequence[Origin]
     resources: Sequence[Resource]
@@ -116,7 +116,7 @@ class Samples:
             start = end
 
     def counts(self) -> list[int]:
-        """Returns the number of samples in each row, or the sum of values that count samples."""
+        """Returns the number of samples in each row. Values that count samples are added up."""
         if not self.values:
             return self._lengths()
         is_count = [origin.profile.kind.counts_samples for origin in self.tables.origins]
@@ -159,7 +159,7 @@ class Samples:
         return self._kept(keep, compress(self._lengths(), keep), times, values)
 
     def between(self, start_unix_ns: int = 0, end_unix_ns: int = _END) -> Samples:
-        """Returns the samples within an interval. Rows keep only the times inside it."""
+        """Returns the samples within an interval. Rows keep only times inside the interval."""
         inside = [start_unix_ns <= time < end_unix_ns for time in self.times]
         lengths = [sum(inside[start:end]) for start, end in self.spans()]
         times = array("Q", compress(self.times, inside))

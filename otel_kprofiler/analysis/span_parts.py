@@ -1,4 +1,4 @@
-"""Breaks down spans' time into user code, kernel, waits, and other work of their threads.
+"""Breaks down the time in spans into user code, kernel, waits, and other work of the threads.
 
 When a thread leaves a span for a while, as an event-loop thread does at each ``await``, its samples
 fall into other spans, into no span, or into a wait for events.
@@ -40,7 +40,7 @@ _NO_SPAN: Final[_Span] = (b"", b"")
 
 
 class SpanParts(NamedTuple):
-    """A breakdown of the time of spans from ``traces`` traces, in ns, largest part first."""
+    """A breakdown of the time in spans of ``traces`` traces, in ns, largest part first."""
 
     traces: int
     parts: list[Group]
@@ -64,7 +64,7 @@ class SpanTime(NamedTuple):
         service: ``service.name`` of the process; ``-`` if it has none.
         endpoint: name of the local root span; empty if the name is unknown.
         start_ns: Unix time of the first sample.
-        user, kernel: time on a CPU.
+        user, kernel: time on a CPU, in user mode and in the kernel.
         waited: time off the CPU, including waits for a CPU; in event loops, also the time until the
             span continues.
     """
@@ -85,7 +85,7 @@ class SpanTime(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A sample of a thread. ``part`` names the part of a span's time that it belongs to."""
+    """A sample of a thread. ``part`` names the part of a span's time that the sample belongs to."""
 
     time: int
     weight: int
@@ -98,8 +98,8 @@ class _Event(NamedTuple):
 def find_span_parts(chosen: Samples, every: Samples) -> SpanParts:
     """Breaks down the time of spans into parts.
 
-    For each trace and thread, the parts are the samples in the spans, and all other samples of the
-    thread between the first and the last sample in the spans. The parts add up to the duration of
+    For each trace and thread, the breakdown covers the samples in the spans, and the thread's other
+    samples between the first and the last sample in the spans. The parts add up to the duration of
     the spans, within sampling error. If several threads ran the spans, their times are added up.
 
     The spans are those of the ``chosen`` samples. ``every`` has all samples from the same threads
@@ -165,8 +165,8 @@ def _find_times(
 def find_endpoint_parts(samples: Samples, limit: int = 20) -> list[EndpointParts]:
     """Breaks down the time of all spans, then of each endpoint's spans.
 
-    ``samples`` are all samples of the threads that were in spans. The ``limit`` endpoints with the
-    most samples are selected. The result is empty if no sample belongs to a span.
+    ``samples`` must include all samples of the threads that were in spans. The ``limit`` endpoints
+    with the most samples are selected. The result is empty if no sample belongs to a span.
     """
     links = samples.tables.links
     counts: Counter[int] = Counter()
@@ -224,7 +224,7 @@ def _find_parts(
 ) -> Iterator[tuple[str, bytes, list[tuple[str, int, int]]]]:
     """Yields a breakdown of a thread's time, for each local root's name and each trace.
 
-    Each covers the time from the first to the last sample of the trace with that name.
+    A breakdown covers the time from the first to the last sample with that name and trace.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for at, event in enumerate(events):

@@ -20,7 +20,7 @@ class WaitSummary(NamedTuple):
             totals lack, such as the stack.
         estimate_ns: off-CPU time that the samples represent, in nanoseconds.
         error_ns: upper bound of the standard error of ``estimate_ns``; None if samples were lost,
-            since the durations of lost waits are unknown. Waits at or above the threshold add no
+            because the durations of lost waits are unknown. Waits at or above the threshold add no
             error.
         threshold_ns: the largest threshold of any window. Every wait of at least this duration was
             sampled.
@@ -40,10 +40,10 @@ def summarize_waits(
     ``processes`` states which Resources were selected, by index; None if samples were also filtered
     by something other than their processes.
 
-    A wait shorter than the threshold is sampled with probability duration / threshold, and a
-    sampled wait represents the threshold. The variance of this estimate is at most the square of
-    the threshold. If the wait is split into two parts (asleep, and waiting for a CPU), the variance
-    is at most twice the sum of the parts' squares.
+    A wait shorter than the threshold is sampled with probability duration / threshold, and then
+    counts as a wait of threshold length. The variance of this estimate is at most the square of the
+    threshold. If the wait is split into two parts (asleep, and waiting for a CPU), the variance is
+    at most twice the sum of the parts' squares.
     """
     origins = samples.tables.origins
     wanted = [origin.profile.kind == kind for origin in origins]

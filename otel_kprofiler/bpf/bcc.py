@@ -2,8 +2,8 @@
 
 bcc runs in a child process with the distribution's Python. In this process, it would occupy more
 than 60 MB permanently, write compiler messages to our standard error, and require its package in
-our environment. The child gets no environment variables, and only the headers in ``stubs`` and next
-to the source.
+our Python environment. The child gets no environment variables, and includes only headers from
+``stubs`` and from the source's directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STUBS: Final = Path(__file__).with_name("stubs")
 # bcc's helper declarations lack const and use structs whose headers are not included.
 _FLAGS: Final = ("-DKPROFILER_BCC", "-Wno-incompatible-pointer-types")
 _COMPILE_TIMEOUT_S: Final = 120
-_TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; other programs need libbpf
+_TYPES: Final = {"kprofiler_sample": 7}  # enum bpf_prog_type; programs of other types need libbpf
 
 _PROG_LOAD: Final = 5
 _NAME_BYTES: Final = 15
@@ -46,14 +46,14 @@ _log = logging.getLogger(__name__)
 class BccLoader:
     """Compiles programs with bcc and loads them. Thread-safe.
 
-    Loading takes half a second, and 125 MB in a child process.
+    Loading takes half a second and uses 125 MB of memory in a child process.
     """
 
     name = "bcc"
 
     @staticmethod
     def is_installed() -> bool:
-        """Returns whether python3-bpfcc is installed; PyPI's ``bcc`` is a different package."""
+        """Returns whether python3-bpfcc is installed. PyPI's package ``bcc`` is unrelated."""
         return os.path.exists(f"{_PACKAGE}/__init__.py") and os.path.exists(_PYTHON)
 
     def load(self, spec: ObjectSpec) -> LoadedObject:
@@ -189,9 +189,9 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
 
 
 def _verify(name: str, code: bytes, log_level: int) -> str:
-    """Loads a program only to get the verifier's log, which is cut to the buffer's size."""
+    """Returns the verifier's log for a program, truncated to the size of the buffer."""
     log = ctypes.create_string_buffer(_LOG_BYTES)
-    with contextlib.suppress(OSError):  # the log, if any, contains the reason
+    with contextlib.suppress(OSError):  # the log, if any, states why loading failed
         os.close(_call_load(name, code, log_level, len(log), ctypes.addressof(log)))
     return log.value.decode(errors="replace")
 

@@ -16,7 +16,7 @@ NO_BCC = 3
 
 
 def import_bcc(directory: str) -> Any:
-    """Import bcc from its directory; the other packages there do not become importable."""
+    """Import bcc from its directory without making the other packages there importable."""
     spec = importlib.util.spec_from_file_location(
         "bcc", os.path.join(directory, "__init__.py"), submodule_search_locations=[directory]
     )
@@ -32,7 +32,7 @@ def main(directory: str, functions: str, *flags: str) -> None:
     """Compile the functions and print their instructions."""
     try:
         bcc = import_bcc(directory)
-    except (ImportError, OSError) as error:  # OSError: no shared library
+    except (ImportError, OSError) as error:  # OSError: libbcc.so is missing
         sys.stderr.write(str(error))
         sys.exit(NO_BCC)
     try:

@@ -25,7 +25,7 @@ _KIND_FUNC: Final = 12
 _KIND_FUNC_PROTO: Final = 13
 # Kinds that alias or qualify a type: typedef, volatile, const, restrict, type tag.
 _TRANSPARENT: Final = frozenset({8, 9, 10, 11, 18})
-# Number of bytes that follow a type's three words, by kind: fixed part, and part per member.
+# Bytes that follow a type's three words, by kind: a fixed number, and a number per member.
 _TAILS: Final = {
     1: (4, 0), 3: (12, 0), 4: (0, 12), 5: (0, 12), 6: (0, 8), 13: (0, 8), 14: (4, 0), 15: (0, 12),
     17: (4, 0), 19: (0, 12),
@@ -55,15 +55,15 @@ class KernelTypes:
         return None if bit is None else bit // 8
 
     def bit_offset(self, name: str, *path: str) -> int | None:
-        """Returns a bit field's offset in bits; bit 0 is the lowest bit of the first byte."""
+        """Returns a bit field's offset in bits. Bit 0 is the lowest bit of the first byte."""
         at = self._struct(name)
         return None if at is None else self._member(at, path, _MAX_DEPTH)
 
     def arguments(self, tracepoint: str) -> tuple[str, ...] | None:
         """Returns the types of a tracepoint's arguments; None if the kernel has no such tracepoint.
 
-        A type is the name of a typedef, of a struct (also if the argument points to it) or of an
-        integer; empty for other types.
+        Each type is the name of a typedef, an integer type, or a struct (even if the argument is a
+        pointer to it). A type without a name is an empty string.
         """
         at = self._find(_TRACEPOINT.decode() + tracepoint, _KIND_TYPEDEF)
         for kind in (_KIND_PTR, _KIND_FUNC_PROTO):
@@ -73,7 +73,7 @@ class KernelTypes:
             return None
         count = _TYPE.unpack_from(self._types, at)[1] & 0xFFFF
         first = at + _TYPE.size
-        # Argument 0 of the prototype is the context of the attached function.
+        # The prototype's first argument, void *__data, is not an argument of the tracepoint.
         kinds = [struct.unpack_from("=I", self._types, first + 8 * i + 4)[0] for i in range(count)]
         return tuple(map(self._argument, kinds[1:]))
 
@@ -178,7 +178,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
     except ValueError:
         return ProgramBtf({}, b"")
     program = ProgramBtf({}, texts)
-    for number, at in enumerate(_places(types), start=1):  # 0 is void, which is implicit
+    for number, at in enumerate(_places(types), start=1):  # type ID 0 is void, which is not listed
         name, info, _ = _TYPE.unpack_from(types, at)
         if info >> 24 & 0x1F == _KIND_FUNC:
             program.functions[number] = program.text(name)
@@ -186,7 +186,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
 
 
 def _split(btf: bytes) -> tuple[bytes, bytes]:
-    """Returns the type section and the string section. Raises ``ValueError``."""
+    """Returns the type section and the string section. Raises ``ValueError`` if there are none."""
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
         raise ValueError("no BTF")
     _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)

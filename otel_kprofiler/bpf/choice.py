@@ -14,9 +14,9 @@ LOADERS: Final = ("auto", "libbpf", "bcc")
 
 
 def get_loader(name: str = "auto") -> Loader:
-    """Returns a loader by name; ``auto`` is libbpf if installed, otherwise bcc.
+    """Returns a loader by name; ``auto`` selects libbpf if it is installed, otherwise bcc.
 
-    The library of a loader that is requested by name may be missing; see :meth:`Loader.load`.
+    A loader requested by name is returned even if its library is missing; see :meth:`Loader.load`.
     Raises ``ValueError`` for other names, and ``DependencyError`` if ``auto`` finds no library.
     """
     if name not in LOADERS:

@@ -1,4 +1,4 @@
-"""Parses the rows of the program that dumps threads (``dump.bpf.c``), and accesses its maps."""
+"""Parses the rows from the program that dumps threads (``dump.bpf.c``), and accesses its maps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WAITING: Final = 0x1 | _STOPPED | _IDLE | _UNINTERRUPTIBLE
 
 
 class DumpRow(NamedTuple):
-    """The state of a thread when the program visited it; times and durations are in nanoseconds.
+    """The state of a thread when the program visited it. Times and durations are in nanoseconds.
 
     Attributes:
         time_ns: time at which the row was written, on ``CLOCK_BOOTTIME``.
@@ -43,7 +43,7 @@ class DumpRow(NamedTuple):
             is not queued.
         switches: number of context switches since the thread started.
         state: state bits of the task, including its exit state.
-        tgid: process id, in the pid namespace of the process that dumps.
+        tgid: process id, in the pid namespace of the process that runs the dump.
         tid: thread id, in the same namespace.
         flags: a combination of ``enum row_flags``, such as :data:`HAS_STACKS`.
         cpu: CPU on which the thread runs or last ran; -1 if unknown.
@@ -101,7 +101,7 @@ class DumpRow(NamedTuple):
 
 
 def parse_dump_rows(data: bytes) -> list[DumpRow]:
-    """Parses the output of the thread iterator. Raises ``ValueError`` if it is truncated."""
+    """Parses the output of the thread iterator. Raises ``ValueError`` if a row is truncated."""
     if len(data) % DUMP_ROW_BYTES:
         raise ValueError("a row of the dump is truncated")
     rows = (DumpRow(*fields) for fields in _ROW.iter_unpack(data))
@@ -109,7 +109,7 @@ def parse_dump_rows(data: bytes) -> list[DumpRow]:
 
 
 def pack_memory_layout(physical_mask: int, proof_at: int, proof: int) -> bytes:
-    """Encodes ``struct memory_layout`` for the search for the direct map.
+    """Encodes ``struct memory_layout``, with which the program searches for the direct map.
 
     ``physical_mask`` selects the bits of a page table entry that hold the physical address.
     ``proof`` is the value of a word in resident memory, at the address ``proof_at`` in this

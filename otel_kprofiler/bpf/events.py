@@ -1,4 +1,4 @@
-"""Finds where the kernel's structs have a perf event's attributes (``events.bpf.h``)."""
+"""Finds the offsets in kernel structs that lead to a perf event's attributes (``events.bpf.h``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EventOffsets(NamedTuple):
     attributes: int
 
     def pack(self, cpus: int, *, tracepoints: bool = False) -> bytes:
-        """Packs the struct; ``cpus`` is the number of counter lines that each event has."""
+        """Packs the struct. Each event has ``cpus`` lines of counters."""
         return _LAYOUT.pack(*self, cpus, tracepoints)
 
 

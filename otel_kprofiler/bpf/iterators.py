@@ -34,10 +34,10 @@ class _LinkAttributes(ctypes.Structure):
 
 
 def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
-    """Link an iterator's program; the caller closes the returned descriptor. Raises ``OSError``.
+    """Link an iterator program, and return a descriptor, which the caller closes.
 
-    The iterator visits all tasks, or only one process or thread, given by its id in our pid
-    namespace (Linux 6.1).
+    The iterator visits all tasks or, since Linux 6.1, only the process or thread with the given id
+    in our pid namespace. Raises ``OSError``.
     """
     attributes = _LinkAttributes(program_fd, 0, _TRACE_ITER, 0)
     task = _IterateTask(tid, 0 if tid else pid, 0)
@@ -48,12 +48,12 @@ def link_iterator(program_fd: int, pid: int = 0, *, tid: int = 0) -> int:
 
 
 def open_iterator(link: int) -> int:
-    """Open an iteration: reads of the returned descriptor run the program. Raises ``OSError``."""
+    """Start an iteration. Reading the returned descriptor runs the program. Raises ``OSError``."""
     return bpf_call(_ITER_CREATE, (ctypes.c_uint32 * 2)(link, 0))
 
 
 def iterate(program_fd: int, pid: int = 0) -> int:
-    """Link an iterator's program and start an iteration, as :func:`open_iterator` does."""
+    """Link an iterator program and start an iteration; see :func:`open_iterator`."""
     link = link_iterator(program_fd, pid)
     try:
         return open_iterator(link)

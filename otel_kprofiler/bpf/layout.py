@@ -1,4 +1,4 @@
-"""The structs shared with sampler.bpf.c; change both together."""
+"""The structs shared with sampler.bpf.c; change both files together."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ THREAD_CONTEXTS: Final = 4096
 COMM_BYTES: Final = 16
 MAX_CGROUP_LEVEL: Final = 15
 FIRST_EVENT: Final = 16
-"""Number of the first event's sample kind in records. The numbers of the other events follow."""
+"""Number of the first event's sample kind in records. Later events have consecutive numbers."""
 
 _NO_SPAN: Final = (None, b"")
 _NO_PROGRAM: Final = (0,) * len(ProgramOffsets._fields)
@@ -96,7 +96,7 @@ _IN_FLIGHT_WORD: Final = 6
 _MISSED_WORD: Final = 7
 _BUSY_WORD: Final = 8
 _SCRATCH_STATE_BYTES: Final = 24
-"""Size in bytes of the scratch memory's head: last run, and whether the memory is in use."""
+"""Size in bytes of ``struct scratch`` without its record: the last run, and an in-use flag."""
 
 
 class ProgramConfig(NamedTuple):
@@ -122,7 +122,7 @@ class ProgramConfig(NamedTuple):
     spans: SpanLayout | None = None
 
     def pack(self) -> bytes:
-        """Packs the struct; half-open ranges become start and size."""
+        """Packs the struct, with each half-open range as its start and size."""
         words = [word for start, end in self.interrupt_ranges for word in (start, end - start)]
         words += [0] * (2 * MAX_INTERRUPT_RANGES - len(words))
         return _CONFIG.pack(
@@ -179,7 +179,7 @@ class CpuLines(MappedWords):
         super().__init__(map_fd, cpus * (1 + events) * _CPU_LINE_WORDS)
 
     def parse(self, lines: bytes) -> tuple[list[ProgramCounts], bool]:
-        """Sums the counters in a copy of the lines, by event; see :func:`parse_counts`."""
+        """Sums each event's counters in a copy of the lines; see :func:`parse_counts`."""
         size = self._cpus * _CPU_LINE_BYTES
         parts = [parse_counts(lines[at : at + size]) for at in range(0, len(lines), size)]
         return [counts for counts, _ in parts], all(at_rest for _, at_rest in parts)
@@ -187,7 +187,7 @@ class CpuLines(MappedWords):
     def runs(self, cpu: int, event: int = 0) -> int:
         """Returns the number of completed runs of the program for an event on a CPU."""
         first = (event * self._cpus + cpu) * _CPU_LINE_WORDS
-        # Samples taken or omitted; taken includes ring_full.
+        # Samples taken, and samples omitted. Skips ring_full, which is part of the first count.
         return self._words[first] + sum(self._words[first + 2 : first + _COUNTERS])
 
     def in_flight(self) -> list[int]:
@@ -196,7 +196,7 @@ class CpuLines(MappedWords):
 
 
 NO_WAKEUP_NS: Final = (1 << 64) - 1
-"""Start time later than that of any process."""
+"""A start time later than that of any process."""
 _READER_WORDS: Final = 2
 
 
@@ -241,11 +241,11 @@ def parse_records(
     waits: WaitRecords | None = None,
     kinds: Mapping[int, ProfileKind] = _OWN_KINDS,
 ) -> list[RawSample]:
-    """Parses all samples of a chunk of the ring. The records of waits are appended to ``waits``.
+    """Parses all samples in a chunk of the ring. Appends the records of waits to ``waits``.
 
-    A kernel stack of ``stack_limit`` bytes counts as truncated, since it may have more frames. See
-    :func:`number_kinds` for ``kinds``. Raises ``ValueError`` if the chunk is damaged, or has
-    samples of an unknown kind.
+    A kernel stack of ``stack_limit`` bytes counts as truncated, because frames may be missing.
+    ``kinds`` is a result of :func:`number_kinds`. Raises ``ValueError`` if the chunk is damaged, or
+    has samples of an unknown kind.
     """
     unpack, new, samples = _RECORD.unpack_from, tuple.__new__, []
     of_waits = waits or WaitRecords([], [])
@@ -334,7 +334,7 @@ def parse_records(
 
 
 def _find_lock(phase: int, chunk: bytes, start: int, end: int) -> LockWait:
-    """Parses a record's wait for a lock; the holder's name follows the stacks, at ``end``."""
+    """Parses a record's wait for a lock. The holder's name follows the stacks, at ``end``."""
     (tid,) = _HOLDER.unpack_from(chunk, start + RECORD_HEADER_BYTES - _HOLDER.size)
     comm = chunk[end : end + COMM_BYTES].partition(b"\0")[0]
     return LockWait(name_lock(phase - LOCK_PHASE), LockHolder(tid, comm) if tid else None)
@@ -347,7 +347,7 @@ def _refuse_kind(number: int) -> NoReturn:
 def _find_span(
     trace_high: int, trace_low: int, span_id: int, context: bytes
 ) -> tuple[SpanLink | None, bytes]:
-    """Returns a record's span and its attributes; only thread contexts have attributes."""
+    """Returns a record's span and attributes, which are empty without a thread context."""
     if context:
         return parse_thread_context(context)
     if not (trace_high or trace_low):
@@ -359,7 +359,7 @@ def _find_span(
 def _keep(
     statuses: tuple[StackStatus | None, ...], words: tuple[bytes, ...]
 ) -> tuple[Collected, tuple[bytes, ...]]:
-    """Returns the statuses and words of only the stack sides that were collected."""
+    """Returns the statuses and words of the stack sides that were collected."""
     kept = [word for status, word in zip(statuses, words, strict=True) if status is not None]
     return _collected(*statuses), tuple(kept)
 

@@ -73,7 +73,7 @@ def _load(library: Any, spec: ObjectSpec, messages: _Messages) -> _LibbpfObject:
 
 
 class _LibbpfObject:
-    """Owns one ``struct bpf_object`` of libbpf."""
+    """Owns a ``struct bpf_object`` of libbpf."""
 
     def __init__(self, library: Any, spec: ObjectSpec, messages: _Messages) -> None:
         self._library = library
@@ -160,9 +160,9 @@ class _LibbpfObject:
         return pointer
 
     def _failure(self, what: str, code: int) -> Exception:
-        """Convert a failure to an exception; a verifier log means that a program was rejected."""
+        """Returns the exception for a failure. A verifier log means that a program was rejected."""
         log = self._messages.text()
-        if code == errno.EBADF:  # libbpf continues after a failed open
+        if code == errno.EBADF:  # libbpf ignores that open(2) failed with EMFILE
             code = errno.EMFILE
         reason = f"{what} {self._spec.object.name} failed: {os.strerror(code)}"
         rejected = what != _LOADING or "BEGIN PROG LOAD LOG" in log
@@ -176,7 +176,7 @@ class _LibbpfObject:
 
 
 class _Messages:
-    """Collects libbpf's messages during a load, and locks the process-wide print callback."""
+    """Collects libbpf's messages during a load, while holding the process-wide callback's lock."""
 
     _lock = ProcessLock()
 

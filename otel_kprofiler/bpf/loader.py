@@ -15,7 +15,7 @@ _FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 @contextlib.contextmanager
 def without_signals() -> Iterator[None]:
-    """Block signals in this thread within the context, and permanently in threads started in it.
+    """Block signals in this thread inside the context, and permanently in threads started there.
 
     The verifier gives up with ``EAGAIN`` if a signal is pending (do_check, kernel/bpf/verifier.c).
     A verification may take half a second, longer than the timer interval of some services.
@@ -36,13 +36,14 @@ class ObjectSpec(NamedTuple):
     Attributes:
         source: the C file, for loaders that compile it.
         object: the object file, for loaders that do not compile.
-        programs: C functions to load. This kernel need not support the others.
+        programs: C functions to load. The running kernel need not support the file's other
+            programs.
         map_entries: ``max_entries`` (bytes for a ring) by map, for maps without a fixed size.
         log_level: level of the verifier's log, which is logged at INFO: 0 for rejections only, 1
             for the state at each instruction, 2 for all branches too.
         constants: contents of read-only data sections, by name. Only the libbpf loader sets them.
-        maps_of: a loaded object from the same file, whose maps are shared; ``map_entries`` is then
-            ignored. Only the libbpf loader supports this.
+        maps_of: an object loaded from the same file, whose maps the new object shares, ignoring
+            ``map_entries``. Only the libbpf loader supports this.
     """
 
     source: Path
@@ -55,13 +56,13 @@ class ObjectSpec(NamedTuple):
 
 
 class LoadedObject(Protocol):
-    """Programs in the kernel, loaded while their descriptors or events that run them are open."""
+    """Programs in the kernel, which remain loaded until their descriptors and events are closed."""
 
     def program_fd(self, name: str) -> int:
-        """Returns a program's descriptor, which this object owns. Raises ``KeyError``."""
+        """Returns a program's descriptor, owned by this object. Raises ``KeyError`` if unknown."""
 
     def map_fd(self, name: str) -> int:
-        """Returns the descriptor of a map, owned by this object. Raises ``KeyError``."""
+        """Returns a map's descriptor, owned by this object. Raises ``KeyError`` for other names."""
 
     def close(self) -> None:
         """Close all descriptors; idempotent, and safe in a forked child."""
@@ -78,5 +79,5 @@ class Loader(Protocol):
         Raises:
             DependencyError: the loader's library is missing.
             OSError: the kernel denied permission (``EPERM``, ``EACCES``) or lacks a feature.
-            SamplerError: the verifier rejected a program; the error carries the verifier's log.
+            SamplerError: the verifier rejected a program. The error carries the verifier's log.
         """

@@ -23,9 +23,9 @@ LOCK_END: Final = "kprofiler_lock_end"
 LOCK_LAYOUT: Final = ".rodata.locks"
 """Section that contains the constant ``lock_layout``."""
 LOCK_PHASE: Final = 128
-"""Phase of lock-wait records; the flags of the lock are added to it."""
+"""Phase of lock-wait records. The lock's flags are added to it."""
 LOCK_BUCKETS: Final = 2048
-"""Number of buckets for ongoing waits, a power of two; a bucket has room for eight waits."""
+"""Number of buckets for ongoing waits, a power of two. A bucket has room for eight waits."""
 _CONSTANTS: Final = struct.Struct("=10Q")
 _CONFIG_WORDS: Final = 2
 _FLAGS: Final = 64
@@ -54,9 +54,10 @@ def find_lock_offsets(types: KernelTypes) -> LockOffsets | None:
 
 
 def pack_lock_layout(offsets: LockOffsets, number: int, by: int, *, python: bool) -> bytes:
-    """Packs the constants of the lock programs, for loading by this process.
+    """Packs the constants for the lock programs that this process loads.
 
-    ``number`` is the lock event's number, from 1. ``by`` is a value of ``enum user_frames``.
+    ``number`` is the lock event's number, counted from 1. ``by`` is a value of ``enum
+    user_frames``.
     """
     namespace = os.stat("/proc/self/ns/pid")
     owners = [0 if at is None else at + 1 for at in offsets[:2]]
@@ -87,7 +88,7 @@ class LockLines(MappedWords):
         super().__init__(map_fd, cpus * _LINE_WORDS)
 
     def totals(self) -> LockTotals:
-        """Returns the waits by type of lock; uncounted waits are under ``UNCOUNTED_LOCK``."""
+        """Returns the counted waits by type of lock, and the other waits as ``UNCOUNTED_LOCK``."""
         return parse_lock_lines(self.copy())
 
 

@@ -39,7 +39,8 @@ class PythonLayout(NamedTuple):
         frame_previous: pointer to the caller's frame.
         frame_instruction: pointer to the current or last executed instruction.
         frame_owner: byte that shows what owns the frame's memory: 1 for a generator.
-        frame_entry: byte that is set if the frame was entered from C; for ``PYTHON_IS_ENTRY``.
+        frame_entry: byte that is set if the frame was entered from C; used with
+            ``PYTHON_IS_ENTRY``.
         frame_header: size in bytes of the part before the variables; 0 if ``code_frame_words``
             includes that part.
         entry_owner: lowest owner value in entry frames, which belong to no function.
@@ -47,19 +48,20 @@ class PythonLayout(NamedTuple):
             generator's frame.
         generator_executing: value of a generator's state while the generator runs.
         code_bytes: size in bytes of the part before the instructions.
-        code_traceable: index of the first instruction that belongs to the function itself, 32 bits.
-        code_frame_words: size of a frame in words, 32 bits; 0 if the code object only has the two
+        code_traceable: index of the first instruction that belongs to the function itself (32
+            bits).
+        code_frame_words: size of a frame in words (32 bits); 0 if the code object has only the two
             sizes below.
-        code_stack_words: size of a frame's stack in words, 32 bits.
-        code_variables: size of a frame's variables in words, 32 bits.
+        code_stack_words: size of a frame's stack in words (32 bits).
+        code_variables: size of a frame's variables in words (32 bits).
         code_version: version (32 bits), which distinguishes code objects; 0 if there is none.
-        code_first_line: first line of the function (``co_firstlineno``), 32 bits.
+        code_first_line: first line of the function (``co_firstlineno``, 32 bits).
         code_file: pointer to the file name, a string.
         code_name: pointer to the qualified name, a string.
         code_table: pointer to the line table, a bytes object.
         string_ascii: characters of an ASCII string.
         string_other: characters of any other string.
-        string_kind_shift: lowest bit of the three-bit field, in a string's state, that has the
+        string_kind_shift: lowest bit of the three-bit field, in a string's state, that holds the
             number of bytes per character.
         string_ascii_shift: number of the bit, in a string's state, that marks ASCII strings.
     """

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.bpf.ring import record_spans
 from otel_kprofiler.model import PythonCode
 
-_HEAD: Final = struct.Struct("=QII")  # code id or image, kind, piece's size or process id
+_HEAD: Final = struct.Struct("=QII")  # code id or image; kind; size of the piece or process id
 _PROGRAM: Final = struct.Struct("=3Q")
 _DESCRIPTION: Final = struct.Struct("=QIIQQIIIHHBB6x")
 _PIECE, _WHOLE, _SEEN = 0, 1, 2
@@ -38,8 +38,8 @@ class ProcessSeen(NamedTuple):
     """A sampled process whose current program is not registered.
 
     Attributes:
-        image: a number that distinguishes the programs that a process executes, and processes with
-            the same pid.
+        image: a number that distinguishes successive programs of a process, and processes with the
+            same pid.
     """
 
     tgid: int
@@ -57,7 +57,7 @@ class CodeParser:
     def parse(self, chunk: bytes) -> Iterator[PythonCode | ProcessSeen]:
         """Yields the code objects whose descriptions end in a chunk, and newly seen processes.
 
-        Strings are copied from the process's memory, unchecked, and truncated to 508 bytes. Raises
+        Strings are unchecked copies of the process's memory, truncated to 508 bytes. Raises
         ``ValueError`` if the chunk is damaged.
         """
         for start, end in record_spans(chunk):
@@ -79,7 +79,7 @@ class CodeParser:
             raise ValueError(f"a piece of a line table has {len(piece)} bytes instead of {size}")
         cpu = code_id >> _CPU_SHIFT
         pending_id, table = self._tables.get(cpu, (0, bytearray()))
-        if pending_id != code_id:  # the rest of a failed description
+        if pending_id != code_id:  # left over from a failed description
             table = bytearray()
         table += piece
         self._tables[cpu] = code_id, table

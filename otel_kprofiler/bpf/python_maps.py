@@ -138,7 +138,7 @@ class PythonMaps(LockedForForks):
             self._close = undo.pop_all().close
 
     def limit(self, max_frames: int) -> None:
-        """Set the limit on Python frames read per stack, 0 to 127. Raises ``OSError``."""
+        """Set the maximum number of Python frames read per stack (0 to 127). Raises ``OSError``."""
         update_map(self._map_fd("python_config"), _FIRST, _CONFIG.pack(max_frames, *self._offsets))
 
     def fileno(self) -> int:
@@ -200,7 +200,7 @@ class PythonMaps(LockedForForks):
             return True
 
     def pass_over(self, program: Program) -> None:
-        """For a minute, ignore processes that run ``program``. Raises ``OSError``."""
+        """Ignore, for a minute, all processes that run ``program``. Raises ``OSError``."""
         until_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + _OTHER_PROGRAM_NS
         with self._lock:
             if self._is_open:
@@ -239,7 +239,7 @@ class PythonMaps(LockedForForks):
                 delete_from_map(self._map_fd("codes"), key)
 
     def close(self) -> None:
-        """Unmap the maps, reject further processes, and leave descriptors open. Idempotent."""
+        """Unmap the maps, and reject further processes. Leaves the descriptors open. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._last_counts = self.counts()

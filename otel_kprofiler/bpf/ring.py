@@ -115,7 +115,7 @@ class RingReader:
             length = headers[(at & mask) >> 2]
             tries = _BUSY_TRIES
             while length & _BUSY and tries:
-                # The kernel takes some hundred nanoseconds to fill a reserved record.
+                # The kernel takes a few hundred nanoseconds to fill a reserved record.
                 length = headers[(at & mask) >> 2]
                 tries -= 1
             if length & _BUSY:
@@ -137,7 +137,7 @@ class RingReader:
 
 
 def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields start and end of all records that were not discarded. Raises ``ValueError``."""
+    """Yields each submitted record's start and end. Raises ``ValueError`` if data is cut off."""
     at, end = 0, len(data)
     while at < end:
         if end - at < RECORD_OVERHEAD:
@@ -152,5 +152,5 @@ def record_spans(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def ring_bytes(wanted: int) -> int:
-    """Returns the smallest valid ring size, a power of 2 in pages, of ``wanted`` bytes or more."""
+    """Returns the smallest valid ring size (a power of 2 in pages) of at least ``wanted`` bytes."""
     return max(mmap.PAGESIZE, 1 << (wanted - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The memory layout of span contexts, which the sampler reads in its interrupt."""
+"""The memory layout of span contexts, which the sampler reads in the sampling interrupt."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 class SpanLayout(NamedTuple):
     """Memory layout of span contexts in this interpreter (``struct span_layout``).
 
-    Types are identified by address; objects of other types are not followed. Offsets are in bytes
-    from the start of an object, which begins with its reference count and its type. An integer then
-    has a word with the number of digits, followed by digits of 30 bits.
+    The sampler identifies types by address, and does not read objects of other types. Offsets are
+    in bytes from the start of an object, which begins with its reference count and its type. An
+    integer then has a word with the number of digits, followed by digits of 30 bits.
 
     Attributes:
-        span_context_type: type of span contexts, tuples that begin with trace id, span id, whether
-            the span is remote, and flags, whose lowest bit means sampled.
+        span_context_type: type of span contexts. They are tuples that begin with the trace id, the
+            span id, whether the span is remote, and the trace flags.
         int_type: type of trace ids and span ids.
         flags_type: type of the trace flags; its instances have the layout of ``int``.
         false_at: address of ``False``.
@@ -22,7 +22,7 @@ class SpanLayout(NamedTuple):
         size_shift: lowest bit of the number of digits within its word; the bits below are flags.
         negative_bit: mask of the flag bit that marks negative integers; 0 if a negative number of
             digits marks them.
-        unsampled: 1 to read spans that are not sampled too; 0 to skip them.
+        unsampled: 1 to read unsampled spans, too; 0 to skip them.
     """
 
     span_context_type: int

@@ -27,8 +27,8 @@ _NO_SPAN: Final = bytes(8)
 _WORD: Final = (1 << 64) - 1
 TRACE_LABEL: Final = b"trace_id"
 SPAN_LABEL: Final = b"span_id"
-"""Label names for the ids of a goroutine's span, in lower-case hexadecimal, as in OpenTelemetry's
-"Trace Context in non-OTLP Log Formats"."""
+"""Names of the labels with a goroutine's trace id and span id, in lower-case hexadecimal digits
+(OpenTelemetry's "Trace Context in non-OTLP Log Formats")."""
 _TRACE_DIGITS, _SPAN_DIGITS = 32, 16
 _HEX: Final = frozenset(b"0123456789abcdef")
 
@@ -39,9 +39,9 @@ class ContextKind(enum.IntEnum):
     POINTER = 0
     """``otel_thread_ctx_v1``: a pointer to the record."""
     IN_V8 = 1
-    """``otel_thread_ctx_nodejs_v1``: a struct; the record is in an object's internal field."""
+    """``otel_thread_ctx_nodejs_v1``, a struct. An object's internal field points to the record."""
     WRAPPED_IN_V8 = 2
-    """The same struct; the internal field has an object, which has a pointer to the record."""
+    """The same struct. The internal field points to an object that has a pointer to the record."""
     GO_LABELS = 3
     """Go's variable ``g``, with labels as a slice (since Go 1.24)."""
     GO_LABEL_MAP = 4
@@ -84,18 +84,18 @@ class ContextPlace(NamedTuple):
 
 
 def find_thread_pointer(types: KernelTypes) -> int | None:
-    """Returns the offset of the user thread pointer in ``task_struct``; None if it is not there."""
+    """Returns the offset of the user thread pointer in ``task_struct``; None if there is none."""
     if platform.machine() == "aarch64":
         return types.offset("task_struct", "thread", "uw", "tp_value")
     return types.offset("task_struct", "thread", "fsbase")
 
 
 def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
-    """Parses the span (None if there is none), the flags and the attributes of a thread context.
+    """Parses the span, the flags and the attributes in a thread context.
 
-    Returns the span, and the bytes ``valid`` and trace flags followed by the attributes. If
-    ``valid`` is :data:`IS_GO`, the attributes have names (:func:`split_named`). Raises
-    ``ValueError`` if the record is too short.
+    Returns the span (None if there is none), and the attributes preceded by two bytes: ``valid``
+    and the trace flags. If ``valid`` is :data:`IS_GO`, the attributes have names
+    (:func:`split_named`). Raises ``ValueError`` if the record is too short.
     """
     if len(record) < _HEAD.size:
         raise ValueError(f"a thread context has an invalid size of {len(record)} bytes")
@@ -110,9 +110,9 @@ def parse_thread_context(record: bytes) -> tuple[SpanLink | None, bytes]:
 
 
 def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields names and values of labels, up to the first truncated label.
+    """Yields the names and values of labels, up to the first truncated label.
 
-    A label has two one-byte lengths, then both strings.
+    A label consists of two one-byte lengths, a name and a value.
     """
     at = 0
     while at + 2 <= len(attributes):
@@ -125,7 +125,7 @@ def split_named(attributes: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _parse_ids(labels: dict[bytes, bytes]) -> tuple[bytes, bytes]:
-    """Returns trace id and span id from labels; both are zeros unless both labels are valid."""
+    """Returns the trace id and span id in labels. Both are zeros unless both labels are valid."""
     trace, span = labels.get(TRACE_LABEL, b""), labels.get(SPAN_LABEL, b"")
     if (
         len(trace) != _TRACE_DIGITS
@@ -140,10 +140,9 @@ class ThreadContexts(LockedForForks):
     """The map of processes whose thread contexts are read. Thread-safe.
 
     Args:
-        map_fd: descriptor of the map, which the caller closes; None if no process can be
-            registered.
-        slots_fd: descriptor, which the caller closes, of the bit map that is indexed by the low
-            bits of a process id.
+        map_fd: descriptor of the map, closed by the caller; None if no process can be registered.
+        slots_fd: descriptor of the bit map indexed by the low bits of process ids; closed by the
+            caller.
     """
 
     def __init__(self, map_fd: int | None, slots_fd: int = -1) -> None:
@@ -159,7 +158,7 @@ class ThreadContexts(LockedForForks):
 
         The registration does not apply to a later process with the same id, or to another program
         that the process executes. If too many processes are registered, the oldest registration is
-        released. Process id, start time and start of the stack (0 if missing) are given as in
+        released. The process id, start time and start of the stack (0 if missing) are those in
         samples.
         """
         with self._lock:
@@ -201,7 +200,7 @@ class ThreadContexts(LockedForForks):
             self._mark(tgid)
 
     def _mark(self, tgid: int) -> None:
-        """Update the word of the slot map that contains the bit for a process."""
+        """Rewrite the word in the slot map that holds a process's bit."""
         word = tgid % _SLOTS // 64
         bits = sum({1 << key % 64 for key in self._registered if key % _SLOTS // 64 == word})
         update_map(self._slots_fd, word.to_bytes(4, "little"), bits.to_bytes(8, "little"))

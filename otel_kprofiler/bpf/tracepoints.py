@@ -74,7 +74,7 @@ class TracedCpus(MappedWords):
 def attach_tracepoint(name: str, program_fd: int) -> int:
     """Attach a program to a raw tracepoint until the returned descriptor is closed.
 
-    An empty name attaches a program whose tracepoint is in its BTF. Raises ``OSError``, with
+    If the name is empty, the tracepoint is taken from the program's BTF. Raises ``OSError``, with
     ``ENOENT`` if the kernel has no such tracepoint.
     """
     text = ctypes.create_string_buffer(name.encode())

@@ -35,7 +35,7 @@ DEFAULT_MAX_WORK: Final = 5000
 class RegisterBlock(NamedTuple):
     """Byte offsets of the registers in a block of memory that the kernel fills.
 
-    ``at`` has the offset of each register by DWARF number, or None if the block lacks it.
+    ``at`` lists the registers' offsets by DWARF number, with None if the block lacks a register.
     """
 
     size: int
@@ -56,7 +56,7 @@ class Processor(NamedTuple):
 
     Attributes:
         flags: any of ``A64_CALLS`` and ``LINK_REGISTER``, combined.
-        address_mask: address bits in a return address; pointer authentication uses the other bits.
+        address_mask: address bits in a return address. Pointer authentication uses the other bits.
         sigreturn: first eight bytes of a signal trampoline.
         syscall: encoding of the system call instruction.
         goexit: code of Go's ``runtime.goexit`` around the address to which goroutines return; empty
@@ -98,7 +98,7 @@ class Processor(NamedTuple):
     preserved: Sequence[int]
 
 
-# arch/x86/include/uapi/asm/ptrace.h, in words:
+# Word offsets into struct pt_regs (arch/x86/include/uapi/asm/ptrace.h):
 # r15 r14 r13 r12 bp bx r11 r10 r9 r8 ax cx dx si di orig_ax ip cs flags sp ss
 # DWARF numbers (System V ABI): ax dx cx bx si di bp sp r8-r15 ip
 _X86_INTERRUPT: Final = (10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0, 16)
@@ -108,7 +108,7 @@ _X86_SIGNAL: Final = (13, 12, 14, 11, 9, 8, 10, 15, 0, 1, 2, 3, 4, 5, 6, 7, 16)
 X86_64: Final = Processor(
     flags=0,
     address_mask=_ALL_BITS,
-    sigreturn=bytes.fromhex("48c7c00f0000000f"),  # mov $15, %rax; syscall (its first byte)
+    sigreturn=bytes.fromhex("48c7c00f0000000f"),  # mov $15, %rax; first byte of syscall
     syscall=bytes.fromhex("0f05"),
     goexit=bytes.fromhex("90e8"),  # nop; call: the return address is after the nop
     goexit_mask=bytes.fromhex("ffff"),
@@ -138,14 +138,14 @@ _A64_SIGNAL: Final = tuple(_WORD * (number + 1) for number in range(32))
 
 AARCH64: Final = Processor(
     flags=A64_CALLS | LINK_REGISTER,
-    address_mask=(1 << 48) - 1,  # unless mmap(2) gets a higher hint, user addresses fit
+    address_mask=(1 << 48) - 1,  # user addresses fit, unless mmap(2) gets a higher hint
     sigreturn=bytes.fromhex("681180d2010000d4"),  # mov x8, #139; svc #0
     syscall=bytes.fromhex("010000d4"),
     goexit=bytes.fromhex("e00300aa00000094"),  # mov x0, x0; bl: the return address is between
     goexit_mask=bytes.fromhex("ffffffff000000fc"),
     goexit_back=4,
     sigreturn_bytes=8,
-    signal_at=128 + 176,  # siginfo; ucontext: flags, link, stack, mask, up to a multiple of 16
+    signal_at=128 + 176,  # siginfo, then ucontext up to its padded mask
     sp_column=31,
     fp_column=29,
     ra_column=30,
@@ -163,7 +163,7 @@ PROCESSORS: Final[Mapping[str, Processor]] = {"x86_64": X86_64, "aarch64": AARCH
 """The properties of each processor, by ``platform.machine()``."""
 
 _LEAST_THREAD_BYTES: Final = 16384
-"""Minimum THREAD_SIZE (page_64_types.h, arm64's memory.h); grows with arm64's page size."""
+"""Minimum THREAD_SIZE (page_64_types.h, arm64's memory.h). It grows with arm64's page size."""
 
 
 class KernelOffsets(NamedTuple):
@@ -201,7 +201,7 @@ _MEMBERS: Final = (
 _FORMER: Final = {
     # Before Linux 6.1, the mappings of a process were in a red-black tree.
     ("mm_struct", "mm_mt", "ma_root"): (("mm_struct", "mm_rb"),),
-    # An inode's times were struct timespec64 before Linux 6.11, with other names before 6.7.
+    # An inode's times were struct timespec64 before Linux 6.11, and had other names before 6.7.
     ("inode", "i_mtime_sec"): (("inode", "i_mtime", "tv_sec"), ("inode", "__i_mtime", "tv_sec")),
     ("inode", "i_mtime_nsec"): (("inode", "i_mtime", "tv_nsec"), ("inode", "__i_mtime", "tv_nsec")),
 }
@@ -242,9 +242,9 @@ def pack_unwind_config(
 ) -> bytes:
     """Packs ``struct unwind_config``; ``max_work`` limits the steps to unwind a stack.
 
-    User addresses have ``address_bits`` bits. If the kernel is so configured, pointer
-    authentication uses the bits above (Documentation/arch/arm64/pointer-authentication.rst): from
-    bit 47 on with pages of 16 KiB, from bit 42 on with pages of 64 KiB.
+    User addresses have ``address_bits`` bits. If the kernel enables pointer authentication, it uses
+    the higher bits (Documentation/arch/arm64/pointer-authentication.rst): from bit 47 up with 16
+    KiB pages, and from bit 42 up with 64 KiB pages.
     """
     is_signing = processor.address_mask != _ALL_BITS
     unsigned = (1 << address_bits) - 1 if is_signing else _ALL_BITS

@@ -38,7 +38,7 @@ WAIT_UNIT_NS: Final = 256
 """Unit in which thresholds are stored, so that they fit into 32 bits (``UNIT_SHIFT``)."""
 PLACES: Final = 16
 """Maximum number of threads in a bucket."""
-_PLACES_AT_ONCE: Final = 4096  # the threads of a bucket fill whole pages
+_PLACES_AT_ONCE: Final = 4096  # this many elements fill whole pages
 
 
 class WaitOffsets(NamedTuple):
@@ -132,7 +132,7 @@ class WaitSettings(MappedWords):
         self._words[0] = epoch
 
     def allow_late_begins(self, count: int) -> None:
-        """Set how many ongoing waits the next iteration may report as started."""
+        """Set how many starts of ongoing waits the next iteration over the tasks may report."""
         self._words[_LATE_BEGINS] = count
 
 
@@ -159,9 +159,10 @@ class WaitThread(NamedTuple):
     ended_ns: int = 0
 
     def passed(self, now_ns: int) -> tuple[int, int]:
-        """Returns the time in the wait's state, and the time since the wake-up, in nanoseconds.
+        """Returns how long the thread was in the wait's state, and how long ago it woke, in ns.
 
-        ``now_ns`` is a time on the threads' clock. Both results are 0 if the wait starts later.
+        ``now_ns`` is the current time on the threads' clock. Both results are 0 if the wait starts
+        later.
         """
         since = self.off_since_ns
         if not since or now_ns <= since:
@@ -173,7 +174,7 @@ class WaitThread(NamedTuple):
 
 
 def parse_threads(data: bytes, ended_ns: int = 0) -> Iterator[WaitThread]:
-    """Parses an array of ``struct thread``, for threads that exited at ``ended_ns`` (0: not yet).
+    """Parses an array of ``struct thread`` of threads that exited at ``ended_ns`` (0: still alive).
 
     Raises ``ValueError`` if a struct is truncated.
     """
@@ -213,7 +214,7 @@ def parse_wait_end(data: bytes, at: int, until: int) -> WaitEnd:
 
 
 class WaitRecord(NamedTuple):
-    """A record of a wait's start or end; for a start, the sample's value is the start time."""
+    """A record of a wait's start or end. For a start, the sample's value is the start time."""
 
     sample: RawSample
     end: WaitEnd | None
@@ -266,7 +267,7 @@ def parse_wait_counts(counters: bytes) -> WaitCounts:
 
 
 class ThreadTable:
-    """The maps ``buckets`` and ``threads``; mapped only during reads, to keep memory low."""
+    """Reads the maps ``buckets`` and ``threads``. Maps them only during reads, to save memory."""
 
     def __init__(self, buckets_fd: int, threads_fd: int, buckets: int) -> None:
         self._buckets_fd = buckets_fd
@@ -274,7 +275,7 @@ class ThreadTable:
         self._places = buckets * PLACES
 
     def read(self) -> bytes:
-        """Reads all threads that exist during the whole call. Raises ``OSError``."""
+        """Returns all threads that exist during the whole call. Raises ``OSError``."""
         threads, step = [], min(_PLACES_AT_ONCE, self._places)
         for first in range(0, self._places, step):
             with _map_part(self._buckets_fd, first * 8, step * 8) as buckets:

@@ -1,4 +1,4 @@
-"""The command line, with one module per command, which is imported on first use."""
+"""The command line. Each command has a module that is imported when the command is first used."""
 
 import signal
 import threading

@@ -16,10 +16,10 @@ from otel_kprofiler.text import escape_controls
 @click.argument("path", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print the violations as JSON.")
 def command(path: str, *, as_json: bool) -> None:
-    """Check OTLP profiles in FILE: one message, JSON lines, or length-prefixed messages.
+    """Check the OTLP profiles in FILE against the data model's rules.
 
-    FILE may be compressed with gzip; - is standard input. Exit status 0 if every rule holds, 1 if
-    any is violated.
+    FILE contains one message, JSON lines, or length-prefixed messages, and may be compressed with
+    gzip; - is standard input. The exit status is 0 if every rule holds, and 1 if any is violated.
     """
     problems: list[str] = []
     data = read_unpacked(path, problems.append)

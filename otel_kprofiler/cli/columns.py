@@ -9,7 +9,7 @@ _MIN_LAST: Final = 16
 
 
 class Column(NamedTuple):
-    """A column of numbers or text. Narrow terminals omit columns with the lowest ``keep`` first."""
+    """A table column. On narrow terminals, columns with the lowest ``keep`` are omitted first."""
 
     title: str
     cells: Sequence[str]
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 
 def layout(columns: Sequence[Column], width: int | None) -> list[str]:
-    """Returns a table as lines, header first, for a terminal of ``width`` columns (None: any)."""
+    """Returns a table's lines, header first, at most ``width`` characters long (None: any)."""
     kept = list(columns)
 
     def used() -> int:
@@ -49,7 +49,7 @@ def _line(columns: Sequence[Column], cells: Iterable[str], room: int | None) -> 
 
 
 def cut(text: str, width: int) -> str:
-    """Removes the middle of a string that is longer than ``width`` columns."""
+    """Shortens a string to at most ``width`` columns by removing its middle."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

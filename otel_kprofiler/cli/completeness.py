@@ -17,7 +17,7 @@ _NO_FILE: Final = "code without a file"
 
 
 class _End(NamedTuple):
-    """The end of an incomplete stack: reason, program, and file of the outermost frame."""
+    """The end of an incomplete stack: the reason, the program, and the outermost frame's file."""
 
     reason: str
     program: str
@@ -26,14 +26,14 @@ class _End(NamedTuple):
 
 @dataclass(slots=True)
 class Completeness:
-    """Counts samples by whether their user stack is complete, and if not, where and why it ends."""
+    """Counts complete user stacks, and incomplete user stacks by where and why they end."""
 
     complete: int = 0
     ends: Counter[_End] = field(default_factory=Counter)
 
     @classmethod
     def of_windows(cls, windows: Iterable[Window]) -> Self:
-        """Counts the samples of windows."""
+        """Counts the user stacks in the samples of windows."""
         return cls._of(
             (sample.stack, resource, sample.thread_name, len(sample.timestamps_unix_ns))
             for window in windows
@@ -42,7 +42,7 @@ class Completeness:
 
     @classmethod
     def of_samples(cls, samples: Samples) -> Self:
-        """Counts the samples of one kind."""
+        """Counts the user stacks in samples of one kind."""
         tables = samples.tables
         rows = zip(samples.stacks, samples.threads, samples.counts(), strict=True)
         return cls._of(
@@ -101,7 +101,7 @@ def _count_by(attribute: str, ends: Counter[_End]) -> Counter[str]:
 
 
 def _user_sides(stack: Stack) -> Iterator[Side]:
-    """Yields the parts of a user stack. Only the last part has the entire stack's status."""
+    """Yields the user sides of a stack that have frames or an error."""
     for side in stack.sides:
         if side.kind is USER_SIDE and (side.frames or side.status > STACK_OK):
             yield side
@@ -112,7 +112,7 @@ def _reason(side: Side) -> str:
 
 
 def _place(side: Side) -> str:
-    """Returns the file of the outermost frame, whose caller is missing; may be empty."""
+    """Returns the file of the outermost frame, whose caller is missing; empty if unknown."""
     if not side.frames:
         return ""
     frame = side.frames[-1]

@@ -13,7 +13,7 @@ class CpuMeter:
         self._last = (time.monotonic(), _read_cpu_s())
 
     def share(self) -> float | None:
-        """Returns CPU time divided by elapsed time since the last call; None if no time elapsed."""
+        """Returns the CPU usage since the last call, in CPUs; None if no time has elapsed."""
         now = time.monotonic(), _read_cpu_s()
         wall, cpu = (after - earlier for after, earlier in zip(now, self._last, strict=True))
         self._last = now

@@ -34,7 +34,7 @@ _Range = tuple[Moment, Moment]
 
 
 class _RangeType(click.ParamType[_Range]):
-    """The option type of a time range: two times with ``..`` between them."""
+    """The Click type for time ranges: two times with ``..`` between them."""
 
     name = "range"
 
@@ -57,7 +57,7 @@ class _RangeType(click.ParamType[_Range]):
 )  # fmt: skip
 @click.option(
     "--per", type=click.Choice([way.value for way in Way]), default="samples", show_default=True,
-    help="Compare shares of all samples, or time on CPUs per second.",
+    help="Compare shares of all samples, or CPU time, waits or events per second.",
 )  # fmt: skip
 @click.option(
     "--time-before", type=_RangeType(), metavar="FROM..TO",
@@ -66,12 +66,11 @@ class _RangeType(click.ParamType[_Range]):
 )  # fmt: skip
 @click.option(
     "--time-after", type=_RangeType(), metavar="FROM..TO",
-    help="Time range within AFTER, or within BEFORE if that is the only file.",
+    help="Time range within AFTER, or within BEFORE if that is the only source.",
 )  # fmt: skip
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
-    help="Exit with 1 if any share grew, beyond chance, by more than this share of all "
-    "samples.",
+    help="Exit with 1 if a group's share of samples grew by more than this, and not by chance.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
@@ -110,9 +109,9 @@ def command(
       otel-kprofiler diff 'clickhouse://localhost/otel?service.version=1.2' \\
                           'clickhouse://localhost/otel?service.version=1.3'
 
-    BEFORE and AFTER are files or ClickHouse addresses. An address may filter samples by attributes;
-    its default time range is the last hour. Differences that may be chance are marked with ~.
-    Takes the same filters as report.
+    BEFORE and AFTER are files or ClickHouse addresses. An address may filter samples by attributes.
+    Without a time range, the last hour of a ClickHouse table is used. Differences that may be
+    chance are marked with ~. The filters are the same as for report.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not after and not (time_before and time_after):
         raise click.UsageError(
@@ -170,7 +169,7 @@ command.params += [
 
 
 def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
-    """Compares the groups of two sides. Without samples on a side, returns no shares."""
+    """Compares the groups on both sides. Returns no changes in shares if a side has no samples."""
     if way is Way.SAMPLES and not all(part.samples.count for part in parts):
         return []
     return compare(*parts, find_grouping(by), per_second=way is Way.TIME)
@@ -179,7 +178,7 @@ def _compare(parts: tuple[Part, Part], by: str, way: Way) -> list[Change]:
 def _load(
     source: str, chosen: Filter, times: _Range | None, need: Need, *, idle: bool
 ) -> tuple[Samples, _Range | None]:
-    """Loads a source's samples, and returns any time range that remains to be applied."""
+    """Loads a source's samples. Also returns ``times`` if the caller must apply this range."""
     if is_table(source):
         samples, times = load_table(source, Choice(chosen, *(times or ())), need), None
     else:
@@ -188,7 +187,7 @@ def _load(
 
 
 def _gain(kind: ProfileKind, change: Change, way: Way) -> float:
-    """Returns a group's gain: as a share, or with ``--per time``, in CPUs or events per second."""
+    """Returns a group's gain as a share; with ``--per time``, in CPUs or events per second."""
     gain = max(change.own.change, change.total.change)
     return gain / 1e9 if way is Way.TIME and kind.is_time else gain
 

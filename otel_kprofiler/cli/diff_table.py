@@ -17,9 +17,8 @@ from otel_kprofiler.text import describe_count, escape_controls
 _MAX_PLACE: Final = 32
 _MS: Final = 1e6
 _SIMILAR: Final = 1.5
-"""Ratio between the loads of the two sides above which the summary reports a changed load."""
+"""The summary reports a changed load if the loads of both sides differ by more than this factor."""
 _CHANCE: Final = "~"
-"""The mark for differences that may be chance."""
 
 
 class Way(StrEnum):
@@ -55,7 +54,7 @@ def summary(
 
 
 def _rate(part: Part) -> float:
-    """Returns the total weight of a side's samples per second."""
+    """Returns the weight per second of all samples on a side."""
     return sum(part.samples.weights()) * 1e9 / (part.end_ns - part.start_ns)
 
 

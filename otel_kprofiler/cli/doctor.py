@@ -29,7 +29,7 @@ _EXIT_HOST = 3
 def command(*, as_json: bool) -> None:
     """Check whether this host can be profiled, and suggest fixes if it cannot.
 
-    Runs the real sampler briefly. Ends with a verdict and a fix for each problem. The exit status
+    Runs the real sampler briefly, then prints a verdict and a fix for each problem. The exit status
     is 0 if profiling works, even with limits, and 3 if not.
     """
     access = Access()
@@ -57,7 +57,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(findings: Sequence[Finding]) -> Iterator[str]:
-    """Format findings, with their requirements, and with the fixes that :func:`conclude` omits."""
+    """Yields a text for each finding, with its requirement and any fix not printed elsewhere."""
     printed = {finding.fix for finding in findings if finding.level in (Level.WARN, Level.FAIL)}
     for finding in findings:
         yield _describe(finding, shows_fix=finding.fix not in printed)
@@ -79,7 +79,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
     """Returns the verdict, and the findings that it is based on."""
     failed = [finding for finding in findings if finding.level is Level.FAIL]
     if failed:
-        # The sampler's failure to start is named only if no other check failed.
+        # Name the sampler's failure to start only if no other check failed.
         return "does not work", [
             finding for finding in failed if finding.check != "sampler"
         ] or failed
@@ -88,7 +88,7 @@ def judge(findings: Sequence[Finding]) -> tuple[str, list[Finding]]:
 
 
 def conclude(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yields the verdict, then a line for each fix, with the checks whose problems it solves."""
+    """Yields the verdict, then a line for each fix, which names the checks that need the fix."""
     verdict, causes = judge(findings)
     limits = [
         finding for finding in findings if finding.level is Level.WARN and finding not in causes
@@ -106,7 +106,7 @@ def _name(findings: Sequence[Finding]) -> str:
 
 
 def _tolerate_hidden(finding: Finding) -> Finding:
-    """Lowers the warning about hidden kernel addresses to an info: a BPF iterator reports them."""
+    """Lowers a warning about hidden symbols to info level, because a BPF iterator reports them."""
     is_hidden = finding.check == "kernel symbols" and finding.level is Level.WARN
     return replace(finding, level=Level.INFO) if is_hidden else finding
 
@@ -177,7 +177,7 @@ def _find_python_frames(problem: str | None) -> Iterator[Finding]:
         open_own()
     except InterpreterRefused as refused:
         observed = f"no Python frames: {refused}"
-        yield Finding(check, Level.INFO, observed, required, "run services with another CPython")
+        yield Finding(check, Level.INFO, observed, required, "use another build of CPython")
     else:
         version = platform.python_version()
         yield Finding(check, Level.OK, f"frame offsets of CPython {version} are verified", required)

@@ -76,14 +76,15 @@ def command(
       otel-kprofiler dump -p 4242 --interval 1s
       otel-kprofiler dump --comm nginx -f json
 
-    The process is neither stopped nor traced. Threads with equal stacks are shown together, leaf
-    first, with their state, what they wait for and for how long. With --interval, a thread that
-    has neither run nor changed its stack between two dumps is stuck rather than slow.
+    The process is neither stopped nor traced. Threads with equal stacks are shown together, with
+    their state, what they wait for, and for how long. Stacks are shown leaf first. With --interval,
+    a second dump follows, and each thread is marked as moved or not moved. A thread that has not
+    moved is stuck rather than slow.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if not (pids or comms or containers):
         raise click.UsageError("select a process with --pid, --comm or --container")
     if interval_s is not None and not 0 < interval_s <= _LONGEST_S:
-        raise click.UsageError(f"--interval must be above 0s and up to {_LONGEST_S / 3600:g}h")
+        raise click.UsageError(f"--interval must be above 0s and at most {_LONGEST_S / 3600:g}h")
     access, clock = Access(), Clock()
     names = frozenset(os.fsencode(name)[:_COMM_BYTES] for name in comms)
     chosen = _find_processes(access, pids, names, containers)
@@ -134,7 +135,7 @@ def _write(
 def _find_processes(
     access: Access, pids: Iterable[int], names: frozenset[bytes], containers: Iterable[str]
 ) -> dict[int, frozenset[bytes]]:
-    """Returns the processes to dump, each with the thread names to show (empty for all)."""
+    """Returns the processes to dump, each with the thread names to show (empty: all)."""
     chosen: dict[int, frozenset[bytes]] = {}
     for pid in pids:
         check_process(access, pid)
@@ -160,7 +161,7 @@ def _find_processes(
 def _find_named(
     access: Access, names: frozenset[bytes]
 ) -> Iterable[tuple[int, tuple[bool, frozenset[bytes]]]]:
-    """Yields processes with matching threads, whether the main thread matches, and thread names."""
+    """Yields the pid of each match, whether the main thread matches, and the matching names."""
     for entry in access.list_dir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue

@@ -27,7 +27,7 @@ class EndSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self, announce: Callable[[], None]) -> None:
-        """From now on, store the first signal, and call ``announce`` in its handler."""
+        """Store the first signal from now on. The signal handler then also calls ``announce``."""
         self._announce = announce
 
     def __enter__(self) -> Self:

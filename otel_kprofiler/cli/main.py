@@ -21,14 +21,14 @@ from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, Sample
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
     "report": "Show the contents of profiles: functions, system calls, processes.",
-    "view": "Show profiles in the browser: saved, received, or of this host.",
+    "view": "Show saved, received or live profiles in the browser.",
     "diff": "Compare two profiles: gains, losses, and what may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
     "top": "Show live what is running: functions, processes, system calls.",
     "dump": "Show what each thread of a process is doing right now, even if it is asleep.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and show how to fix what is missing.",
-    "symbolize": "Resolve kernel addresses: module, build id, RVA, function.",
+    "symbolize": "Resolve addresses, and find the addresses of symbols.",
     "validate": "Check an agent configuration without starting the agent.",
     "print-config": "Print the effective configuration, without secrets.",
     "check": "Check OTLP profiles against the data model's rules.",
@@ -37,7 +37,7 @@ COMMANDS: Final = {
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-_NO_THREAD: Final = "can't start new thread"  # CPython's RuntimeError has no errno
+_NO_THREAD: Final = "can't start new thread"  # CPython raises a RuntimeError without errno
 
 
 class LazyCommands(click.Group):
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         show_error(error)
         sys.exit(error.exit_status)
-    except BrokenPipeError:  # as with `| head`
+    except BrokenPipeError:  # the reader has exited, as with `| head`
         _discard_output()
         sys.exit(1)
     except (OSError, RuntimeError, MemoryError) as error:
@@ -151,9 +151,9 @@ def _discard_output() -> None:
 
 
 def _explain(error: Exception) -> KProfilerError | None:
-    """Convert a system error to an error with a fix; None if it may be a bug."""
+    """Convert a system error to an error with a fix. Return None if the error may be a bug."""
     if isinstance(error, MemoryError):
-        return HostError("out of memory", hint="raise the limit, or process less data at once")
+        return HostError("out of memory", hint="raise the memory limit, or process less data")
     if isinstance(error, BlockingIOError) or _NO_THREAD in str(error):  # fork, pthread_create
         return HostError(
             "the system does not allow more processes or threads",
@@ -173,7 +173,7 @@ def _explain(error: Exception) -> KProfilerError | None:
 
 
 def show_error(error: KProfilerError) -> None:
-    """Print cause and fix to standard error."""
+    """Print the cause of an error, and its fix, to standard error."""
     lines = error.message.splitlines()
     if isinstance(error, ConfigError):
         for line in lines:

@@ -17,7 +17,7 @@ _SECOND_NS = 10**9
 class Moment:
     """A time in a profile: seconds after its first sample, a time of day, or a date and time.
 
-    Negative seconds count back from the end. Times without a zone are UTC.
+    Negative seconds count back from the profile's end. Times without a time zone are in UTC.
     """
 
     value: float | time | datetime
@@ -28,7 +28,7 @@ class Moment:
         return isinstance(self.value, float) and copysign(1, self.value) > 0
 
     def unix_ns(self, first_unix_ns: int, end_unix_ns: int) -> int:
-        """Returns the moment as Unix time, for a profile with the given first sample and end.
+        """Returns the moment as Unix time, given the times of the profile's first sample and end.
 
         A time of day refers to the day of the first sample.
         """
@@ -45,7 +45,7 @@ class Moment:
 
 
 class MomentType(click.ParamType[Moment]):
-    """The option type of a time: an ISO 8601 time, or a duration in Go's syntax or in seconds.
+    """The Click type for times: an ISO 8601 time, or a duration in Go's syntax or in seconds.
 
     Durations may be negative.
     """

@@ -36,7 +36,7 @@ def check_matches(chosen: Filter, *sources: Samples) -> None:
             )
     options = ", ".join(OPTIONS[name] for name in given)
     raise KProfilerError(
-        f"no sample matches all of {options}, although each alone matches some",
+        f"no sample matches all of {options}, although each matches some samples",
         hint="omit one of them",
     )
 
@@ -57,7 +57,7 @@ def _describe_values(name: str, wanted: Iterable[str], sources: Iterable[Samples
 
 
 def _of_threads(samples: Samples, find: Callable[[int], Iterable[str]]) -> _Values:
-    """Yields the values that ``find`` returns for thread indices, with their sample counts."""
+    """Yields each value that ``find`` returns for a thread index, with its number of samples."""
     rows = Counter[int]()
     for thread, count in zip(samples.threads, samples.counts(), strict=True):
         rows[thread] += count

@@ -48,10 +48,10 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
 
 
 class Output:
-    """The destination of a recording: a file that appears when it is complete, or a device or pipe.
+    """The output of a recording: a device, a pipe, or a file that appears once it is complete.
 
-    If the context is left before :meth:`write`, only the ``.part`` file remains, if it has samples.
-    Devices and pipes are written to, but never replaced.
+    If the context is left before :meth:`write`, nothing remains except a ``.part`` file that has
+    samples. Devices and pipes are written to, but never replaced.
 
     Args:
         path: output path; ``-`` is standard output. None means ``profile`` with the format's suffix
@@ -149,13 +149,14 @@ class Output:
     ) -> None:
         """Write the recording.
 
-        Only the owner may read a file with kernel addresses. If a file of the same name appeared
-        during the recording, a numbered name is used. If ``idle``, waits of idle threads are shown.
-        Profile files always contain them. ``has_whole_threads`` is whether the recording has all
-        samples of its threads, so that the parts of spans add up.
+        A file with kernel addresses is made readable by its owner only. If a file of the same name
+        has appeared during the recording, a numbered name is used. If ``idle`` is set, waits of
+        idle threads are shown. Profile files always contain these waits. ``has_whole_threads`` is
+        whether the recording has all samples of its threads. Otherwise, the time in spans is not
+        shown.
         """
         write_page = self._format.write_page
-        # Idle waits count as parts of spans.
+        # Compute these times first, because idle waits are part of spans.
         spans = _span_times(windows) if write_page and has_whole_threads else []
         if not idle and not self._format.is_profile:
             windows, left = leave_out_idle(windows)
@@ -171,7 +172,7 @@ class Output:
         self.write_content(written, private=private)
 
     def write_content(self, written: str | bytes, *, private: bool) -> None:
-        """Write formatted content. If ``private``, only the owner may read it."""
+        """Write formatted content. If ``private``, make the file readable by its owner only."""
         content = written.encode() if isinstance(written, str) else written
         if self._is_packed and not self._format.is_compressed:
             content = gzip.compress(content, mtime=0)

@@ -2,8 +2,8 @@
 
 The file has one length-prefixed message per second, as in the Collector's files, and is deleted
 when the output file is complete. If the recording is killed, the file is readable up to the last
-second. While the recording runs, the file is locked (flock(2)). This keeps other recordings from
-writing the same output, and distinguishes leftover files.
+second. While the recording runs, the file is locked (flock(2)). The lock keeps other recordings
+from writing the same output, and distinguishes the file from those of killed recordings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEDULE: Final = WindowSchedule(1_000_000_000)
 _SUFFIX: Final = ".part"
 _HEAD_BYTES: Final = 5
 _FIELDS: Final = b"\n\x12"
-"""Tags of a message's first field, which identify part files."""
+"""The tags with which a message may begin. They identify part files."""
 _MOST: Final = 100
 _TIMEOUT_MILLIS: Final = 5_000
 
@@ -71,7 +71,7 @@ class PartFile:
 
 
 def find_dead(directory: str) -> list[str]:
-    """Returns a directory's part files with samples, left by the user's killed recordings."""
+    """Returns the part files that this user's killed recordings left in a directory."""
     try:
         names = os.listdir(directory or ".")
     except OSError:
@@ -88,7 +88,7 @@ def _create(path: str) -> tuple[str, int]:
             fd = os.open(name, flags, 0o600)
         except FileExistsError:
             continue
-        with contextlib.suppress(OSError):  # the file system has no locks
+        with contextlib.suppress(OSError):  # the file system does not support locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return name, fd
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -99,7 +99,7 @@ def _names(path: str) -> list[str]:
 
 
 def _is_locked(path: str) -> bool | None:
-    """Returns whether a recording of this user is writing a file; None if it is not a part file."""
+    """Returns whether a recording of this user is writing a file; None if that is no part file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

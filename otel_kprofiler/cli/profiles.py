@@ -1,4 +1,4 @@
-"""Reads profile files, whose format it detects from their content."""
+"""Reads profile files, detecting their format from the content."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _STDIN: Final = "-"
 _MAX_UNPACKED_BYTES: Final = 2 << 30
 _GZIP: Final = b"\x1f\x8b"
 _ZIP: Final = b"PK\x03\x04"
-_GZIP_WINDOW: Final = 31  # zlib: a gzip header, and the largest window
+_GZIP_WINDOW: Final = 31  # zlib's code for a gzip header and the largest window
 _REPLAY_NS: Final = 1 << 62  # a single window for the whole file
-_CONVERT: Final = "otel-kprofiler report {} -o FILE.otlp, then send that"
+_CONVERT: Final = "otel-kprofiler report {} -o FILE.otlp, then send FILE.otlp"
 _OTHERS: Final = {
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it with `zstd -d`"),
-    b"<": ("HTML or XML", "record with `-o FILE.otlp`, which converts to every other format"),
+    b"<": ("HTML or XML", "record to FILE.otlp, which `report -o` can convert"),
 }
-"""First bytes of unsupported file formats, with a fix for each."""
+"""First bytes of unsupported file formats, each with the format's name and a fix."""
 
 Notify = Callable[[str], None]
 """Function that receives a sentence about unreadable data."""
@@ -55,7 +55,7 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
     """Reads the windows of a file, which is OTLP in any form, a raw recording, pprof or perf.data.
 
     Reads standard input if the path is ``-``. Decompresses gzip. Uses the readable part of a
-    damaged file. Raises ``KProfilerError`` if there is none.
+    damaged file. Raises ``KProfilerError`` if no part is readable.
     """
     data = _read(path)
     if data.startswith(_ZIP):
@@ -65,14 +65,14 @@ def read_profile_file(path: str, notify: Notify) -> list[Window]:
 
 
 def read_unpacked(path: str, notify: Notify) -> bytes:
-    """Reads a file (``-``: standard input), decompressing gzip, or raises ``KProfilerError``."""
+    """Reads a file (``-``: standard input) and decompresses gzip. May raise ``KProfilerError``."""
     data = _read(path)
     with _named(path):
         return _unpack(data, notify) if data.startswith(_GZIP) else data
 
 
 def read_otlp_file(path: str, notify: Notify) -> bytes:
-    """Reads OTLP profiles in any form (``-``: standard input), or raises ``KProfilerError``."""
+    """Reads OTLP profiles (``-``: standard input). Raises ``KProfilerError`` for other content."""
     data = _read(path)
     with _named(path):
         if data.startswith(_ZIP):
@@ -97,7 +97,7 @@ def _read(path: str) -> bytes:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Prefix the messages of errors raised in the context with the path."""
+    """Put the path in front of the message of any ``PayloadError`` raised in the context."""
     try:
         yield
     except PayloadError as error:
@@ -116,7 +116,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
 
 
 def _find_write_time(path: str) -> int:
-    """Returns the Unix time in nanoseconds at which a file was written; for standard input, now."""
+    """Returns the Unix time at which a file was written, in nanoseconds; now for standard input."""
     return time.time_ns() if path == _STDIN else os.stat(path).st_mtime_ns
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Steps of the bar per second, more than there are updates per second."""
+"""Steps by which the bar advances per second. Updates are less frequent."""
 
 
 class Progress(Protocol):
@@ -47,7 +47,7 @@ class _Bar:
 
 
 def describe(account: Account) -> str:
-    """Format the counters of samples and losses."""
+    """Format the numbers of samples taken and lost."""
     return f"{describe_count(account.taken, 'sample')}, {sum(account.lost.values()):,} lost"
 
 
@@ -62,7 +62,7 @@ def open_progress(duration_s: float) -> Iterator[Progress]:
 
 
 def _open_bar(duration_s: float) -> ProgressBar[int]:
-    """Opens a progress bar. Without a known duration, only its label is shown."""
+    """Opens a progress bar. If the duration is unknown, only the label is shown."""
     has_end = duration_s != float("inf")
     return click.progressbar(
         length=round(duration_s * _STEPS_PER_S) if has_end else sys.maxsize,

@@ -31,8 +31,8 @@ from otel_kprofiler.symbols import NamedAddress
 from otel_kprofiler.tracking import IteratedKallsyms
 
 _ENDED: Final = ProcessKey((1 << 32) - 1, None)
-"""Id of the Resource shared by processes that exited before their first sample. No process has such
-an id (``PID_MAX_LIMIT``, include/linux/threads.h)."""
+"""Key of the Resource shared by all processes that exited before their first sample. No process has
+this pid (``PID_MAX_LIMIT``, include/linux/threads.h)."""
 
 
 class RawOutput:
@@ -60,12 +60,12 @@ class RawOutput:
             self._writer.capture(IteratedKallsyms(access))
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the raw records that a drain has read."""
+        """Append raw records from the sampler's ring buffer."""
         with self._convert_errors():
             self._writer.add_records(data, complete_until_ns)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
-        """Append an event to a stream of symbol changes."""
+        """Append an event to one of the streams of symbol changes."""
         with self._convert_errors():
             self._writer.add_event(stream, time_ns, payload)
 

@@ -126,13 +126,14 @@ def command(
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
       otel-kprofiler record -e page-faults -c 1 -- ./program
 
-    Ctrl-C, SIGTERM and SIGHUP end the recording early and write what was recorded.
+    Ctrl-C, SIGTERM and SIGHUP end the recording early. What was recorded is still written.
 
-    The recording of a COMMAND ends when it exits; children left behind keep running. If the
-    duration ends or a signal arrives first, COMMAND and its children get SIGTERM or that signal,
-    and SIGKILL after five seconds. Exits with the status of COMMAND, 128+n if signal n killed it,
-    127 if it was not found, 126 if it cannot be executed, and 0 if the recording ended first. If
-    the receiver of --export did not accept everything, exits with 1, and a file keeps the rest.
+    The recording of a COMMAND ends when COMMAND exits. Children that it leaves behind keep running.
+    If the duration ends or a signal arrives first, COMMAND and its children get SIGTERM or that
+    signal, and SIGKILL after five seconds. The exit status is that of COMMAND, 128+n if signal n
+    killed COMMAND, 127 if COMMAND was not found, 126 if it cannot be executed, and 0 if the
+    recording ended first. If the receiver of --export did not accept everything, the exit status is
+    1, and the rest is kept in a file.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = Sampling(**options)
     if words and (sampling.has_targets or sampling.cpus):
@@ -208,7 +209,7 @@ def _say_remarks(pipeline: Pipeline[Any]) -> None:
 
 
 class Sinks:
-    """Passes windows to the receiver and ``.part`` file, and the whole recording to ``windows``."""
+    """Passes each window to the receiver and the ``.part`` file; collects the whole recording."""
 
     def __init__(
         self, sending: Sending | None, output: Output | None, windows: list[Window]
@@ -224,7 +225,10 @@ class Sinks:
         return self._add_whole if self._whole else None
 
     def add(self, sink: WindowSink) -> None:
-        """Add a sink for the whole recording as one window; without an output, for each window."""
+        """Add a sink that gets the whole recording as one window.
+
+        If there is no output, the sink gets each window separately.
+        """
         (self._whole or self._each).insert(0, sink)
 
     def add_window(self, window: Window) -> None:
@@ -246,7 +250,7 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _hold(access: Access, words: Sequence[str], output: Output | None) -> HeldCommand:
-    """Start the command, keeping its output separate from the recording's."""
+    """Start the command, writing its output to stderr if the profile goes to stdout."""
     check_namespace(access)
     taken = output is not None and output.is_stdout
     try:

@@ -49,7 +49,7 @@ _GROUPINGS: Final = ", ".join([*GROUPINGS, *_OF_SPANS])
 
 
 class GroupingType(click.ParamType[str]):
-    """The option type of a grouping: its name, ``label:NAME``, or an attribute name with a dot."""
+    """The Click type for groupings: a name, ``label:NAME``, or an attribute name with a dot."""
 
     name = "grouping"
 
@@ -108,8 +108,8 @@ class GroupingType(click.ParamType[str]):
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--from", "start", type=MomentType(), metavar="TIME",
-    help="Only samples from this time: 10s after the start, -10s before the end, 12:30:05 or "
-    "2026-01-31T12:30:05 in UTC.",
+    help="Only samples from this time on: 10s (after the start), -10s (before the end), 12:30:05 "
+    "or 2026-01-31T12:30:05 (UTC).",
 )  # fmt: skip
 @click.option(
     "--to", "end", type=MomentType(), metavar="TIME", help="Only samples before this time."
@@ -154,8 +154,8 @@ class GroupingType(click.ParamType[str]):
 @click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only samples of this kind.")
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",
-    help="Only frames of this side: kernel, user, python, jvm. Time in their callees counts as "
-    "self time.",
+    help="Only frames of this side: kernel, user, python, jvm. Time in callees on other "
+    "sides counts as self time.",
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,
@@ -191,7 +191,8 @@ def command(
       otel-kprofiler report --module ext4 -o ext4.html profile.otlp
       otel-kprofiler report --service shop --from -1h clickhouse://localhost:8123/otel
 
-    Filters may be repeated: a sample must match one value of each. Names may be patterns: 'ext4_*'.
+    Filters may be repeated. A sample must match at least one value of each filter. Names may be
+    patterns such as 'ext4_*'.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     if callers_of and callees_of:
         raise click.UsageError("--callers cannot be combined with --callees")
@@ -255,7 +256,7 @@ def _choose_weight(
 def _report_spans(
     paths: Sequence[str], by: str, choice: Choice, limit: int, *, as_json: bool
 ) -> None:
-    """Print a breakdown of the time in spans, which requires all samples of the spans' threads."""
+    """Print a breakdown of the time in spans, after loading all samples of the spans' threads."""
     chosen = choice.chosen
     around = replace(chosen, spans=(), endpoints=(), functions=(), modules=())
     loaded, every = load_choice(paths, choice._replace(chosen=around), need_of(chosen, by))
@@ -281,7 +282,7 @@ def _report_spans(
 
 
 def drop_idle(samples: Samples, *, idle: bool) -> Samples:
-    """Returns the samples without waits of idle threads. Prints a note if any were dropped."""
+    """Returns the samples without waits of idle threads, and prints a note if any were dropped."""
     kept = samples if idle else samples.without_idle()
     if left := samples.count - kept.count:
         say(f"{describe_count(left, 'idle wait')} left out; --idle shows them", err=True)

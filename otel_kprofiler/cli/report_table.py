@@ -22,7 +22,7 @@ _PLACES: Final = {
     "bpf": "program",
     "span": "trace",
 }
-"""Title of the column that shows each key's place, by grouping. Other tables lack the column."""
+"""Title of the column that shows ``Key.place``, such as a function's module, by grouping."""
 _WITHOUT_KERNEL: Final = frozenset(
     {"function", "callers", "callees", "module", "syscall", "bpf", PART}
 )

@@ -46,8 +46,7 @@ class Report:
         processes: whether each Resource was selected, by index; None if samples were also filtered
             by something other than their processes, so that the exact wait totals do not apply.
         by: a name in :data:`GROUPINGS`, or the name of an attribute.
-        callers_of, callees_of: function whose callers or callees are the groups; None for other
-            groups.
+        callers_of, callees_of: function whose callers or callees are the groups; otherwise None.
         order: a name in :data:`SORTS`; None for the grouping's default.
     """
 
@@ -61,7 +60,7 @@ class Report:
     def lines(
         self, kind: ProfileKind, samples: Samples, limit: int, width: int | None
     ) -> Iterator[str]:
-        """Yields the report on at least one sample, as text with up to ``limit`` rows (0: all)."""
+        """Yields a report on one or more samples, as text with up to ``limit`` rows (0: all)."""
         every, samples = samples, self._shown(samples)
         function = self.callers_of or self.callees_of
         unit, whole = kind.unit, sum(samples.weights())
@@ -157,7 +156,7 @@ class Report:
         return sort_groups(groups, self.order) if self.order else groups, lines_of_spans
 
     def _groups(self, samples: Samples) -> tuple[Sequence[Group], dict[Group, list[Group]]]:
-        """Returns the groups, and for groups that are spans, the groups of their lines."""
+        """Returns the groups. If they are spans, also returns each span's lines as groups."""
         if self.callers_of:
             return callers(samples, self.callers_of), {}
         if self.callees_of:
@@ -196,7 +195,7 @@ def span_parts_as_dict(span_parts: SpanParts) -> dict[str, Any]:
 
 
 def span_time_lines(times: Sequence[SpanTime], limit: int, width: int | None) -> Iterator[str]:
-    """Yields the time of each span, as lines that fit the terminal; ``limit`` is 0 for all."""
+    """Yields the time of each span, as lines that fit the terminal; a ``limit`` of 0 shows all."""
     if not times:
         yield "no samples of spans match"
         return

@@ -80,7 +80,7 @@ def command(debug: bool, path: str) -> None:
         load=lambda: PendingConfig(path, agent_config).get(),
         on_config=configure_logs,
     )
-    del symbolizer  # the agent owns the symbolizer, and may discard it
+    del symbolizer  # keep no reference, so that the agent can free the symbolizer
     account = agent.run()
     formatter = make_formatter(encoding, sys.stdout.fileno())
     as_json = isinstance(formatter, JsonFormatter)
@@ -101,7 +101,7 @@ def _convert(config: Config) -> AgentConfig:
 
 
 def _print(text: str) -> None:
-    """Write to standard output; give up after a while if no process reads it."""
+    """Write to standard output, giving up after a while if no process reads the output."""
     from otel_kprofiler.agent import write_all  # noqa: PLC0415 - imported with the agent
 
     def write() -> None:

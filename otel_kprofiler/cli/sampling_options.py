@@ -57,7 +57,7 @@ def _describe_events() -> str:
             reasons.setdefault(str(problem).replace(name, "EVENT") + fix, []).append(name)
     for reason, names in reasons.items():
         lines.append(f"\n{', '.join(names)}: {reason}")
-    lines.insert(1, f"{LOCK_EVENT:24} waits for the kernel's locks, by their time (Linux 5.19)")
+    lines.insert(1, f"{LOCK_EVENT:24} waits for kernel locks, weighted by duration (Linux 5.19)")
     lines += ["", *_describe_tracepoints()]
     return "\n".join(lines)
 
@@ -67,8 +67,8 @@ def _describe_tracepoints() -> Iterator[str]:
         number = f"{len(list_tracepoints(Access().read_bytes(VMLINUX_BTF))):,} "
     except OSError:
         number = ""
-    yield f"{number}tracepoints of the kernel, such as sched:sched_process_fork or, for a system"
-    yield "call, sys_enter:openat; the subsystem may be left out. An event counts 1, or its bytes:"
+    yield f"{number}kernel tracepoints, such as sched:sched_process_fork or, for a system call,"
+    yield "sys_enter:openat; the subsystem may be left out. Events count 1; these count bytes:"
     yield ", ".join(VALUES)
 
 
@@ -104,7 +104,7 @@ _OPTIONS: Final = (
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
         help="Sample every Nth event of each -e without period or freq; 1 samples all. Default: "
-        "--rate samples per second, and all events of tracepoints.",
+        "--rate samples per second; for tracepoints, every event.",
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
@@ -127,7 +127,8 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
-        help="Only this systemd unit, such as nginx.service. Sampling ends with its last process.",
+        help="Only this systemd unit, such as nginx.service. Sampling ends when its last process "
+        "exits.",
     ),
     click.option(
         "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
@@ -213,7 +214,7 @@ class Sampling:
 
     @property
     def clock_rate(self) -> int:
-        """Returns the on-CPU samples per second on each CPU, unless ``-e cpu-clock`` sets it."""
+        """Returns the rate of on-CPU samples on each CPU, which ``-e cpu-clock`` may override."""
         return self.rate or CLOCK_RATE
 
     @property
@@ -266,10 +267,10 @@ class Sampling:
         return targets.apply(config, access) if self.has_targets else config
 
     def open_user_names(self, code_sink: CodeSink | None = None) -> UserNames | None:
-        """Opens the resolver of user frames that the options select; None if it is disabled.
+        """Opens a resolver of user frames. Returns None if the options disable it.
 
-        The caller, or the pipeline that gets the resolver, closes it. ``code_sink`` receives each
-        name that is resolved for JIT-compiled code.
+        The resolver is closed by the caller, or by the pipeline to which the caller passes it.
+        ``code_sink`` receives each name that is resolved for JIT-compiled code.
         """
         return open_names(self.user_symbols, code_sink)
 
@@ -277,7 +278,7 @@ class Sampling:
 def open_names(
     detail: Literal["off", "names", "lines"], code_sink: CodeSink | None = None
 ) -> UserNames | None:
-    """Opens a command's resolver of user frames, which, unlike the agent's, may wait for files."""
+    """Opens a resolver of user frames that, unlike the agent's, may wait for files."""
     settings = UserSymbolSettings(
         detail=detail, max_bytes=_SYMBOL_BYTES, cpu_share=1.0, may_block=True
     )

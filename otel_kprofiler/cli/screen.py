@@ -20,7 +20,7 @@ from otel_kprofiler.errors import KProfilerError
 
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no line wrapping
 _LEAVE: Final = "\x1b[0m\x1b[999;1H\x1b[2K\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""Leaves the alternate screen. Without one, later output continues below the drawing."""
+"""Leaves the alternate screen. If there is none, later output continues below the drawing."""
 _CLEAR: Final = "\x1b[0m\x1b[2J"
 _ESCAPE_MS: Final = 50
 """Time to wait for the rest of an escape sequence, in milliseconds."""
@@ -90,7 +90,7 @@ class Screen:
             self._open.close()
 
     def size(self) -> os.terminal_size:
-        """Returns the terminal's columns and lines; 80 and 24 if it does not report them."""
+        """Returns the terminal's columns and lines, or 80 and 24 if the size is unknown."""
         try:
             size = os.get_terminal_size(self._output)
         except OSError:  # the terminal was closed
@@ -114,7 +114,7 @@ class Screen:
         return keys
 
     def draw(self, lines: Sequence[str]) -> bool:
-        """Draw lines. Return False if the previous screen is not fully written yet."""
+        """Draw lines. Return False if the previous screen has not been fully written yet."""
         if self._pending or not self._is_active:
             self.flush()
             return False
@@ -173,9 +173,9 @@ class Screen:
         modes = [*self._modes[:6], list(self._modes[6])]
         modes[3] &= ~(termios.ICANON | termios.ECHO)
         modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
-        modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would not restore the terminal
+        modes[6][termios.VQUIT] = b"\0"  # Ctrl-\ would exit without restoring the terminal
         with contextlib.suppress(termios.error):  # the terminal was closed
-            # A background process is stopped here, before it draws.
+            # The kernel stops a background process here, before the process draws anything.
             termios.tcsetattr(self._input, termios.TCSANOW, modes)
         self._is_active, self._shown = True, []
         self._pending = _ENTER.encode()
@@ -229,7 +229,7 @@ class Screen:
 
 
 def _open_input() -> int:
-    """Opens the terminal to read keys from: standard input if it is one, otherwise ``/dev/tty``."""
+    """Opens the terminal that keys are read from: standard input, or else ``/dev/tty``."""
     if sys.stdin is not None and sys.stdin.isatty():
         return os.dup(sys.stdin.fileno())
     try:

@@ -28,18 +28,19 @@ _STDIN: Final = "-"
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
 @click.argument("address", metavar="URL")
 def command(paths: tuple[str, ...], address: str) -> None:
-    """Send OTLP profiles in FILEs to a receiver.
+    """Send the OTLP profiles in FILEs to a receiver.
 
     \b
       otel-kprofiler send profile.otlp grpc://127.0.0.1:4317
       otel-kprofiler send *.otlp.jsonl.gz https://collector.example:4318
 
     FILEs come from `record`, `report`, or a Collector's file exporter; - is standard input. URL is
-    grpc://HOST:PORT, grpcs://, http:// or https://; OTEL_EXPORTER_OTLP_[PROFILES_]* set headers,
-    certificates, compression and everything else, as for `record --export`.
+    grpc://HOST:PORT, grpcs://, http:// or https://; the environment variables
+    OTEL_EXPORTER_OTLP_[PROFILES_]* set headers, certificates, compression and everything else, as
+    for `record --export`.
 
-    Exit status 1 if the receiver did not accept everything. Prints which files to send again; if
-    only part of a file was accepted, keeps the rest in NAME.unsent.otlp.
+    If the receiver did not accept everything, the command prints which files to send again, and its
+    exit status is 1. If only part of a file was accepted, the rest is kept in NAME.unsent.otlp.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     for path in paths:
         if path != _STDIN:
@@ -109,10 +110,11 @@ class _Delivery:
 
     def _find_fix(self) -> str:
         if not self._again:
-            return "the rejected parts cannot be sent again: the receiver accepted the rest"
+            return "the lost samples cannot be sent again: the receiver accepted the rest"
         change = find_change(self._causes)
         if self._again == list(self._paths):  # all files remain: the same command resends them
-            return f"{change or 'nothing was sent'}, then send the same again"
+            again = "send the same files again"
+            return f"{change}, then {again}" if change else again
         command = shlex.join(["otel-kprofiler", "send", *self._again, self._address])
         return f"{change}, then {command}" if change else f"to send the rest: {command}"
 
@@ -135,7 +137,7 @@ class _Delivery:
             yield from batches
 
     def _export(self, batch: Batch) -> Sequence[Part]:
-        """Send a request, unless the receiver is unreachable or the user has pressed Ctrl-C."""
+        """Send a batch, unless the receiver was unreachable or the user has pressed Ctrl-C."""
         if self._stopped:
             return [Part(batch, ExportResult.failure(batch, self._stopped, self._said))]
         try:

@@ -24,7 +24,7 @@ class Session:
     """A recording, and how it ended.
 
     Attributes:
-        pipeline: takes and delivers the samples; closed at the end.
+        pipeline: takes and delivers the samples; closed at the end of :meth:`run`.
         targets: the recorded processes; None if they were not selected by options.
         seconds: duration of the recording so far.
     """
@@ -57,7 +57,7 @@ class Session:
             self.pipeline.close()
 
     def wait_for_command(self) -> None:
-        """After the recording, wait for a terminated command to exit; kill it if it does not."""
+        """Wait for a command that the recording terminated, and kill it if it does not exit."""
         if self.held and self.held.is_ended and self.held.kill_after(_GRACE_S):
             say(f"the command did not end within {_GRACE_S:.0f} s and was killed", err=True)
 

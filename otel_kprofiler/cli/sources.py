@@ -17,11 +17,11 @@ from otel_kprofiler.cli.terminal import say
 from otel_kprofiler.clickhouse import SCHEME, Need, ProfileStore, Range, Selection, parse_address
 
 _DEFAULT_NS: Final = 3_600_000_000_000
-"""Default time range for a table, in nanoseconds."""
+"""Length of the default time range for a table, in nanoseconds."""
 
 
 class Choice(NamedTuple):
-    """The selection of samples from a source. ``end`` is exclusive. Empty ``sides`` mean all."""
+    """A selection of samples from a source. ``end`` is exclusive; empty ``sides`` select all."""
 
     chosen: Filter
     start: Moment | None = None

@@ -24,7 +24,7 @@ from otel_kprofiler.sampling import HeldCommand
 
 
 def summarize(session: Session, output: Output, windows: Sequence[Window]) -> Iterator[str]:
-    """Yields a summary: missing names and callers, samples written and lost, the next step."""
+    """Yields a summary: the missing names and callers, the samples, and the next step."""
     account = session.pipeline.account()
     count = sum(window.sample_count for window in windows)
     seconds = sum(window.end_unix_ns - window.start_unix_ns for window in windows) / 1e9
@@ -71,7 +71,7 @@ def _end(session: Session, parts: list[str], account: Account) -> str:
 
 
 def _describe_end(held: HeldCommand) -> list[str]:
-    """Describes how the command failed; empty if it succeeded or the recording ended it."""
+    """Describes how the command failed; empty if the command succeeded or was terminated."""
     status = held.poll()
     if held.is_ended or not status:
         return []
@@ -81,7 +81,7 @@ def _describe_end(held: HeldCommand) -> list[str]:
 
 
 def describe_losses(lost: Losses) -> str:
-    """Format losses by cause."""
+    """Format the number of lost samples for each cause."""
     if not sum(lost.values()):
         return "0"
     return " ".join(f"{count:,} ({cause.value})" for cause, count in lost.items() if count)

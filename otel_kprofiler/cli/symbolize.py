@@ -86,9 +86,10 @@ def command(**given: Any) -> None:
       otel-kprofiler symbolize --elf ext4.ko.xz --rva 0x1234
       otel-kprofiler symbolize --payload profiles.json -o named.json
 
-    Addresses are program counters: subtract one from a return address. An address starts with a
-    digit or has more than eight digits. For the kernel, names may be patterns, and names and
-    modules may have an offset. The command accepts its own output on standard input.
+    Addresses are program counters, so subtract one from a return address. An argument is an address
+    if it starts with a digit or has more than eight hexadecimal digits. Names of kernel symbols may
+    be patterns, and names of kernel functions and modules may have an offset. The output of this
+    command is accepted on standard input.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     options = Options(**given)
     _check(options)
@@ -121,7 +122,7 @@ class Options:
 
     @property
     def copies(self) -> dict[str, str | None]:
-        """Returns the paths of files copied from another host, except kallsyms, by parameter."""
+        """Returns the paths of copied files other than kallsyms, by parameter of ``from_files``."""
         names = ("modules", "sys_module", "notes", "builtin_ranges", "kallmodsyms")
         return {name: getattr(self, name) for name in names}
 

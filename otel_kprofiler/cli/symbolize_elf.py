@@ -1,4 +1,4 @@
-"""``otel-kprofiler symbolize --elf``: resolve RVAs in kernel files, SVMAs in other files."""
+"""``otel-kprofiler symbolize --elf``: resolve RVAs in kernel files and SVMAs in other files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ElfFiles:
 
     ``offsets`` is whether addresses in user files are given as file offsets. Raises ``HostError``
     if a file cannot be read, ``KProfilerError`` if it is damaged, and ``click.UsageError`` for file
-    offsets in a kernel file, whose sections have no addresses.
+    offsets in a kernel file.
     """
 
     def __init__(self, paths: Iterable[str], sources: SymbolSources, *, offsets: bool) -> None:
@@ -80,7 +80,7 @@ class ElfFiles:
         return self.resolve_address(key, address, as_json=as_json)
 
     def resolve_address(self, key: str, address: int, *, as_json: bool) -> bool:
-        """Print the function at an address of the file with the id ``key``, or of the only file."""
+        """Print the function at an address in the file with the id ``key``, or in the only file."""
         files = self._different()
         if key:
             if key not in self._files:
@@ -141,7 +141,7 @@ class _KernelFile:
         return match is not None
 
     def find_starts(self, name: str) -> Iterator[int]:
-        """Yields the addresses of functions called ``name``; 0 if the file is called ``name``."""
+        """Yields the addresses of functions called ``name``, or 0 if the file is called so."""
         yield from [0] if name == self._symbols.name else self._find_functions(name)
 
     def find(self, name: str, *, as_json: bool) -> bool:

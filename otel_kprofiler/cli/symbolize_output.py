@@ -15,7 +15,7 @@ _NUMBER: Final = re.compile("(?:0[xX])?[0-9a-fA-F]+")
 
 
 def print_resolution(answer: Resolution, *, as_json: bool) -> bool:
-    """Print a resolved address, and return whether it has a name."""
+    """Print a resolved address. Return whether the address has a name."""
     say(json.dumps(as_dict(answer)) if as_json else "\n".join(_text(answer)))
     return bool(answer.lines)
 

@@ -1,4 +1,4 @@
-"""Parses the words given to ``symbolize``: names with offsets, patterns, and its own output."""
+"""Parses the input of ``symbolize``: names with offsets, patterns, and the command's output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK: Final = re.compile(r"\?|\[[^\[\]*]*\]")
 
 
 class Place(NamedTuple):
-    """A function's or module's name, an offset and the function's size (0: none), in bytes."""
+    """The name of a function or module, an offset, and the function's size (0: none), in bytes."""
 
     name: str
     offset: int
@@ -40,7 +40,7 @@ def get_fixed_prefix(word: str) -> str | None:
 
 
 def read_words(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the words in input lines, but only the addresses from this command's output."""
+    """Yields the words in input lines. From this command's output, yields only the addresses."""
     is_printed = False
     for line in lines:
         if is_printed and line.startswith("  "):  # a line that --explain or --lines adds

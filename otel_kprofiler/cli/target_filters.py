@@ -70,7 +70,7 @@ class Targets:
 
 
 def find_namespace(access: Access) -> tuple[int, int] | None:
-    """Returns device and inode of ``/proc``'s pid namespace; None for the initial pid namespace."""
+    """Returns the device and inode of ``/proc``'s pid namespace; None for the initial namespace."""
     namespace = os.stat("/proc/self/ns/pid")
     is_initial = namespace.st_ino == INITIAL_NAMESPACE or _is_proc_of_another(access)
     return None if is_initial else (namespace.st_dev, namespace.st_ino)
@@ -132,7 +132,7 @@ def find_targets(
 
 
 def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Sequence[int]:
-    """Returns the pids of a target that BPF programs cannot filter by cgroup."""
+    """Returns the pids of a target without a version 2 cgroup, or raises if ``pids`` are given."""
     if pids:
         raise KProfilerError(
             f"the {name} has no version 2 cgroup and cannot be combined with --pid",

@@ -14,5 +14,5 @@ FILE_FIX: Final = "pass an existing file that this user can read"
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines with control characters escaped, since names and messages are untrusted."""
+    """Print lines with control characters escaped, because names and messages are untrusted."""
     click.echo("\n".join(map(escape_controls, text.split("\n"))), err=err)

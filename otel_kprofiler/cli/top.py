@@ -216,7 +216,7 @@ class Live:
         return self.sliding.shown()
 
     def wake(self) -> None:
-        """End the wait of a :meth:`step`; callable from any thread or signal handler."""
+        """End the wait in :meth:`step`; callable from any thread or signal handler."""
         self._woken.set()
         self.pipeline.wake()
 
@@ -275,7 +275,7 @@ def _refuse_settings_of_sampling() -> None:
 
 
 def _show(live: Live | Table, signals: EndSignals, state: TopState, rows: int | None) -> bool:
-    """Show the screen until the user or a signal ends it; False if the terminal was closed."""
+    """Show the screen until it is ended. Return False if the terminal was closed."""
     color = not os.environ.get("NO_COLOR")
     is_new = True
     with Screen(live.wake) as screen:

@@ -30,7 +30,7 @@ _PLACES: Final = {
 }  # fmt: skip
 _WITHOUT_KERNEL: Final = frozenset({CALLERS, CALLEES, "syscall"})
 _PLACE_FROM: Final = 64
-"""Minimum terminal width, in columns, at which tables show each group's place."""
+"""Minimum terminal width, in columns, at which tables show ``Key.place``."""
 _NOTEWORTHY: Final = 0.05
 _PATH_FROM: Final = 10
 _FOOT_FROM: Final = 5
@@ -46,7 +46,7 @@ _HINTS: Final[Sequence[tuple[str, str, int]]] = (
     ("h", "help", 8),
     ("q", "quit", 9),
 )
-"""Keys, their hints in the foot line, and the hints' priorities."""
+"""Keys, their hints in the bottom line, and the hints' priorities."""
 _HELP: Final = (
     ("f", "functions"), ("p", "processes"), ("t", "threads"), ("s", "system calls"),
     ("c", "containers"), ("m", "modules"), ("l", "lines"), ("b", "BPF"),
@@ -89,7 +89,7 @@ class Status:
             measurement.
         has_ended: whether all targets have exited, so that no more samples follow.
         is_stale: whether the last attempt to read new samples from the table failed.
-        remarks: sentences about data that samples lack, with reasons.
+        remarks: sentences that describe which data is missing from samples, and why.
     """
 
     host: str
@@ -132,7 +132,7 @@ def plain_table(state: TopState, shown: Shown, status: Status, rows: int | None)
 
 
 def _head_parts(shown: Shown, status: Status) -> Iterator[tuple[str, str, int]]:
-    """Yields the parts of the header line, each with long form, short form and importance."""
+    """Yields the parts of the header line, each with a long form, a short form and a priority."""
     yield escape_controls(status.host), escape_controls(status.host), 2
     yield escape_controls(status.kernel), "", 1
     yield status.rate, status.rate, 3
@@ -208,7 +208,7 @@ def _body(state: TopState, shown: Shown, size: Size, room: int) -> Iterator[str]
     for at, section in enumerate(sections):
         others = sections[at + 1 :]
         count = room
-        if others:  # half of the rows, or all that the other table does not need
+        if others:  # half of the rows, or all rows that the other table leaves free
             count = max(room // 2, room - len(others[0].groups))
         row = selected - first if selected is not None else None
         start = max(0, min(row or 0, len(section.groups) - 1) - count + 1)

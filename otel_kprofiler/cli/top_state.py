@@ -70,14 +70,14 @@ class Level:
 
 @dataclass(slots=True)
 class TopState:
-    """The state of the screen, which :meth:`press` changes. :meth:`sections` returns its tables.
+    """The state of the screen. :meth:`press` changes it; :meth:`sections` returns the tables.
 
     Attributes:
         by: name of the initial grouping.
         order: the weight to sort by, ``self`` or ``total``.
         is_typing: whether keys edit the row filter.
         frozen: contents of a frozen screen; otherwise None.
-        page: number of rows that fit on the screen, as last drawn.
+        page: number of rows that fitted on the screen when it was last drawn.
     """
 
     by: str = "function"
@@ -98,7 +98,7 @@ class TopState:
         return self._levels[-1]
 
     def press(self, key: str, shown: Shown) -> None:
-        """Change the state as a key requests: a character, or a key name in :mod:`.keys`."""
+        """Change the state as ``key`` requests, which is a character or a name in :mod:`.keys`."""
         shown = self.frozen or shown
         if self.is_typing:
             self._type(key)
@@ -134,7 +134,7 @@ class TopState:
         return [self._section(shown, view._replace(by=by)) for by in (CALLERS, CALLEES)]
 
     def selected_row(self, sections: Sequence[Section]) -> int | None:
-        """Returns the selected row's index across all sections; the nearest row's if it is gone."""
+        """Returns the selected row's index in all sections, or the nearest row's if it is gone."""
         level, rows = self.level, _rows(sections)
         if level.selected is None or not rows:
             return None
@@ -171,7 +171,7 @@ class TopState:
             level.text = (level.text + key)[:_MAX_FILTER]
 
     def _group_by(self, by: str) -> None:
-        """Switch the grouping. In a view of callers, group the samples of the view's function."""
+        """Switch the grouping. In a view of a function's callers, group this function's samples."""
         view = self.level.view
         if view.function is not None:
             scope = (*view.scope, ("function", view.function))

@@ -28,7 +28,7 @@ _END_S: Final = 1.0
 
 
 class Table:
-    """Reads a table in a separate thread. As a context manager, stops the thread at the end.
+    """Reads a table in a separate thread. Leaving the context stops the thread.
 
     Each read covers the last ``window_s`` seconds. Raises ``DependencyError`` if the client library
     is not installed, and ``KProfilerError`` if the address is invalid or the server does not
@@ -37,7 +37,7 @@ class Table:
     Attributes:
         status: contents of the header line, kept up to date.
         seconds: time from the start of the first range that was read to the end of the last.
-        on_woken: never called, since every step is short.
+        on_woken: never called, because every step is short.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Table:
         return self._shown
 
     def wake(self) -> None:
-        """End the wait of a :meth:`step`; callable from any thread or signal handler."""
+        """End the wait in :meth:`step`; callable from any thread or signal handler."""
         self._woken.set()
 
     def request_end(self) -> None:
-        """Stop reading, and end a :meth:`step`; callable from any thread or signal handler."""
+        """Stop reading, and end the wait in :meth:`step`; callable from any thread or handler."""
         self._is_over.set()
         self._woken.set()
 
     def step(self) -> bool:
-        """Wait briefly, and return whether to redraw. Raises the error of a failed first read."""
+        """Wait briefly, and return whether to redraw. If the first read failed, raise its error."""
         is_woken = self._woken.wait(_STEP_S)
         if is_woken:  # clearing without this test could lose a concurrent wake-up
             self._woken.clear()

@@ -9,7 +9,7 @@ from otel_kprofiler.host import parse_cpu_list
 
 
 class DurationType(click.ParamType[float]):
-    """The option type of a duration, in Go's syntax or in seconds; values become seconds."""
+    """The Click type for durations in Go's syntax or in seconds. Converts them to seconds."""
 
     name = "duration"
 
@@ -41,7 +41,7 @@ def _parse_seconds(value: object) -> float:
 
 
 class CpuListType(click.ParamType[tuple[int, ...]]):
-    """The option type of a list of CPUs, such as ``0-3,8``."""
+    """The Click type for lists of CPUs, such as ``0-3,8``."""
 
     name = "cpus"
 

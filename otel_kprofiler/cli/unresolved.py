@@ -19,7 +19,7 @@ _FIXES: Final = {
 
 
 class _Place(NamedTuple):
-    """The reason why frames have no name, and the file with their code (empty for none)."""
+    """The reason why frames have no name, and the file with their code (empty if unknown)."""
 
     reason: Unresolved
     module: str

@@ -20,10 +20,10 @@ _MARK: Final = re.compile(r"\.unsent(-\d+)?$")
 
 
 class UnsentFile:
-    """Keeps unsent batches in a file, which the first batch creates under an unused name.
+    """Keeps unsent batches in a file, which is created under an unused name for the first batch.
 
-    Each batch is on disk when :meth:`add` returns. The name is derived from ``beside``, the path of
-    the file that contains or will contain the samples. Not thread-safe.
+    Each batch has been written when :meth:`add` returns. The name is derived from ``beside``, the
+    path of the file that contains or will contain the samples. Not thread-safe.
 
     Attributes:
         path: path of the file; empty if there is none.

@@ -17,7 +17,7 @@ from otel_kprofiler.config import find_exposure, load_config
 def command(path: str) -> None:
     """Check a configuration and print every problem with its line.
 
-    Exit status 0 if it is valid, 2 if not.
+    The exit status is 0 if the configuration is valid, and 2 if not.
     """
     exposure = find_exposure(load_config(path, environ=os.environ))
     if exposure:

@@ -51,7 +51,7 @@ _POLL_S: Final = 0.2
 
 
 class EndpointType(click.ParamType[str]):
-    """The option type of an endpoint, ``HOST:PORT``."""
+    """The Click type for endpoints, ``HOST:PORT``."""
 
     name = "endpoint"
 
@@ -127,9 +127,9 @@ def command(
       otel-kprofiler view --listen 127.0.0.1:4317
       otel-kprofiler view --live
 
-    With --listen, receives profiles from any OTLP sender, keeps the last hour on disk and shows any
-    part of it. With --live, samples this host. Takes the same filters as report. Received and live
-    samples that do not match are dropped.
+    With --listen, the command receives profiles from any OTLP sender, keeps the last hour on disk,
+    and shows any part of it. With --live, it samples this host. The filters are the same as for
+    report. Received and live samples that do not match the filters are dropped.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)

@@ -49,7 +49,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The data source of the page: functions that provide and update its data.
+    """Functions that provide and update the data of the page.
 
     Attributes:
         answer: returns the data that the page requests.
@@ -131,7 +131,7 @@ def open_receivers(
 
 
 class _Idle:
-    """Waits for requests, and regularly gives memory that they freed back to the kernel."""
+    """Waits for requests, and regularly returns free memory to the kernel."""
 
     def __init__(self) -> None:
         self._next = 0.0

@@ -1,4 +1,4 @@
-"""Reads profiles that the Collector's exporter has written to ClickHouse."""
+"""Reads profiles that the Collector's ClickHouse exporter has written."""
 
 from otel_kprofiler.clickhouse.address import SCHEME, parse_address
 from otel_kprofiler.clickhouse.need import ALL, PAGE, Need, need_of

@@ -18,17 +18,18 @@ _TABLE: Final = "otel_profiles"
 """Default names in the Collector's ClickHouse exporter."""
 _USER: Final = "default"
 _HINT: Final = (
-    "clickhouse://USER:PASSWORD@HOST:8123/DATABASE; after ? also secure=true, table=NAME, and "
-    "attributes such as service.version=1.2"
+    "use clickhouse://USER:PASSWORD@HOST:8123/DATABASE, with options such as "
+    "?secure=true&table=NAME&service.version=1.2"
 )
 _TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a table of profiles, with attributes that its samples must have.
+    """The address of a table of profiles, and attributes that select samples in the table.
 
-    ``port`` is that of the server's HTTP interface. ``attributes`` are ``NAME=VALUE``.
+    ``port`` is the port of the server's HTTP interface. ``attributes`` have the form
+    ``NAME=VALUE``.
     """
 
     host: str
@@ -49,7 +50,7 @@ class Address:
 
     @property
     def label(self) -> str:
-        """Returns a label for pages: the database and the attributes."""
+        """Returns the database and the attributes, as a label for pages."""
         return " ".join((self.database, *self.attributes))
 
 

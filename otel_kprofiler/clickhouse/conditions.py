@@ -1,7 +1,7 @@
 """Translates filters to SQL conditions.
 
-Conditions only reduce the number of rows that are read. The filter is then applied to the samples.
-A condition may therefore match more rows than the filter, but never fewer.
+Conditions only reduce the number of rows that are read. The caller then applies the filter to the
+samples. A condition may therefore match more rows than the filter, but never fewer.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def identifier(name: str) -> str:
 
 
 def literals(texts: Iterable[str]) -> str:
-    """Quotes strings as a sorted SQL list."""
+    """Quotes strings, and joins them into a sorted list for SQL's ``IN``."""
     return ", ".join(map(literal, sorted(texts)))
 
 
 def filter_conditions(chosen: Filter, rows: str) -> Iterator[str]:
-    """Yields conditions that hold for all rows matching a filter, whose ``kinds`` are ignored.
+    """Yields SQL conditions that hold for every row matching a filter. Ignores the ``kinds``.
 
-    ``rows``, for subqueries, is the table and its time condition from :func:`queries.rows_between`.
+    ``rows`` is the result of :func:`queries.rows_between`, for use in subqueries.
     """
     if chosen.processes:
         pid, file = _resource("process.pid"), _resource("process.executable.name")
@@ -94,7 +94,7 @@ _COLUMNS: Final = (_resource, _sample)
 
 
 def _is_function(pattern: str) -> bool:
-    """Returns whether a pattern can only match functions, not remarks, which start with ``[``."""
+    """Returns whether a pattern can match only function names. Other entries start with ``[``."""
     return pattern[:1] not in {"", *_WILD}
 
 
@@ -103,8 +103,8 @@ def _any(*conditions: str) -> str:
 
 
 def _matches(text: str, patterns: Sequence[str]) -> str:
-    """Returns the condition that a column matches any pattern, as exactly as ``LIKE`` permits."""
-    terms = [f"{text} IN ({literals(patterns)})"]  # names may contain the characters of patterns
+    """Returns SQL that tests whether ``text`` matches a pattern, as exactly as ``LIKE`` can."""
+    terms = [f"{text} IN ({literals(patterns)})"]  # names may contain wildcard characters
     terms += [
         f"{text} LIKE {literal(_like(pattern))}"
         for pattern in patterns

@@ -1,4 +1,4 @@
-"""Connects to a ClickHouse server, streams rows, and explains errors with a hint."""
+"""Connects to a ClickHouse server, streams rows, and adds hints to errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from otel_kprofiler.errors import DependencyError, KProfilerError
 _CONNECT_S: Final = 10
 _QUERY_S: Final = 300
 _CODE: Final = re.compile(r"\bcode:? *(\d+)", re.IGNORECASE)
-_LESS: Final = "read less: a shorter time by --from and --to, one --service, one --process"
+_LESS: Final = "narrow the query with --from and --to, --service or --process"
 _FIXES: Final = {
     "60": "use the database (and ?table=NAME) of the Collector's clickhouse exporter, which "
     "creates the table when it starts with a pipeline of profiles",
     "81": "use the database that the Collector's clickhouse exporter writes to",
-    "47": "the Collector's clickhouse exporter, v0.161 or later, must have created the table",
+    "47": "use a table created by v0.161 or later of the Collector's clickhouse exporter",
     "497": "let the user read the table: GRANT SELECT",
     "516": "specify the user: clickhouse://USER:PASSWORD@HOST/…, or CLICKHOUSE_USER and "
     "CLICKHOUSE_PASSWORD",
     "159": _LESS,
     "241": _LESS,
 }
-"""Hints, by the server's error code (see ClickHouse's ``system.errors``)."""
+"""Hints by the server's error code (listed in ClickHouse's ``system.errors``)."""
 _REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _TRUST: Final = "set SSL_CERT_FILE to its CA certificate, and use the host name in its certificate"
@@ -36,7 +36,7 @@ Row = Sequence[Any]
 
 
 class Connection:
-    """A connection for queries to a ClickHouse server; not thread-safe.
+    """A connection to a ClickHouse server; not thread-safe.
 
     Raises ``DependencyError`` if the client library is not installed, and ``KProfilerError`` if the
     server does not respond, or rejects the user.
@@ -111,7 +111,7 @@ class Connection:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the operating system's message if there is one, else the library's or server's."""
+    """Returns the operating system's message if there is one, else the message of the library."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

@@ -1,4 +1,4 @@
-"""The parts of samples that a report needs. The server merges samples with equal parts."""
+"""Determines which parts of samples a report needs, and thus which samples can be merged."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Need:
     Attributes:
         resources: names of the Resource attributes to read; None for all.
         samples: names of the sample attributes to read; None for all.
-        stacks: whether to read the stacks; otherwise, only a flag for kernel frames is read.
-        times: whether to read all times; otherwise, only the first and the last time of merged
-            samples are read.
+        stacks: whether to read the stacks. Otherwise, only a flag is read, which shows whether the
+            stack has kernel frames.
+        times: whether to read all timestamps. Otherwise, only the first and the last timestamp of
+            merged samples are read.
     """
 
     resources: frozenset[str] | None = frozenset()
@@ -52,11 +53,11 @@ class Need:
 
     @classmethod
     def of_attributes(cls, pairs: Iterable[str]) -> Need:
-        """Returns the Resource and sample attributes that ``NAME=VALUE`` filters need."""
+        """Returns the need for the attributes that ``NAME=VALUE`` filters compare."""
         return _attributes(*(pair.partition("=")[0] for pair in pairs))
 
     def with_times(self) -> Need:
-        """Returns the same parts and the time of each sample."""
+        """Returns a copy that also needs the time of each sample."""
         return replace(self, times=True)
 
 
@@ -118,9 +119,9 @@ _FILTERS: Final = {
 def need_of(chosen: Filter, by: str = "", *, of_stacks: bool = False) -> Need:
     """Returns the parts of samples that a report needs.
 
-    ``chosen`` is applied again to the samples that were read. ``by`` is the name of the grouping;
-    empty for none. With ``of_stacks``, the report needs stacks in any case, because it selects
-    frames.
+    The caller applies the filter ``chosen`` to the samples that were read, so the result includes
+    the parts that ``chosen`` needs. ``by`` is the name of the grouping; empty for none.
+    ``of_stacks`` means that the report selects frames, and thus needs stacks.
     """
     need = Need(stacks=of_stacks)
     if by:

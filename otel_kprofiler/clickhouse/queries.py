@@ -1,8 +1,8 @@
-"""SQL queries on the table that the Collector's ClickHouse exporter fills.
+"""Builds SQL queries on the table that the Collector's ClickHouse exporter fills.
 
-The table has a row for each OTLP sample, with the times of all samples that differ only in time.
-Queries select sample times exactly. A condition on ``Timestamp``, the start of a profile,
-additionally lets the server skip most other rows by the table's sort order.
+Each row of the table is an OTLP sample, which combines samples that differ only in time. Queries
+select samples by their exact times. An additional condition on ``Timestamp``, the start of a
+profile, lets the server use the table's sort order to skip most other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ KIND: Final = "SampleType, SampleUnit, PeriodType, PeriodUnit, Period"
 _STACK: Final = "Addresses, FunctionNames, FileNames, LineNumbers, MappingFileNames"
 STACK_ID: Final = f"cityHash64({_STACK})"
 KERNEL_MAPPINGS: Final = r"^(vmlinux|\[kernel.*|bpf_(prog|trampoline|dispatcher)_.*)$"
-"""Matches mapping names that only kernel code has. Modules do not match: files may share names."""
+"""Matches mapping names that only kernel code has. Module names do not match, because user
+files may have the same names.
+"""
 KERNEL_FLOOR: Final = 1 << 63
 """Lowest kernel address, for code without a mapping."""
 _IN_KERNEL: Final = (
@@ -38,7 +40,7 @@ class Range(NamedTuple):
 
 
 def first_time(table: str) -> str:
-    """Returns a query for the time of the first sample; 0 if there is none."""
+    """Returns a query for the time of the first sample, which is 0 if there are no samples."""
     first = f"SELECT min(Timestamp) FROM {table}"  # noqa: S608
     start = "toUInt64(toUnixTimestamp64Nano(Timestamp))"
     return (
@@ -53,7 +55,7 @@ def table_name(database: str, table: str) -> str:
 
 
 def rows_between(table: str, times: Range) -> str:
-    """Returns a table with a condition that selects profiles that may have samples in a range."""
+    """Returns the table and a ``WHERE`` clause for profiles that may have samples in a range."""
     start, end = max(0, times.start_ns - _LONGEST_PROFILE_NS), times.end_ns
     return (
         f"{table} WHERE Timestamp >= fromUnixTimestamp64Nano(toInt64({start})) "
@@ -62,13 +64,13 @@ def rows_between(table: str, times: Range) -> str:
 
 
 def is_kind(kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
-    """Returns the condition that a sample is of one of the given kinds."""
+    """Returns an SQL condition that selects samples of the given kinds."""
     listed = (f"({', '.join(map(literal, kind[:4]))}, {kind[4]})" for kind in kinds)
     return f"({KIND}) IN ({', '.join(listed)})"
 
 
 def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a query for the number of samples of each kind, and the interval of its profiles."""
+    """Returns a query for each kind's number of samples, and for the time span of its profiles."""
     return (
         f"SELECT {KIND}, sum(length(times)), "  # noqa: S608 - all parts are quoted
         "toUnixTimestamp64Nano(min(Timestamp)), "
@@ -80,14 +82,15 @@ def totals(rows: str, conditions: Sequence[str], times: Range) -> str:
 def samples(
     rows: str, conditions: Sequence[str], times: Range, need: Need, step_ns: int | None
 ) -> str:
-    """Returns a query for samples, which merges samples whose needed parts are equal.
+    """Returns a query that reads samples, and merges samples whose needed parts are equal.
 
     Columns: kind, Resource attributes, sample attributes, stack, link, number of samples, sum of
-    the values, times and values. If times are not needed or a step is given, only the first and the
-    last time are returned, without values.
+    the values, times and values. If times are not needed or a step is given, the times are only the
+    first and the last time, and there are no values.
 
-    ``rows`` come from :func:`rows_between`. Each row must satisfy the SQL ``conditions``. Samples
-    within a time step of ``step_ns`` are also merged; None for no time steps.
+    ``rows`` is the result of :func:`rows_between`. Only rows that meet all SQL ``conditions`` are
+    read. With ``step_ns``, samples are merged only if they are in the same time step of that
+    length.
     """
     always = {WAIT_STATE, WAIT_CAUSE}  # reports omit waits of idle threads by default
     if need.stacks:
@@ -119,7 +122,7 @@ def samples(
 
 
 def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a query for the numbers of matching samples' stacks and their frames, leaf first."""
+    """Returns a query for the distinct stacks: each stack's number and frames, leaf first."""
     frames = ", ".join(f"any({column})" for column in _STACK.split(", "))
     source = _samples(rows, conditions, times)
     return f"SELECT {STACK_ID} AS stack, {frames} FROM {source} GROUP BY stack"  # noqa: S608
@@ -128,7 +131,8 @@ def stacks(rows: str, conditions: Sequence[str], times: Range) -> str:
 def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
     """Returns a query for the numbers of samples taken and lost, by kind.
 
-    Each row of a window repeats the counts of the whole window, so each window is counted once.
+    Each row of a window repeats the counts of the whole window, so only one row per window is
+    counted.
     """
     stream = f"ProfileAttributes[{literal(STREAM_ID)}]"
     counts = (
@@ -145,9 +149,10 @@ def accounts(rows: str, kinds: Iterable[tuple[str, str, str, str, int]]) -> str:
 
 
 def _samples(rows: str, conditions: Sequence[str], times: Range) -> str:
-    """Returns a subquery for rows with only the times within a range, and their values.
+    """Returns a subquery that drops the times outside a range, and their values, from each row.
 
-    A row without times gets its profile's start, and is left out if its values add up to 0.
+    A row without times gets the start of its profile as its time, and is left out if its values add
+    up to 0.
     """
     all_times = "if(empty(TimestampsUnixNano), [start], TimestampsUnixNano)"
     all_values = (

@@ -1,4 +1,4 @@
-"""Converts rows of :func:`queries.samples` to windows."""
+"""Converts the rows that :func:`queries.samples` returns to windows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from otel_kprofiler.otlp import (
 )
 
 MAX_TIMES: Final = 20_000_000
-"""Maximum number of times in memory. Each time uses 8 bytes, and 8 more with a value."""
+"""Maximum number of timestamps in memory. A timestamp uses 8 bytes, or 16 with a value."""
 MAX_ROWS: Final = 2_000_000
 """Maximum number of rows in memory. Each row uses about 500 bytes until it is written or shown."""
 
@@ -38,7 +38,7 @@ _Pairs = tuple[tuple[str, str], ...]
 
 
 class Kind(NamedTuple):
-    """A sample kind in the table: its types, units and period."""
+    """The types, units and period that define a sample kind in the table."""
 
     sample_type: str
     sample_unit: str
@@ -48,16 +48,16 @@ class Kind(NamedTuple):
 
     @property
     def kind(self) -> ProfileKind:
-        """Returns the corresponding sample kind of the model."""
+        """Returns the sample kind with these types and units."""
         return find_profile_kind(*self[:4])
 
 
 class RowReader:
-    """Converts blocks of rows to windows, sharing equal objects.
+    """Converts blocks of rows to windows. Equal stacks and attributes are stored only once.
 
-    ``times`` is the time range that the windows cover. ``stacks`` has the stacks by their numbers
-    in the rows; None if rows only have a flag for kernel code. Unless ``has_times``, rows have only
-    the first and the last of their sample times.
+    ``times`` is the time range that the windows cover. ``stacks`` maps the stack numbers in the
+    rows to stacks; None if the rows only flag kernel code. If ``has_times`` is False, each row has
+    only the first and the last of its sample times.
     """
 
     def __init__(self, times: Range, stacks: Stacks | None, *, has_times: bool) -> None:
@@ -151,7 +151,7 @@ class RowReader:
 
 
 def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
-    """Converts attribute values, which are all strings in the table, to the attributes' types."""
+    """Converts attribute values, which the table stores as strings, to the attributes' types."""
     typed: dict[str, AttributeValue] = dict(pairs)
     for name, value in pairs:
         if name in TYPED_INTEGERS and value.isdecimal():
@@ -162,7 +162,7 @@ def _typed(pairs: _Pairs) -> dict[str, AttributeValue]:
 
 
 def _spread(kind: Kind, count: int, total: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Approximates times and values of merged samples from count, sum, first and last time."""
+    """Estimates merged samples' times and values from their count, sum, first and last time."""
     first, last = ends
     number = min(count, 2) if kind.kind.counts_samples else count
     times = [first] * (number - 1) + [last]

@@ -1,8 +1,8 @@
-"""Builds stacks from the columns of their frames.
+"""Builds stacks from the table's columns of frames.
 
-The table has names, files, lines and addresses. The side of a frame is derived from its mapping and
-file, and inlining from equal addresses. The reason for a missing name is available only if the
-sender put it in place of the name (``UnnamedFrames.NAMES``).
+The table has the names, files, lines, mappings and addresses of frames. The side of a frame is
+derived from its mapping and file, and inlining from equal addresses. The reason for a missing name
+is available only if the sender put the reason in place of the name (``UnnamedFrames.NAMES``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SIDES: Final = {
         "beam": (".erl", ".ex"),
     }.items()
 } | {PYTHON_SIDE: (".py", ".pyx", ">")}
-"""Sides of frames without a mapping, with their file suffixes; ``<frozen os>`` is Python."""
+"""The file suffixes of each side, for frames without a mapping. ``>`` matches ``<frozen os>``."""
 
 IN_KERNEL: Final = Stack(
     (Side(KERNEL_SIDE, (Frame(None, KERNEL_FLOOR, (), 0, KERNEL_SIDE, Unresolved.NOT_KEPT),)),)
@@ -64,7 +64,7 @@ class _Row(NamedTuple):
 
     @property
     def is_kernel(self) -> bool:
-        """Returns whether the row can only be kernel code."""
+        """Returns whether the row is certainly kernel code."""
         if self.mapping:
             return _KERNEL.match(self.mapping) is not None
         return self.address >= KERNEL_FLOOR
@@ -80,7 +80,7 @@ class _Row(NamedTuple):
 
 
 class Stacks:
-    """Stacks by number, in which equal frames and stacks are shared."""
+    """Stacks by number. Equal frames and equal stacks are stored only once."""
 
     def __init__(self) -> None:
         self._frames: dict[int, tuple[Frame, ...]] = {}
@@ -95,7 +95,7 @@ class Stacks:
         return number in self._frames
 
     def add(self, number: int, columns: Iterable[Sequence[Any]]) -> None:
-        """Add a stack, given its columns of frames, leaf first."""
+        """Add a stack, given the columns of its frames, leaf first."""
         self._frames[number] = tuple(self._make(list(map(_Row, *columns))))
 
     def get(self, number: int, statuses: Statuses) -> Stack:
@@ -107,8 +107,8 @@ class Stacks:
         return stack
 
     def _make(self, rows: Sequence[_Row]) -> Iterator[Frame]:
-        # Kernel modules may share names with files, but their frames are on the leaf side of
-        # vmlinux's.
+        # A kernel module may have the same name as a file, but its frames are nearer to the leaf
+        # than the last frame in vmlinux.
         kernel = max((at + 1 for at, row in enumerate(rows) if row.is_kernel), default=0)
         for part, is_kernel in ((rows[:kernel], True), (rows[kernel:], False)):
             for lines in _frames(part):
@@ -139,7 +139,7 @@ class Stacks:
 
 
 def _frames(rows: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
-    """Yields the functions of each frame: consecutive distinct rows with the same address."""
+    """Yields the rows of each frame, which are consecutive, distinct and have the same address."""
     for (address, mapping), group in groupby(rows, key=itemgetter(0, 4)):
         frames: list[_Row] = []
         for row in group:

@@ -25,13 +25,17 @@ from otel_kprofiler.otlp import parse_account, refuse_negative_values
 MAX_STACKS: Final = 1_000_000
 """Maximum number of distinct stacks in memory. Each stack uses about a kilobyte."""
 EXACT_TIMES: Final = 2_000_000
-"""Number of samples up to which all times are read. Further samples are merged by time step."""
+"""Maximum number of samples whose times are all read. If there are more samples, they are merged by
+time step.
+"""
 _STEPS: Final = 1200
-"""Number of time steps, a multiple of ``diff``'s intervals; about as many as the bins on a page."""
+"""Number of time steps: a multiple of the number of intervals in ``diff``, and about the number of
+bins on a page.
+"""
 
 
 class Selection(NamedTuple):
-    """A filter and a time range. Samples that do not match the filter may be read, too."""
+    """The filter and the time range of the samples to read."""
 
     chosen: Filter
     times: Range
@@ -75,11 +79,12 @@ class ProfileStore(AbstractContextManager["ProfileStore"]):
         return next((int(row[0]) for row in rows), 0)
 
     def read(self, selection: Selection, need: Need, report: Callable[[str], None]) -> Samples:
-        """Reads the samples of a selection, including some that do not match its filter.
+        """Reads the selected samples, and possibly samples that do not match the filter.
 
         The samples form one window that covers all profiles, or several windows if the period
-        changed. ``report`` is called with a sentence if sample times were merged. Raises
-        ``KProfilerError`` if the table cannot be read, or the samples do not fit into memory.
+        changed. If samples are merged by time step, ``report`` is called with a sentence for the
+        user. Raises ``KProfilerError`` if the table cannot be read, or the samples do not fit into
+        memory.
         """
         chosen, times = selection
         rows = queries.rows_between(self._table, times)
@@ -136,7 +141,7 @@ def _refuse_negative(windows: Iterable[Window]) -> Iterator[Window]:
 
 
 def _order(kind: Kind) -> tuple[int, Kind]:
-    """Returns a sort key that puts the kinds of ``KINDS`` first, in their order there."""
+    """Returns a sort key that puts the kinds in ``KINDS`` first, in the order of ``KINDS``."""
     profile_kind = kind.kind
     return (KINDS.index(profile_kind) if profile_kind in KINDS else len(KINDS)), kind
 

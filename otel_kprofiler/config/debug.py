@@ -25,5 +25,5 @@ class Debug(Exporter):
     )
 
     def settings(self) -> DebugSettings:
-        """Returns the settings that open the exporter."""
+        """Returns the settings with which the agent opens the exporter."""
         return DebugSettings(verbosity=Verbosity(self.verbosity))

@@ -78,7 +78,7 @@ class Document:
 
 
 def hide(text: str) -> str:
-    """Describe a string that may be a secret by its length."""
+    """Describe a possibly secret string only by its length."""
     return f"({describe_count(len(text), 'character')})"
 
 
@@ -109,7 +109,7 @@ def parse_document(
     except YAMLError as error:  # forbidden characters: the error has no position
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # which of the two depends on ruamel.yaml's version
+    except (AssertionError, KeyError):  # either one, depending on ruamel.yaml's version
         problem = "not YAML: unknown version after %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:

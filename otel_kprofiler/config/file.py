@@ -17,7 +17,7 @@ _DAY_S: Final = 86_400
 
 
 class Rotation(Section):
-    """When to start a new file, and which old files to keep. If omitted, the file only grows."""
+    """When to start a new file, and which old files to keep. By default, the file only grows."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 
@@ -60,7 +60,7 @@ class File(Exporter):
     rotation: Rotation | None = None
 
     def settings(self) -> FileSettings:
-        """Returns the settings that open the exporter."""
+        """Returns the settings with which the agent opens the exporter."""
         return FileSettings(
             path=self.path,
             form=FORMS[self.format],

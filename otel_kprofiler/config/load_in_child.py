@@ -72,7 +72,7 @@ class PendingConfig(Generic[T]):
 
 
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
-    """Read a file in a new interpreter. Return a function that waits for result and exit status.
+    """Read a file in a new interpreter. Return a function that waits for the pickled result.
 
     The interpreter does not import from the working directory, which others may write to.
     """

@@ -27,7 +27,7 @@ from otel_kprofiler.model import AttributeForm, UnnamedFrames
 
 _MIN_MESSAGE_BYTES: Final = 16 * 1024
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Upper limit of ``max_message_bytes``: half the maximum size of a spool's record."""
+"""Upper limit of ``max_message_bytes``: half the maximum size of a spool record."""
 
 ADDRESSES: Final = ("endpoint", "proxy_url")
 """Keys whose values may contain passwords."""
@@ -173,7 +173,7 @@ class SendingQueue(Section):
         "counted.",
     )
     max_age: Duration = duration(
-        "24h", "Drop and count batches in storage older than this; 0s keeps them."
+        "24h", "Drop and count stored batches older than this; 0s keeps them."
     )
     fsync: Literal["always", "never"] = Field(
         default="always",
@@ -197,7 +197,7 @@ class SendingQueue(Section):
 
 
 class _Client(Exporter):
-    endpoint: str  # declared here, so that it comes first
+    endpoint: str  # declared here, so that it is the first key
     headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
         default={}, description="Headers of each request. Values are secrets and never shown."
     )

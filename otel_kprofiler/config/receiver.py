@@ -20,7 +20,7 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _attribute(value: Any, _: Any) -> Any:
-    """Check the type of a value, so that one error is reported, not one for each type."""
+    """Check the type of a value, so that one error is reported, not one for each allowed type."""
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
@@ -29,7 +29,7 @@ def _attribute(value: Any, _: Any) -> Any:
 
 
 def _symbols(value: Any) -> Any:
-    """Convert false to ``off``, since YAML 1.1 parsers read ``off`` as false."""
+    """Convert false to ``off``, because YAML 1.1 parsers read ``off`` as false."""
     return "off" if value is False else lower(value)
 
 

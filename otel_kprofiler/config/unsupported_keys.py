@@ -1,6 +1,7 @@
 """Lists keys of related configurations that are not supported, each with an alternative.
 
-Receiver keys come from opentelemetry-ebpf-profiler's receiver, all other keys from the Collector.
+Receiver keys come from opentelemetry-ebpf-profiler's receiver, and all other keys from the
+Collector.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds the search table of a file without ``.eh_frame_hdr``, such as a static executable.
 
-:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It imports nothing from the
-package, so that it starts in milliseconds, and needs no privileges. Its arguments are the file
+:mod:`otel_kprofiler.unwinding.indexing` runs this file as a script. It needs no privileges, and
+imports nothing from the package, so that it starts in milliseconds. Its arguments are the file
 offset, the size and the address of ``.eh_frame``. For each function, the table has two 32-bit
 distances from the address of ``.eh_frame``: to the function, and to its FDE.
 
@@ -19,7 +19,7 @@ from heapq import merge
 from typing import Final, NamedTuple
 
 MEMORY_BYTES: Final = 160 << 20
-"""Memory limit for the section and 36 bytes per entry, excluding the interpreter's mappings."""
+"""Memory limit for the section and 36 bytes per entry, not counting the interpreter's mappings."""
 _ENTRY: Final = struct.Struct("<II")  # length, CIE pointer (0 in a CIE)
 _RUN: Final = 1 << 16  # entries per sorted run, at about 90 bytes each
 _LENGTH_IS_64_BITS: Final = 0xFFFFFFF0
@@ -50,7 +50,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
     while at + _ENTRY.size <= end:
         length, back = _ENTRY.unpack_from(frames, at)
         if not length:
-            at += 4  # crtend.o's terminator, which entries may follow in a relinked file
+            at += 4  # terminator from crtend.o; a relinked file may have entries after it
             continue
         if length >= _LENGTH_IS_64_BITS or length < 4 or at + 4 + length > end:
             raise ValueError(f"an entry has an invalid length of {length} bytes")

@@ -100,9 +100,9 @@ def read_elf(source: Source, machine: str | None = platform.machine()) -> ElfFil
 
 
 def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
-    """Reads the headers of a debug file, without its segments, which have no bytes in the file.
+    """Reads a debug file's headers. Leaves out its segments, whose bytes are not in the file.
 
-    Raises ``ElfError`` as :func:`read_elf` does.
+    Raises the same exceptions as :func:`read_elf`.
     """
     code, entry, _, _, section_headers = _read_header(source, machine)
     elf = ElfFile((), (), None, None, entry, section_headers, code)
@@ -114,8 +114,8 @@ def read_debug_elf(source: Source, machine: str | None = None) -> ElfFile:
 def read_load_addresses(source: Source) -> list[tuple[int, int]]:
     """Returns the start and end (SVMA) of each PT_LOAD segment, in the file's order.
 
-    Includes segments of debug files, which have no bytes. Raises ``ElfError`` if the headers are
-    damaged.
+    Includes the segments of debug files, although these have no bytes in the file. Raises
+    ``ElfError`` if the headers are damaged.
     """
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
@@ -123,7 +123,7 @@ def read_load_addresses(source: Source) -> list[tuple[int, int]]:
 
 
 def read_dynamic_linker(source: Source) -> bytes:
-    """Returns the dynamic linker's path; empty if none. Raises ``ElfError`` if it is damaged."""
+    """Returns the dynamic linker's path; empty if the file has none. Raises ``ElfError``."""
     _, _, at, count, _ = _read_header(source, None)
     headers = _PROGRAM_HEADER.iter_unpack(source.read(at, count * _PROGRAM_HEADER.size))
     places = ((offset, size) for kind, _, offset, _, _, size, _, _ in headers if kind == _PT_INTERP)
@@ -145,9 +145,9 @@ def find_offset(loads: tuple[Segment, ...], address: int, size: int) -> int:
 
 
 def find_address(segments: Iterable[Segment], offset: int) -> int | None:
-    """Returns the SVMA of a byte of the file; None if no segment loads it.
+    """Returns the SVMA of the byte at a file offset; None if no segment contains the byte.
 
-    Segments that share a page overlap in the file, so pass only those that may contain the byte,
+    Segments that share a page overlap in the file, so pass only segments that may contain the byte,
     such as ``ElfFile.texts`` for code.
     """
     for offset_of, size, address in segments:
@@ -177,7 +177,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
 
 
 def find_section(source: Source, elf: ElfFile, name: bytes) -> Segment:
-    """Returns the location of a section with this name, even if it has no program header.
+    """Returns the location of the section with this name, even if no program header covers it.
 
     Raises ``ElfError`` if the section is missing, compressed or not in the file, or if the section
     headers are damaged.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.elf.problem import ElfError, ElfProblem
 
 Read = Callable[[int, int], bytes]
-"""Reads bytes, given their runtime address and count. Raises ``OSError`` if any are unmapped."""
+"""Reads memory, given an address and a byte count. Raises ``OSError`` if any byte is unmapped."""
 
 _IDENT: Final = b"\x7fELF\x02\x01\x01"
 _HEADER: Final = struct.Struct("<16xHHIQQQIHHHHHH")
@@ -170,7 +170,7 @@ def find_thread_variable(read: Read, elf: LoadedElf, name: bytes) -> tuple[int, 
 def find_relocations(
     read: Read, elf: LoadedElf, symbol: int, kinds: tuple[int, ...]
 ) -> Iterator[Relocation]:
-    """Yields relocations of the types ``kinds`` against ``symbol`` or the file itself (index 0).
+    """Yields relocations with a type in ``kinds``, against ``symbol`` or the file itself (index 0).
 
     Raises ``ElfError`` if there are too many relocations, or ``OSError`` if the memory cannot be
     read.

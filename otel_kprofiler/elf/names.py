@@ -8,7 +8,7 @@ from typing import Final
 MAPPING_SYMBOL: Final = rb"(?:__pi_)?\$[adtx](?:\.[^\0]*)?"
 """Pattern of the mapping symbols for code (``$x``; ``$a``, ``$t`` on 32 bits) and data (``$d``),
 possibly with a suffix (AAELF64, "Mapping symbols"). In kernel code that runs before relocation,
-they have the prefix ``__pi_`` (arch/arm64/kernel/pi/Makefile).
+mapping symbols have the prefix ``__pi_`` (arch/arm64/kernel/pi/Makefile).
 """
 
 _VERSION: Final = re.compile(rb'@(?<![\0"@]@)(?=@?[A-Za-z_][\w.+-]*(?:\0|\Z))')
@@ -26,7 +26,7 @@ def marks_data(name: bytes) -> bool:
 
 
 def cut_versions(names: bytes) -> bytes:
-    r"""Remove the versions from the names in a string table, whose length does not change.
+    r"""Cut off versions in a string table, by replacing the ``@`` before each with a zero byte.
 
     Linkers write ``NAME@VERSION`` and ``NAME@@VERSION`` into ``.symtab`` (ld, "VERSION Command"). A
     version is an identifier at the end of the name. In ``@"a b"`` (Zig), ``turn@8`` (PE) and

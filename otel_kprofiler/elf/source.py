@@ -1,4 +1,4 @@
-"""Provides random access to the bytes of an ELF file, by descriptor or in memory."""
+"""Provides random access to the bytes of an ELF file, through a descriptor or in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FileSource:
         return data
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fill ``target`` directly from the page cache."""
+        """Fill ``target`` without an intermediate copy."""
         _check_range(offset, len(target), self.size)
         done = 0
         while done < len(target):

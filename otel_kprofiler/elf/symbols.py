@@ -57,7 +57,7 @@ def _find_in(
 
 
 def _places(texts: bytes, name: bytes) -> Iterator[int]:
-    """Yields the offsets of a name, which linkers may store as the tail of a longer name."""
+    """Yields all offsets of a name in a string table, including tails of longer names."""
     at = texts.find(name + b"\0")
     while at >= 0:
         yield at

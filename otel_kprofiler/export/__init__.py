@@ -1,6 +1,6 @@
 """Exporters of encoded profiles (gRPC, HTTP, files, standard output), and their sending queues.
 
-grpc and requests are imported only when one of their exporters is first used.
+grpc and requests are imported only when an exporter first needs them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ExportResult(NamedTuple):
     Attributes:
         outcome: SUCCESS even if the receiver accepted only part of the batch.
         kinds: outcome for the samples of each kind, by the kind's name.
-        message: text from the receiver or about the failure; may be empty.
+        message: text from the receiver, or a description of the failure; may be empty.
         error_type: the metric attribute ``error.type``, a short value of low cardinality
             (``UNAVAILABLE``, ``503``); empty on success.
     """
@@ -53,12 +53,12 @@ class ExportResult(NamedTuple):
 
     @property
     def exported(self) -> int:
-        """Returns a lower bound of the number of samples of all kinds that arrived."""
+        """Returns a lower bound on the number of samples that arrived, over all kinds."""
         return sum(kind.exported for kind in self.kinds.values())
 
     @property
     def lost(self) -> Losses:
-        """Returns how many samples of all kinds are not known to have arrived, by cause."""
+        """Returns the number of lost samples of all kinds, by cause."""
         return sum_losses(kind.lost for kind in self.kinds.values())
 
     def counts(self) -> SampleCounts:
@@ -89,7 +89,7 @@ class ExportResult(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The whole or a part of a batch, sent as one request, with the outcome of the request."""
+    """A batch, or a part of one, that was sent as one request, and the request's outcome."""
 
     batch: Batch
     result: ExportResult

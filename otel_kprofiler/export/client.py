@@ -1,4 +1,4 @@
-"""Settings that the configuration, SDK, commands and transports share for OTLP exporters."""
+"""Settings of OTLP exporters, shared by the configuration, SDK, commands and transports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Signal:
     """An OTLP signal (OTLP specification, "OTLP/gRPC" and "OTLP/HTTP Request").
 
     Attributes:
-        missing: explanation for users if a receiver does not know the method or path.
+        missing: explanation that is shown if a receiver does not know the method or path.
     """
 
     method: str
@@ -66,10 +66,11 @@ class Tls:
     insecure_skip_verify: bool = False
 
     def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Returns the contents of the CA, certificate and key files; None for files not set.
+        """Returns the contents of the CA, certificate and key files; None for each unset file.
 
         Raises:
-            ExportError: a file cannot be read, or only one of certificate and key is set.
+            ExportError: a file cannot be read, or only one of ``cert_file`` and ``key_file`` is
+                set.
         """
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(
@@ -166,7 +167,7 @@ class ClientSettings:
             if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
                 raise ExportError(
                     f"the header {name!r} cannot be sent",
-                    hint="names may contain letters, digits and -_., values printable ASCII",
+                    hint="use letters, digits, -, _ and . in names, printable ASCII in values",
                 )
             checked[name.lower()] = value
         return checked

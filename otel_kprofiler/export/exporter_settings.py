@@ -1,4 +1,4 @@
-"""Settings of exporters from the configuration, with methods that open the exporters."""
+"""Exporter settings from the configuration, with methods that open the exporters."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class FileSettings(ExporterSettings):
     rotation: Rotation | None
 
     def open(self, name: str) -> ProfileExporter:
-        """Open the exporter, and the file that it writes."""
+        """Open the exporter and its output file."""
         return FileExporter(
             self.path,
             form=self.form,

@@ -26,7 +26,7 @@ def is_temporary(result: ExportResult) -> bool:
 def export_all(
     exporter: ProfileExporter, batches: Sequence[Batch], on_export: OnExport | None
 ) -> list[Part]:
-    """Export batches in order. After a temporary failure, the remaining batches fail unsent.
+    """Export batches in order. After a temporary failure, do not send the remaining batches.
 
     ``on_export`` is called after each export. Its exceptions are only logged.
     """

@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Limits at which a file is renamed to a backup ``NAME-TIME.SUFFIX``, and backups are deleted.
+    """When to rename a file to a backup, ``NAME-TIME.SUFFIX``, and when to delete backups.
 
     Attributes:
-        max_bytes: maximum size of the file in bytes. The file is rotated before a batch that would
-            exceed it; 0 means no limit.
-        max_age_s: age in seconds, since opening, at which the file is rotated; 0 means never.
+        max_bytes: maximum size of the file in bytes. The file is rotated before a batch would
+            exceed this size; 0 means no limit.
+        max_age_s: time in seconds after opening at which the file is rotated; 0 means never.
         max_backups: maximum number of backups; the newest are kept. 0 means no limit.
         max_backup_age_s: age in seconds at which backups are deleted; 0 means never.
     """
@@ -66,7 +66,7 @@ class FileExporter(ProfileExporter):
         now: returns the Unix time in seconds.
 
     Raises:
-        ExportError: the path cannot be written, or its content ends within a protobuf message.
+        ExportError: the path cannot be written, or the file ends within a protobuf message.
     """
 
     max_bytes = None
@@ -144,7 +144,7 @@ class FileExporter(ProfileExporter):
             code = errno.errorcode.get(error.errno or 0, "")
             return self._fail(batch, f"cannot write {self._path}: {error.strerror}", code)
         except ExportError as error:
-            # The path now leads to a different file.
+            # The path now leads to a different file, which does not end with a complete message.
             return self._fail(batch, error.message, "")
         self._broken = ""
         return ExportResult.success(batch)
@@ -193,7 +193,7 @@ class FileExporter(ProfileExporter):
         if at != size:
             raise ExportError(
                 f"{self._path} does not end with a complete message",
-                hint="it is truncated or in a different format: move it or choose another path",
+                hint="the file is truncated or in another format: move it, or choose another path",
             )
 
     def _prepare(self, more: int) -> None:

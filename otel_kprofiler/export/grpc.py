@@ -51,8 +51,8 @@ _TOO_LARGE: Final = re.compile(
     r"|message length too large|status: 413|(payload|entity) too large",
     re.IGNORECASE,
 )
-"""Matches errors about requests that are too large. The alternatives match, in order, gRPC for
-Go, C++, Python and Ruby; Java and .NET; tonic; and HTTP proxies."""
+"""Matches errors about requests that are too large. In order, the alternatives match messages from
+gRPC for Go, C++, Python and Ruby; gRPC for Java and .NET; tonic; and HTTP proxies."""
 _TOO_LARGE_CODES: Final = frozenset(
     {
         StatusCode.RESOURCE_EXHAUSTED,
@@ -89,7 +89,7 @@ class OtlpGrpcExporter(OtlpSender):
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
-        ExportError: endpoint, headers, compression or TLS files are unusable.
+        ExportError: the endpoint, a header, the compression or a TLS file is unusable.
     """
 
     def __init__(
@@ -242,6 +242,6 @@ def parse_retry_delay(details: bytes) -> float | None:
                 delay = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
                 return max(0.0, float(delay))
     except DecodeError:
-        # Without readable details, the status code alone decides.
+        # Without readable details, only the status code decides whether to retry.
         return None
     return None

@@ -50,7 +50,7 @@ _BROKEN: Final = (
 )
 """Exceptions for connection errors before or during a response."""
 _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
-"""Exceptions for the timeout of a single read or write. Reading a body raises that of urllib3."""
+"""Exceptions raised if a read or write times out. Reading a body raises urllib3's exception."""
 
 
 class OtlpHttpExporter(OtlpSender):
@@ -66,7 +66,7 @@ class OtlpHttpExporter(OtlpSender):
         options: other settings, by name; see :class:`ClientSettings`.
 
     Raises:
-        ExportError: endpoint, headers, compression or TLS files are unusable.
+        ExportError: the endpoint, a header, the compression or a TLS file is unusable.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
 def _read_body(response: requests.Response) -> Body:
     """Returns a response's body as sent, or a problem if the body exceeds the size limit."""
     content = bytearray()
-    # Read once more after the end: only this detects a truncated response.
+    # Read once more after the end, because only this detects a truncated response.
     while chunk := response.raw.read(65536, decode_content=False):
         content += chunk
         if len(content) > MAX_RESPONSE_BYTES:

@@ -1,7 +1,7 @@
 """Interprets the status and the body of responses from OTLP/HTTP receivers.
 
 The status alone decides whether a request was accepted. If the body of the response to an accepted
-request cannot be read, a partial success is missed.
+request cannot be read, a partial success goes unnoticed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class QueueCounts(NamedTuple):
         queued: samples that are waiting or being exported.
         batches: number of batches that are waiting or being exported; 0 in the counts of one kind,
             because a batch may have samples of several kinds.
-        queued_bytes: size of these batches in bytes; 0 in the counts of one kind.
+        queued_bytes: total size of the batches counted by ``batches``, in bytes; 0 in the counts of
+            one kind.
         carried: samples that earlier runs left in the spool.
         carried_lost: the samples among ``lost`` that earlier runs took, by cause.
         kinds: counts of each kind, by name; empty in the counts of one kind.
@@ -96,17 +97,17 @@ class Ledgers:
             self._kinds[kind].accepted += count
 
     def carry(self, samples: Mapping[str, int]) -> None:
-        """Count samples that earlier runs left, by kind."""
+        """Count samples that earlier runs left in the spool, by kind."""
         for kind, count in samples.items():
             self._kinds[kind].carried += count
 
     def lose(self, samples: Mapping[str, int], cause: LossCause, *, carried: bool = False) -> None:
-        """Count lost samples, by kind; ``carried`` is True if earlier runs left them."""
+        """Count lost samples, by kind. ``carried`` is whether earlier runs took the samples."""
         for kind, count in samples.items():
             self._kinds[kind].lose({cause: count}, carried=carried)
 
     def conclude(self, result: ExportResult, *, carried: bool = False) -> None:
-        """Count the outcome of an export; ``carried`` is True if earlier runs left the batch."""
+        """Count the outcome of an export. ``carried`` is whether an earlier run left the batch."""
         for kind, part in result.kinds.items():
             self._kinds[kind].exported += part.exported
             self._kinds[kind].lose(part.lost, carried=carried)

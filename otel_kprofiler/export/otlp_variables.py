@@ -1,8 +1,8 @@
 """Reads the environment variables ``OTEL_EXPORTER_OTLP_[PROFILES_]*``.
 
-Variables with ``PROFILES_`` take precedence, and an empty value counts as unset. Variables mean the
-same as for Python's other OTLP exporters: ``TIMEOUT`` is in seconds and covers all attempts for a
-batch, and the default protocol is grpc.
+Variables with ``PROFILES_`` take precedence, and an empty value counts as unset. The variables have
+the same meaning as for Python's other OTLP exporters: ``TIMEOUT`` is in seconds and covers all
+attempts for a batch, and the default protocol is grpc.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ samples. The counts are exact at every instant, for each kind of sample::
 
     accepted + carried = exported + all lost + queued
 
-With a spool, a batch stays queued while the receiver is unreachable, until the batch is too old or
-its disk space is needed. Any other outcome of an export settles the batch.
+With a spool, a batch that cannot reach the receiver stays queued until the batch is too old or its
+disk space is needed. Any other outcome of an export settles the batch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Held(NamedTuple):
 
 
 class ExportQueue:
-    """Passes batches to one exporter, in order, on a thread of its own. Thread-safe.
+    """Passes batches to one exporter, in order, in a separate thread. Thread-safe.
 
     Args:
         exporter: exports the batches; shut down together with the queue.
@@ -101,7 +101,7 @@ class ExportQueue:
         self._last = 0  # number of the last batch
         self._ledgers = Ledgers(is_spooled=spool is not None)
         self._closing = False  # whether to reject further batches
-        self._stopping = False  # whether to start no further exports
+        self._stopping = False  # whether to stop after the running export
         self._dropping: set[LossCause] = set()  # already logged
         self._pause_s = 0.0
         self._storage_error = ""
@@ -135,7 +135,7 @@ class ExportQueue:
         threading.Thread(target=old.shutdown, name=f"close {old.name}", daemon=True).start()
 
     def record_loss(self, samples: Mapping[str, int], cause: LossCause) -> None:
-        """Count as lost, by kind, samples that never became part of a batch."""
+        """Count samples, given by kind, that were lost before they became part of a batch."""
         with self._changed:
             self._ledgers.accept(samples)
             self._ledgers.lose(samples, cause)
@@ -164,8 +164,8 @@ class ExportQueue:
         """Export queued batches until the timeout, then end the worker. Idempotent.
 
         Remaining batches stay in the spool. Batches in memory, and batches added later, count as
-        lost by ``shutdown``. If there is a spool, the shutdown does not wait for an unreachable
-        receiver. Aborting the exporter may take a second longer than the timeout.
+        lost with the cause ``shutdown``. If there is a spool, the shutdown does not wait for an
+        unreachable receiver. Aborting the exporter may take a second longer than the timeout.
 
         ``final_request`` builds a request without samples that reports losses, or returns None if
         they have been reported already. It is called after the running export, and if there is a
@@ -336,7 +336,7 @@ class ExportQueue:
     def _settle(self, *settled: _Held, left: SampleCounts | None = None) -> None:
         """Record in the spool that its oldest batches are settled.
 
-        ``left`` counts the samples of these batches that the spool also holds in other batches. The
+        ``left`` counts the samples of these batches that have been stored again, as parts. The
         caller increments ``_settling`` when it removes the batches from the queue, so that the
         spool is not closed in between.
         """
@@ -349,14 +349,14 @@ class ExportQueue:
                 self._spool.settle(stored[-1].number, samples, lost)
                 self._note_storage("")
         except OSError as error:
-            self._note_storage(error.strerror or str(error), "a crash would resend some data")
+            self._note_storage(error.strerror or str(error), "data would be resent after a crash")
         finally:
             with self._changed:
                 self._settling -= 1
                 self._changed.notify_all()
 
     def _wait_settled(self, deadline: float) -> None:
-        """Wait until the queue is empty, or until a spool's receiver is unreachable."""
+        """Wait until the queue is empty or, if there is a spool, the receiver is unreachable."""
         while not self._settled(self._last) and (left := deadline - time.monotonic()) > 0:
             if self._spool and self.exporter.find_outage():
                 break
@@ -403,7 +403,7 @@ class ExportQueue:
             return ()
 
     def _conclude(self, held: _Held, parts: Sequence[Part], *, replaced: bool) -> bool:
-        """Count a batch's outcome, requeue its remainder, and return whether it is settled."""
+        """Count a batch's outcome, and requeue undelivered parts. Return whether none are left."""
         gone = held.stored and self._spool and not self._spool.holds(held.stored)
         if not parts:
             self._lose(held, LossCause.SPOOL_FULL if gone else LossCause.SPOOL_DAMAGED)

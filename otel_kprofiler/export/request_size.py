@@ -9,7 +9,7 @@ from typing import Final
 MIN_LEARNED_BYTES: Final = 64 * 1024
 """Minimum size limit for encoding windows, in bytes. Batches may be divided further."""
 TRY_LARGER_S: Final = 60
-"""Time, in seconds, until a larger request tests whether the receiver now accepts that size."""
+"""Time, in seconds, after which a learned limit is forgotten and larger requests are tried."""
 
 
 class RequestSize:
@@ -62,7 +62,7 @@ class RequestSize:
         return aim
 
     def refuse_all(self) -> None:
-        """Learn from a batch without a single accepted sample.
+        """Learn from a batch whose parts were all rejected for their size.
 
         If samples of the previous batch were accepted, the rejection may concern only this batch.
         Further rejections do not extend the minute in which batches are sent undivided.

@@ -2,7 +2,8 @@
 
 The OTLP specification defines which responses are retryable ("OTLP/gRPC response", "OTLP/HTTP
 response", "Throttling"). Delays use exponential back-off with jitter, with the names and arithmetic
-of the Collector's ``retry_on_failure``, and are never shorter than the receiver requested.
+of the Collector's ``retry_on_failure``, and are at least as long as the receiver requested, up to
+five minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.model import LossCause
 
 MAX_SERVER_DELAY_S = 300.0
-"""Longest delay that a receiver may request, in seconds."""
+"""Maximum wait for a receiver that requests a delay, in seconds."""
 
 
 class Verdict(enum.Enum):
@@ -39,7 +40,7 @@ _SETTLED: Final = {
     Verdict.REFUSED: LossCause.REJECTED,
     Verdict.TOO_LARGE: LossCause.TOO_LARGE,
 }
-"""The verdicts that end the attempts, each with the cause of the loss."""
+"""The verdicts that end the attempts, each with the cause of the loss, if any."""
 
 
 class Answer(NamedTuple):
@@ -130,7 +131,7 @@ def attempt_until_settled(
         if not policy.enabled or (wait >= left and answer.delay_s is None):
             return answer, LossCause.RETRIES_EXHAUSTED
         if answer.delay_s is not None:
-            # Wait until this batch's time is up, even if no further attempt is possible: otherwise,
+            # Wait until this batch's time is up, even if no further attempt is possible. Otherwise,
             # the next batch would reach a throttling receiver too early.
             wait = min(max(wait, min(answer.delay_s, MAX_SERVER_DELAY_S)), max(left, 0))
         if stop.wait(wait):

@@ -26,14 +26,14 @@ _HEADER: Final = struct.Struct("<IIB")
 _CHECKED: Final = struct.Struct("<IB")
 _BATCH: Final = struct.Struct("<QI")
 MAX_BODY_BYTES: Final = 1 << 28
-"""Maximum length of a record's body; ``max_message_bytes`` has the same limit."""
+"""Maximum length of a record's body, in bytes: twice the upper limit of ``max_message_bytes``."""
 MAX_NUMBER: Final = 1 << 62
 """Limit on batch and segment numbers, far below the maximum of their fields."""
 _MAX_TOTALS_BYTES: Final = 4096
 _MAX_COUNT: Final = 1 << 63
 _CAUSES: Final = {cause.value: cause for cause in LossCause}
 _CANDIDATE: Final = re.compile(rb"[\0-\x3f](?=\x01|[\x02\x03]\{)", re.DOTALL)
-"""Matches a possible header: the high byte of a length, a kind, and the brace before totals."""
+"""Matches a possible header: the high byte of a length, and a kind; for totals, also a brace."""
 _CANDIDATE_AT: Final = 7
 _MAX_CHECKED: Final = 16
 """Limit on bytes checksummed in a damaged segment, as a multiple of the segment's size."""
@@ -248,7 +248,7 @@ def unpack_totals(body: bytes) -> Totals:
     values = _load(body)
     settled = _read_count(values.get("settled", 0))
     if settled >= MAX_NUMBER:
-        raise ValueError("the number of settled batches is out of range")
+        raise ValueError("the number of the last settled batch is out of range")
     return Totals(
         settled=settled,
         end_unix_ns=_read_count(values.get("end_unix_ns", 0)),

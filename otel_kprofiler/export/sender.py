@@ -44,7 +44,7 @@ def user_agent() -> str:
 
 
 class OtlpSender(ProfileExporter, abc.ABC):
-    """Base of exporters that send to an OTLP receiver: retries, accounting, shutdown.
+    """Base of exporters that send to an OTLP receiver, with retries, accounting and shutdown.
 
     **Partial success.** A receiver reports how many *profiles* it rejected, but not which ones. For
     n rejected profiles, the samples of the n largest profiles of each kind are counted as
@@ -101,7 +101,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 
     @abc.abstractmethod
     def _prepare(self, batch: Batch) -> bytes:
-        """Returns the request body, built once per batch."""
+        """Build the request body for a batch. Retries send the same body."""
 
     @abc.abstractmethod
     def _attempt(self, body: bytes, timeout_s: float) -> Answer:
@@ -156,7 +156,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 parts.append(Part(part, _accepted(part, answer)))
                 continue
             failing = [part]
-            if cause is not LossCause.REJECTED:  # the problem affects all batches
+            if cause is not LossCause.REJECTED:  # the other parts would fail, too
                 failing += pending
                 pending.clear()
             parts += [
@@ -164,7 +164,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
                 for left in failing
             ]
         refused_parts = [part.result.lost.keys() == {LossCause.TOO_LARGE} for part in parts]
-        if is_refused and len(parts) > 1 and all(refused_parts):  # not only large samples
+        if is_refused and len(parts) > 1 and all(refused_parts):  # small parts were rejected, too
             learned.refuse_all()
         self.max_bytes = learned.encoded
         return parts
@@ -181,7 +181,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             stop=self._stop,
         )
         if cause is LossCause.RETRIES_EXHAUSTED:
-            self._warn_once("given up", f"{answer.status} until the retry time was over; giving up")
+            self._warn_once("given up", f"{answer.status} until the retry time limit; giving up")
         return answer, cause
 
     def _log_limit(self, size: int, why: str) -> None:
@@ -233,7 +233,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         return answer
 
     def _advise(self, answer: Answer) -> str:
-        """Returns the message, extended by a fix or by a problem with the client's TLS files."""
+        """Returns the message, with a fix or a problem with the client's TLS files, if any."""
         message = advise_plain_text(answer.message)
         is_explained = message != answer.message
         if is_explained or self._tls_files is None or answer.verdict is not Verdict.RETRY:
@@ -312,7 +312,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
 def speaks_no_tls(message: str) -> bool:
     """Returns whether a TLS handshake failed because the peer answered in plain text.
 
-    OpenSSL and BoringSSL take the first bytes for a TLS record with a wrong version number.
+    OpenSSL and BoringSSL take the start of the answer for a TLS record with a wrong version.
     """
     return "wrong_version_number" in message.lower().replace(" ", "_")
 
@@ -347,7 +347,7 @@ def _accepted(batch: Batch, answer: Answer) -> ExportResult:
 def _instrumentation_suppressed() -> Iterator[None]:
     """Keep instrumentation of gRPC and HTTP from creating spans for our exports.
 
-    Does not load the OpenTelemetry API, without which nothing creates spans.
+    Does not import the OpenTelemetry API. If nothing else has imported it, no spans are created.
     """
     if "opentelemetry.context" not in sys.modules:
         yield

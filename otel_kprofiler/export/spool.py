@@ -1,6 +1,6 @@
 """Keeps batches on disk, in a segmented append-only log that survives truncation at any byte.
 
-SQLite is not suitable: in WAL mode, it cannot read a truncated main file.
+SQLite is not suitable, because in WAL mode, it cannot read a truncated main file.
 
 A segment is a file ``NUMBER.spool``, named after the lowest batch number that it may hold.
 :mod:`otel_kprofiler.export.segments` describes its format. Each process starts a new segment, so
@@ -14,7 +14,7 @@ nothing is ever written after a damaged record.
 The counts in every record show exactly how many samples of each kind a damaged segment has lost.
 
 Anything removed from an open spool, even its directory, is recreated on the next write. The current
-segment is restored completely. Losses in other segments are detected when they are read.
+segment is restored completely. Losses in other segments are detected when those segments are read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DEFAULT_MAX_BYTES: Final = 1024 * 1024 * 1024
 DEFAULT_MAX_AGE_S: Final = 24 * 3600.0
 
 _SEGMENTS: Final = 8
-"""Number of segments within the size limit. The oldest segment is dropped as a whole."""
+"""Minimum number of segments within the size limit. The oldest segment is dropped as a whole."""
 
 _TRANSIENT: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """Errors from full or failing disks, which may disappear without a configuration change."""
@@ -137,7 +137,7 @@ class Spool:
     def append(
         self, batch: Batch, rest: SampleCounts | None = None, *, is_part: bool = False
     ) -> Stored:
-        """Write a batch, so that it survives a crash.
+        """Write a batch to disk, so that the batch survives a crash.
 
         ``rest`` counts the samples in later batches of the same window, by kind. ``is_part`` is
         whether ``batch`` is part of a batch appended earlier.

@@ -1,7 +1,7 @@
-"""Reads TLS files that may be replaced while an exporter uses them, and finds their problems.
+"""Reads TLS files that may be replaced while an exporter uses them, and finds problems with them.
 
 A renewal replaces the certificate and the key one after the other. For a moment, the two do not
-match, or a file is missing. Until they match again, the existing connection stays in use.
+match, or a file is missing. Until the two match again, the existing connection stays in use.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _FIXES: Final = (
         r"certificate required|PEER_DID_NOT_RETURN_A_CERTIFICATE",
         "the receiver requires a client certificate: set tls.cert_file and tls.key_file",
     ),
-    # gRPC reports the alert after a TLS 1.3 handshake only on standard error.
+    # After a TLS 1.3 handshake, gRPC prints the receiver's alert only to standard error.
     (
         "TSI_DATA_CORRUPTED",
-        "the receiver closed TLS; see its log for the reason, such as a revoked tls.cert_file",
+        "the receiver ended the session; its log has the cause, such as a revoked tls.cert_file",
     ),
 )
 """Handshake error messages from OpenSSL and BoringSSL, and their fixes."""
@@ -66,13 +66,13 @@ class TlsFiles:
         self.contents: Contents = tls.read()
 
     def renew(self) -> bool:
-        """Reread changed files, and return whether the new contents are usable."""
+        """Reread changed files, and return whether there are new, usable contents."""
         seen = self._look()
         if seen == self._seen or self.find_problem():
             return False
         try:
             contents = self._tls.read()
-        except ExportError:  # a removed file, which the next call detects
+        except ExportError:  # a file has just been removed: the next call tries again
             return False
         self._seen = seen
         is_new, self.contents = contents != self.contents, contents
@@ -131,7 +131,7 @@ def _find_invalid(path: str, now: datetime) -> str:
     if now < start:
         return (
             f"the client certificate {path} is not valid before {start:%Y-%m-%d %H:%M} UTC:"
-            " compare this host's clock"
+            " check this host's clock"
         )
     return ""
 

@@ -76,7 +76,7 @@ def process_row(name: str) -> FrameRow:
 
 
 def wait_rows(sample: WindowSample) -> tuple[FrameRow, ...]:
-    """Returns a row with a wait's cause, to be added below the stack; empty for other samples."""
+    """Returns the row that shows a wait's cause below the stack; empty if the sample is no wait."""
     if sample.wait is None or sample.wait.cause is None:
         return ()
     return (FrameRow(f"wait: {sample.wait.cause.label}", color="wait"),)
@@ -104,7 +104,7 @@ def columns(windows: Iterable[Window], *, title: str = "") -> dict[str, Any]:
 
 
 def compared_columns(intervals: Sequence[Interval], *, title: str = "") -> dict[str, Any]:
-    """Returns the samples of intervals as columns, with the intervals one after the other in time.
+    """Returns the samples of intervals as columns, with the intervals placed end to end.
 
     With two intervals, the page shows how the second differs from the first.
     """
@@ -154,7 +154,7 @@ class About(NamedTuple):
     later: Sequence[tuple[int, int]] = ()
 
     def heading(self, title: str) -> str:
-        """Returns a title with the name of the host, or the number of hosts."""
+        """Returns a title followed by the host's name or the number of hosts."""
         many = len(self.hosts) > 1
         host = describe_count(len(self.hosts), "host") if many else "".join(self.hosts)
         return escape_controls(" · ".join(filter(None, [title, host])) or "Profile")
@@ -237,7 +237,7 @@ class _Columns:
                     self._add(self._row(resource, sample, kind), sample, factor, axis)
 
     def _factor(self, profile: Profile) -> int:
-        """Returns the factor for values: the period if the kind has several periods, else 1."""
+        """Returns the factor to multiply values by: the period if the kind has several, else 1."""
         return profile.measure(1) if len(self._periods[profile.kind]) > 1 else 1
 
     def _row(self, resource: Resource, sample: WindowSample, kind: int) -> int:

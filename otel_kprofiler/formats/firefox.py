@@ -36,7 +36,7 @@ _GECKO_VERSION: Final = 36
 _MS: Final = 1_000_000
 _INSTANT, _INTERVAL = 0, 1  # MarkerPhase
 _WEIGHT_TYPES: Final = {"bytes": "bytes", "nanoseconds": "tracing-ms"}
-"""Types of weights by the unit of a kind. For other units, the type is ``samples``."""
+"""Types of weights, by the unit of the sample kind. For other units, the type is ``samples``."""
 _WAIT, _SPAN = "wait", "span"
 _SCHEMA: Final = [
     {
@@ -84,7 +84,7 @@ class _Point(NamedTuple):
 class _Marker(NamedTuple):
     start_ns: int
     end_ns: int
-    """End of the sample; equal to the start if the sample has no duration."""
+    """Equal to ``start_ns`` if the marker has no duration."""
     name: str
     data: dict[str, Any]
 
@@ -95,10 +95,10 @@ class _Process(NamedTuple):
 
 
 def firefox(windows: Iterable[Window]) -> str:
-    """Returns JSON with a track for each kind of sample of each thread, in time order.
+    """Returns JSON with a track for each thread and sample kind. Samples are in time order.
 
-    On-CPU samples weigh one period. Waits and other events have tracks of their own, named after
-    their kind. Waits and spans are also markers on the thread's first track. Lost samples, and
+    On-CPU samples weigh one period. Waits and other events have separate tracks, named after their
+    kind. Waits and spans are also shown as markers on the thread's first track. Lost samples, and
     reasons for frames without names, are listed under "Profile Info" in the reader.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
@@ -118,7 +118,7 @@ class _Writer:
         self._waits_ns: Counter[tuple[str, int, int]] = Counter()
         """The total value of each wait's parts, by process, thread and time."""
         self._estimates: set[int] = set()
-        """Values that several waits share: estimates for waits that were sampled at random."""
+        """Durations that several waits share, which are estimates for waits sampled at random."""
 
     def document(self) -> dict[str, Any]:
         for window in self._windows:

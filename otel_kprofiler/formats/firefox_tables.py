@@ -70,7 +70,7 @@ class SharedTables:
         return self._reasons[stack]
 
     def _symbol(self, key: _FrameKey) -> int | None:
-        """Returns the index of a function's native symbol; None if the start is unknown."""
+        """Returns the index of a function's native symbol; None if its start address is unknown."""
         entry, module, address, offset, depth = key
         if module is None or depth or entry.reason or not offset:
             return None

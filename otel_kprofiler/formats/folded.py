@@ -1,4 +1,4 @@
-"""Writes folded stacks, one line per stack, for flamegraph.pl and other readers of its format."""
+"""Writes folded stacks, one line per stack, for flamegraph.pl and compatible tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folded(windows: Iterable[Window], *, threads: bool = False) -> str:
     user frames. Python frames end with ``_[p]`` and read ``function (file.py:42)``. Unresolved
     frames read ``[module+0xrva]`` or ``[0xaddress]``. In names, ``;`` becomes ``:``, and
     unprintable characters are escaped. If there are several kinds of samples, each kind has a root,
-    and counts are times (on CPU, waiting) instead of numbers of samples.
+    and counts are measures such as time instead of numbers of samples.
 
     With ``threads``, the thread's ``name/tid`` follows the process.
     """
@@ -46,5 +46,5 @@ def fold_frame(entry: Entry) -> str:
 
 
 def fold_name(name: str) -> str:
-    """Returns a name without the format's separators and unprintable characters."""
+    """Replaces the format's separators, and escapes unprintable characters, in a name."""
     return escape_controls(name.replace(";", ":").replace("\n", " ").replace("\r", " "))

@@ -22,7 +22,7 @@ _PLACE: Final = re.compile(r"\{\{(TITLE|SUMMARY|PROFILE|CONNECT)\}\}")
 class SpanTime(NamedTuple):
     """A breakdown of the time in spans of some traces: nanoseconds by part, longest first.
 
-    ``name`` is that of the spans' local roots; empty for all spans.
+    ``name`` is the name of the spans' local roots; empty for all spans.
     """
 
     name: str

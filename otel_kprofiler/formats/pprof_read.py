@@ -38,7 +38,6 @@ from otel_kprofiler.otlp import wire
 
 _Value = int | bytes
 
-# Field numbers of the messages, as in pprof.py.
 _SAMPLE_TYPE, _SAMPLE, _MAPPING, _LOCATION, _FUNCTION, _STRING = 1, 2, 3, 4, 5, 6
 _TIME_NANOS, _DURATION_NANOS, _PERIOD = 9, 10, 12
 _FIELDS: Final = range(1, 16)
@@ -55,7 +54,7 @@ class _Sample(NamedTuple):
 
 
 def is_pprof(data: bytes) -> bool:
-    """Returns whether the data is a pprof profile: its string table begins with an empty string."""
+    """Returns whether the data is a pprof profile, with a string table that starts with ""."""
     try:
         for number, value in _fields(data):
             if number not in _FIELDS:
@@ -218,7 +217,7 @@ def _is_python(line: Line) -> bool:
 
 
 def _with_kernel(frames: Sequence[Frame]) -> list[Frame]:
-    """Returns the frames, leaf first, with all frames called by the kernel on the kernel side."""
+    """Returns the frames, leaf first. Moves frames that the kernel called to the kernel side."""
     at = max((n for n, frame in enumerate(frames) if frame.side is KERNEL_SIDE), default=0)
     return [
         frame._replace(side=KERNEL_SIDE, module=frame.module and _kernel_module(frame.module))

@@ -22,7 +22,8 @@ def speedscope(windows: Iterable[Window], *, name: str = "otel-kprofiler") -> st
     """Returns JSON with a profile for each kind, then a time-ordered profile for each CPU.
 
     A kind's profile merges equal stacks, with weights in the kind's unit. A CPU's profile contains
-    every sample, with the period as its weight. The outermost frame is the process.
+    every sample of that CPU, weighted by time for kinds with a period. The outermost frame is the
+    process.
     """
     writer = _Writer()
     for window in windows:

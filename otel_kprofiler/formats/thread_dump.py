@@ -41,11 +41,11 @@ class _Group(NamedTuple):
 
 
 def dump_table(processes: Iterable[ProcessState], *, width: int | None = None) -> str:
-    """Returns the threads of each process as text, grouped by equal stacks, leaf first.
+    """Returns the threads of each process as text, grouped by state and stack.
 
-    Groups of running threads come first, then threads that wait for a CPU or uninterruptibly, then
-    other groups, and finally threads without work. Among similar groups, the largest comes first.
-    ``width`` is that of the terminal; None for no limit.
+    Stacks are shown leaf first. Running threads come first, then threads that wait for a CPU,
+    threads in uninterruptible sleep, other threads, and finally threads without work. Among similar
+    groups, the largest comes first. ``width`` is the terminal's width; None for no limit.
     """
     lines: list[str] = []
     for process in processes:
@@ -85,7 +85,7 @@ def dump_json(processes: Iterable[ProcessState], *, time: str, interval_s: float
 
 
 def dump_folded(processes: Iterable[ProcessState]) -> str:
-    """Returns a line ``process;outermost;…;leaf;[state or cause] threads`` for each stack."""
+    """Returns lines ``process;outermost;…;leaf;[state or cause] count``, which count threads."""
     counts: Counter[str] = Counter()
     for process in processes:
         for thread in process.threads:

@@ -10,13 +10,13 @@ import os
 import struct
 from typing import Final, Protocol
 
-_OPENAT2: Final = 437  # the same on all architectures but alpha: include/uapi/asm-generic/unistd.h
+_OPENAT2: Final = 437  # on all architectures except alpha: include/uapi/asm-generic/unistd.h
 _OPEN_HOW: Final = struct.Struct("=QQQ")  # flags, mode, resolve: include/uapi/linux/openat2.h
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
 
 
 class HostFiles(Protocol):
-    """Read access to a host's files by absolute path; every method raises ``OSError``."""
+    """Reads a host's files by absolute path. Methods raise ``OSError`` on failure."""
 
     def open_fd(self, path: str) -> int:
         """Open a file for reading; the caller closes the descriptor."""
@@ -32,7 +32,7 @@ class HostFiles(Protocol):
 
 
 class Access:
-    """The files of this host, or of a captured tree below ``root``. Thread-safe."""
+    """Opens files of this host, or of a captured tree below ``root``. Thread-safe."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = root.rstrip("/")
@@ -61,7 +61,7 @@ class Access:
     def open_reference_in(self, root: str, path: str) -> int:
         """Open a file as a reference, with its path and links resolved relative to ``root``.
 
-        Fails at magic links (proc(5)). Requires kernel 5.6 (openat2(2)).
+        Fails on magic links (proc(5)). Requires kernel 5.6 (openat2(2)).
         """
         directory = os.open(self.root + root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -15,7 +15,7 @@ from otel_kprofiler.host.writing import NewFile, PrivateDirectory
 _NAME: Final = re.compile(r"[0-9a-z][0-9a-z._-]{0,200}")
 _BLOCK_BYTES: Final = 512  # st_blocks, stat(2)
 _LEAST_BYTES: Final = 4096
-"""Minimum size, in bytes, that a file counts as, so that the number of empty files is bounded."""
+"""Each file counts as at least this many bytes, so that the number of empty files is limited."""
 
 
 def find_cache_path(environ: Mapping[str, str], user: int) -> str | None:
@@ -73,13 +73,13 @@ class CacheDirectory:
         return NewFile(os.path.join(self.path, name), replace=True)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if there is one."""
+        """Remove a file, if it exists."""
         _check(name)
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self._directory.fd)
 
     def age_s(self, name: str, now_s: float) -> float | None:
-        """Returns the seconds since a file was created or last opened; None if it is missing."""
+        """Returns the seconds since a file was created or last opened; None if there is no file."""
         _check(name)
         try:
             return now_s - os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
@@ -87,7 +87,7 @@ class CacheDirectory:
             return None
 
     def trim(self) -> int:
-        """Remove files until the limit is met, and return their new total size in bytes."""
+        """Remove files until the limit is met, and return the remaining size in bytes."""
         files = []
         for name in os.listdir(self._directory.fd):
             with contextlib.suppress(OSError):  # another process has removed it
@@ -105,7 +105,7 @@ class CacheDirectory:
         return total
 
     def close(self) -> None:
-        """Close the directory; idempotent. Garbage collection of this object also closes it."""
+        """Close the directory; idempotent. Garbage collection also closes the directory."""
         self._directory.close()
 
 

@@ -56,7 +56,7 @@ def parse_capabilities(status: bytes) -> Capabilities:
     try:
         return Capabilities(int(sets[b"CapEff"], 16), int(sets[b"CapBnd"], 16))
     except KeyError as error:
-        raise ValueError(f"no {error} in the status of a process") from error
+        raise ValueError(f"/proc/PID/status has no {error}") from error
 
 
 def read_capabilities(files: HostFiles, pid: int | str = "self") -> Capabilities:
@@ -73,10 +73,10 @@ def is_in_user_namespace(files: HostFiles) -> bool:
 
 
 def get_capability_fix(missing: Iterable[str], capabilities: Capabilities) -> str:
-    """Returns how to start this command with all capabilities for sampling, including ``missing``.
+    """Returns instructions for running this command with the sampling and ``missing`` capabilities.
 
-    In virtual environments, Python's executable is usually a symbolic link to the system's. Such an
-    executable must not get file capabilities.
+    In virtual environments, Python's executable is usually a symbolic link to the system's Python,
+    which must not get file capabilities.
     """
     wanted = dict.fromkeys([*SAMPLING, "CAP_SYSLOG", *missing])
     names = [name.removeprefix("CAP_") for name in wanted]

@@ -6,8 +6,8 @@ The forms of paths, by runtime, are:
 - containerd (internal/cri): ``cri-containerd-ID.scope``, ``/kubepods/…/podUID/ID``, and
   ``….slice:cri-containerd:ID`` where its cgroup driver differs from the kubelet's; nerdctl:
   ``nerdctl-ID.scope``, ``/NAMESPACE/ID``
-- CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; the monitor is beside the
-  container, in ``crio-conmon-ID.scope``, and belongs to the host
+- CRI-O (internal/config/cgmgr): ``crio-ID.scope``, ``crio-ID``; the monitor, in
+  ``crio-conmon-ID.scope`` beside the container, counts as part of the host
 - podman (libpod/oci_conmon_linux.go): ``libpod-ID.scope``, ``/libpod_parent/libpod-ID``,
   ``libpod-payload-ID`` (``--cgroups=split``); not containers: pods, whose ids have the same form
   (``/libpod_parent/ID``, ``machine-libpod_pod_ID.slice``); monitors (``libpod-conmon-ID.scope``);
@@ -15,7 +15,7 @@ The forms of paths, by runtime, are:
 - Amazon ECS (amazon-ecs-agent): ``/ecs/TASK/ID``, ``ecstasks-TASK.slice``; on Fargate
   ``/ecs/TASK/TASK-NUMBER``, where ``TASK-NUMBER`` is the id
 - the kubelet (pkg/kubelet/cm/cgroup_manager_linux.go): ``podUID``, or ``…-podUID.slice`` with ``_``
-  for ``-``; the UID of a static pod is the hash of its file
+  for ``-``; the UID of a static pod is the hash of its manifest
 - systemd (src/basic/cgroup-util.c, ``cg_path_get_unit``): the first unit below the slices, with a
   leading ``_`` where the name would look like a control file
 """
@@ -51,13 +51,13 @@ _LONGEST_ID: Final = 64
 
 
 class CgroupNames(NamedTuple):
-    """The names in a cgroup's path; empty if absent.
+    """The names in a cgroup's path; a name that the path does not contain is empty.
 
     Attributes:
         container: id of the innermost container in the path.
         pod: UID of the Kubernetes pod.
-        unit: unit of the system's service manager; scopes that runtimes create for containers do
-            not count.
+        unit: unit of the system's service manager, except scopes that runtimes create for
+            containers.
         user_unit: unit of a user's service manager.
     """
 
@@ -95,9 +95,9 @@ def parse_unified_path(text: bytes) -> str:
 
 @lru_cache(256)
 def parse_cgroup(text: bytes) -> CgroupNames:
-    """Parses ``/proc/PID/cgroup``, preferring the most specific hierarchy; never raises."""
+    """Parses ``/proc/PID/cgroup``, trying hierarchies in the order of ``_LINES``; never raises."""
     if text == b"0::/\n":
-        return NO_NAMES  # as for most processes on hosts without systemd, and all kernel threads
+        return NO_NAMES  # most processes on hosts without systemd, and all kernel threads
     lines = sorted(parse_cgroup_lines(text), key=_rank)
     names = [parse_cgroup_path(line.path) for line in lines if len(line.path) > 1]
     inside = next((path_names for path_names in names if path_names.container), NO_NAMES)
@@ -107,7 +107,7 @@ def parse_cgroup(text: bytes) -> CgroupNames:
 
 
 def parse_cgroup_path(path: str) -> CgroupNames:
-    """Parses a cgroup's path; never raises. Paths below a namespace (``/../…``) yield no units."""
+    """Parses a cgroup's path; never raises. Finds no units outside our namespace (``/../…``)."""
     parts = [part for part in path.split("/") if part and part != ".."]
     at, container = _find_container(parts)
     above = parts[: at + 1]
@@ -134,7 +134,7 @@ def _find_container(parts: list[str]) -> tuple[int, str]:
                 return at, fargate[1]
             continue
         match = CONTAINER_ID.fullmatch(part) or _BY_COLONS.fullmatch(part)
-        # Below libpod_parent, an id without a prefix is that of a pod.
+        # Below libpod_parent, an id without a prefix identifies a pod.
         if match and not (part == match[1] and at and parts[at - 1] == _POD_PARENT):
             return at, match[1]
     return -1, ""
@@ -150,7 +150,7 @@ def _find_pod(part: str) -> str:
 
 
 def _find_units(parts: list[str]) -> tuple[str, str]:
-    """Returns the units of the system manager and a user manager; empty if there is none."""
+    """Returns the units of the system manager and of a user manager; empty if absent."""
     at = _skip_slices(parts, 0)
     unit = _find_unit(parts, at)
     if not _USER_MANAGER.fullmatch(unit):

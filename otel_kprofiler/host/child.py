@@ -22,7 +22,7 @@ def child_command(module: str, *arguments: str) -> list[str]:
 
 
 def limit_resources(limits: Mapping[int, int]) -> None:
-    """Lower this process's resource limits (keys: ``RLIMIT_…``), and disable core files."""
+    """Lower this process's resource limits (keys: ``RLIMIT_…``), and disable core dumps."""
     for kind, most in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         soft = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -27,7 +27,7 @@ class CpuGrant(NamedTuple):
     input_bytes: int
 
     def describe(self) -> str:
-        """Returns a description of how a child exceeded the limit."""
+        """Describes how a child exceeded the limit, as a predicate without a subject."""
         size = -(-self.input_bytes // _MIB)
         return f"took more than {self.seconds} s of CPU for {size} MiB"
 
@@ -37,7 +37,7 @@ class CpuRate(NamedTuple):
 
     Attributes:
         least_s: limit for an empty input.
-        most_s: upper bound, since a file may declare a wrong size.
+        most_s: upper bound on the limit, since a file may declare a wrong size.
     """
 
     least_s: float
@@ -51,7 +51,7 @@ class CpuRate(NamedTuple):
 
 
 def limit_cpu(pid: int, grant: CpuGrant) -> None:
-    """Limit a child's CPU time. At the limit, SIGXCPU kills the child, without a core file."""
+    """Limit a child's CPU time. At the limit, SIGXCPU kills the child without a core dump."""
     limits = {resource.RLIMIT_CPU: grant.seconds, resource.RLIMIT_CORE: 0}
     for kind, most in limits.items():
         with suppress(OSError):  # the child has exited
@@ -69,9 +69,9 @@ class MeteredChild(subprocess.Popen[bytes]):
     """A child process whose CPU time is read before it is reaped.
 
     Attributes:
-        cpu_ns: CPU time of all threads of the child, once the child has exited or was abandoned.
-        has_status: whether ``returncode`` is reliable. It may be 0 for any status if other code
-            reaped the child, or if this process ignores SIGCHLD.
+        cpu_ns: CPU time of all threads of the child, set when the child exits or is abandoned.
+        has_status: whether ``returncode`` is reliable. ``returncode`` may be 0 for a failed child
+            if other code reaped it, or if this process ignores SIGCHLD.
     """
 
     cpu_ns = 0
@@ -86,12 +86,12 @@ class MeteredChild(subprocess.Popen[bytes]):
                 self.has_status = True
                 self.cpu_ns = self._read_clock()
             except OSError:
-                # Another thread has reaped the child, or the kernel has (SIGCHLD is ignored).
+                # Another thread has reaped the child, or the kernel did because SIGCHLD is ignored.
                 return super().wait(timeout)
         return super().wait()
 
     def read_cpu_time(self) -> None:
-        """Read the CPU time of a child that is abandoned."""
+        """Read the child's CPU time without waiting for the child to exit."""
         if self.returncode is None:
             with suppress(OSError):  # another thread has reaped it
                 self.cpu_ns = self._read_clock()

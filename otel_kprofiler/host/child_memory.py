@@ -1,7 +1,7 @@
 """Limits the memory of child processes, to stay below the cgroup's limit.
 
 If a cgroup reaches its limit, the kernel kills processes in it. Above ``memory.high``, the kernel
-throttles all of them (Documentation/admin-guide/cgroup-v2.rst).
+throttles all processes in the cgroup (Documentation/admin-guide/cgroup-v2.rst).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MIB: Final = 1 << 20
 
 
 class _Files(NamedTuple):
-    """The names of memory control files in a cgroup version."""
+    """The names of the memory control files of a cgroup version."""
 
     limits: tuple[str, ...]
     usage: str
@@ -58,14 +58,15 @@ class MemoryGrant(NamedTuple):
 
     Attributes:
         count_bytes: limit on heap and private writable mappings (``RLIMIT_DATA``).
-        cgroup: the cgroup whose limit determined the grant; None if the requested size did.
+        cgroup: the cgroup whose limit determined the grant; None if the grant is the requested
+            size.
     """
 
     count_bytes: int
     cgroup: MemoryLeft | None
 
     def describe(self, fix: str) -> str:
-        """Describes the limit and how to raise it; ``fix`` is used if no cgroup set the limit."""
+        """Describes the limit and how to raise it. Without a limit from a cgroup, adds ``fix``."""
         limit = f"the limit of {self.count_bytes // _MIB} MiB"
         if self.cgroup is None:
             return f"{limit}; {fix}"
@@ -94,9 +95,10 @@ def grant_memory(most_bytes: int, files: HostFiles | None = None) -> MemoryGrant
 
 @contextmanager
 def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
-    """Limit a child to its grant, and make the kernel kill the child before other processes.
+    """Limit a child to its grant, and make the OOM killer choose the child before other processes.
 
-    The child must run as the same user. The grant counts as used until the context ends.
+    The child must run as the same user as this process. The grant counts as used until the context
+    ends.
     """
     with suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
         file.write("1000")
@@ -112,7 +114,7 @@ def limit_memory(pid: int, grant: MemoryGrant) -> Iterator[None]:
 
 
 def find_memory_left(files: HostFiles) -> MemoryLeft | None:
-    """Returns the least memory left in our cgroup and its ancestors; None if none has a limit."""
+    """Returns the least memory left in our cgroup or any ancestor; None if none has a limit."""
     try:
         lines = parse_cgroup_lines(files.read_bytes("/proc/self/cgroup"))
         mounts = files.read_bytes("/proc/self/mountinfo")

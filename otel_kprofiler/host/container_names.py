@@ -60,7 +60,7 @@ class OwnContainer(NamedTuple):
 
 
 def read_pod_names(files: HostFiles) -> dict[str, ContainerNames]:
-    """Reads the names of containers in pods, by container id, from the kubelet's log names.
+    """Reads the names of containers in pods, by container id, from the kubelet's log file names.
 
     The names have the form ``POD_NAMESPACE_NAME-ID.log`` (pkg/kubelet/kuberuntime/legacy.go).
     """
@@ -106,7 +106,7 @@ class KnownContainers:
     """Caches the names of containers; not thread-safe.
 
     Runtimes and the kubelet write names while a container starts, so missing names are looked up
-    again after 1, 2, 4 and up to 60 seconds.
+    again after a second, and then at doubling intervals of up to a minute.
     """
 
     def __init__(self, files: HostFiles, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -156,8 +156,8 @@ def _read_podman(files: HostFiles, container: str) -> str:
 def parse_own_container(mountinfo: bytes) -> OwnContainer:
     """Identifies a process's container by the process's mounts.
 
-    A process may add mounts, so trust the result only for this process, or if it matches the names
-    in the process's cgroup.
+    Other processes can add misleading mounts, so trust the result for another process only if it
+    matches the names in that process's cgroup.
     """
     text = mountinfo.decode("utf-8", "replace")
     runtime_match = _OWN_DOCKER.search(text) or _OWN_PODMAN.search(text)

@@ -1,4 +1,4 @@
-"""Finds the running containers on this host, with the names in their runtimes' files."""
+"""Finds the running containers on this host, with their names from the runtimes' files."""
 
 from __future__ import annotations
 

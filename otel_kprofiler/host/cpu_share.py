@@ -9,7 +9,7 @@ BURST_NS: Final = 1_000_000_000
 
 
 class CpuShare:
-    """A token bucket of CPU time, with ``share`` CPU seconds per second; not thread-safe.
+    """A token bucket that gains ``share`` seconds of CPU time per second; not thread-safe.
 
     The bucket can hold ``burst_ns`` of CPU time, and is full at first.
     """

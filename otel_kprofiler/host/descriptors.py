@@ -8,7 +8,7 @@ import os
 import signal
 from typing import Final
 
-_PIDFD_SEND_SIGNAL: Final = 424  # on all processors, include/uapi/asm-generic/unistd.h
+_PIDFD_SEND_SIGNAL: Final = 424  # include/uapi/asm-generic/unistd.h, except on alpha
 _PIDFD_OPEN: Final = 434
 _MFD_CLOEXEC: Final = 1  # include/uapi/linux/memfd.h
 

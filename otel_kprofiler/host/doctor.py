@@ -1,4 +1,4 @@
-"""Checks whether this user can profile this host; each finding comes with a fix."""
+"""Checks whether this user can profile this host, and suggests fixes for problems."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def doctor(
 ) -> list[Finding]:
     """Check everything that profiling depends on.
 
-    ``loaders`` are the libraries that can load BPF programs, best first, and whether each is
-    installed. A single library is enough. ``try_sampler`` runs the real sampler briefly and
-    describes the result; it raises ``KProfilerError`` or ``OSError`` on failure. The check for an
-    argument that is None is skipped.
+    ``loaders`` maps the libraries that can load BPF programs, best first, to whether each is
+    installed. One library is enough. ``try_sampler`` runs the real sampler briefly and describes
+    the result; it raises ``KProfilerError`` or ``OSError`` on failure. Skips the check for an
+    argument that is None.
 
     Returns:
         Findings in the order in which to fix them. If there is no ``FAIL``, sampling works. If
@@ -263,7 +263,7 @@ def _sample_rate(files: HostFiles) -> Finding:
 
 
 def _open_files(files: HostFiles, *, has_failed: bool) -> Finding:
-    """Check the limit on descriptors, which events, maps and open files count towards."""
+    """Check the limit on file descriptors. Each perf event, BPF map and open file uses one."""
     check = "open files"
     wanted = _OPEN_FILES + _OPEN_FILES_PER_CPU * len(read_online_cpus(files))
     soft, hard = _read_limit(files, "Max open files")

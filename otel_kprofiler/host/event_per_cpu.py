@@ -16,7 +16,7 @@ EventT = TypeVar("EventT")
 class CpuChanges(NamedTuple):
     """The CPUs whose events :meth:`EventPerCpu.update` opened or closed.
 
-    ``refused`` contains errors from opening events, by CPU. A CPU with an error is not reported
+    ``refused`` contains errors from opening events, by CPU. After an error, a CPU is not reported
     again until its event has been opened.
     """
 

@@ -59,7 +59,7 @@ _ALIASES: Final = {
     "migrations": "cpu-migrations",
     "cpu-cycles": "cycles",
     "branches": "branch-instructions",
-    "task-clock": CPU_CLOCK,  # opened per CPU, it counts as cpu-clock does
+    "task-clock": CPU_CLOCK,  # when opened on a CPU, task-clock counts like cpu-clock
 }
 _NAMES: Final = (CPU_CLOCK, LOCK_EVENT, *_EVENTS)
 
@@ -113,8 +113,8 @@ def parse_event(
 
     Any name that could be a tracepoint's is accepted; see :func:`parse_tracepoint`. By default, a
     sample is taken every ``period`` events, or, if ``period`` is 0, ``rate`` times a second on each
-    CPU. ``clock_rate`` replaces ``rate`` for cpu-clock. Raises ``ValueError``, with the valid
-    values, if no event has this name, or a setting is wrong.
+    CPU. For cpu-clock, ``clock_rate`` is used instead of ``rate``. Raises ``ValueError``, with the
+    valid values, if no event has this name, or if a setting is invalid.
     """
     name, _, setting = text.strip().partition(":")
     name = _ALIASES.get(name, name)
@@ -197,7 +197,7 @@ def _find_counter_error(error: OSError, name: str, files: HostFiles) -> HostErro
 
 
 def _has_counters(files: HostFiles) -> bool:
-    """Checks for a counter driver: ``cpu`` or ``cpu_…`` on x86, ``armv8_…`` on arm64."""
+    """Returns whether the kernel has a driver for the processor's performance counters."""
     try:
         names = files.list_dir("/sys/bus/event_source/devices")
     except OSError:

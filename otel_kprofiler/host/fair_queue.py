@@ -11,13 +11,13 @@ from otel_kprofiler.host.cpu_share import CpuShare
 from otel_kprofiler.host.process_stat import read_owner
 
 TURN_NS: Final = 100_000
-"""Fixed cost of a turn, so that owners alternate even if their turns take no CPU time."""
+"""Fixed cost of a turn, in nanoseconds. Makes owners alternate even if turns take no CPU time."""
 RECENT_NS: Final = 60_000_000_000
-"""Time after a turn during which its owner may not use the reserve."""
+"""Time after a turn, in nanoseconds, during which the turn's owner may not use the reserve."""
 RESERVE: Final = 0.2
 """Fraction of the share set aside as the reserve."""
 MAX_OWNERS: Final = 1024
-"""Maximum number of owners and groups whose cost is kept. Forgotten owners start over."""
+"""Maximum number of owners, and of groups, with a recorded cost. Excess idle owners are dropped."""
 
 _FILES: Final = Access()
 
@@ -33,7 +33,7 @@ class Turn(NamedTuple, Generic[T]):
 
 
 def find_user(owner: Hashable) -> Hashable:
-    """Returns the effective user id of a pid (None if it has exited), and other owners as is."""
+    """Returns the effective user id of a process; returns an owner that is not a pid unchanged."""
     return read_owner(_FILES, owner) if isinstance(owner, int) else owner
 
 
@@ -47,9 +47,9 @@ class FairQueue(Generic[T]):
     had its group's last turn, so that idle time earns no credit. Among owners of equal cost, the
     one that has waited longest is next.
 
-    All owners together have ``share`` CPU seconds per second. A fifth of this share is a reserve
-    for owners that had no turn in the last minute. These owners need not wait until the budget has
-    recovered from another owner's expensive work.
+    All owners together may use ``share`` seconds of CPU time per second. A fifth of this share is a
+    reserve for owners that had no turn in the last minute. These owners need not wait until the
+    rest of the share has recovered from another owner's expensive work.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FairQueue(Generic[T]):
         return self._choose()[0] if self._waiting else None
 
     def take(self) -> Turn[T] | None:
-        """Take the next work; None if there is no work or no CPU time for it."""
+        """Take the next piece of work; None if there is no work, or no CPU time for it."""
         if not self._waiting:
             return None
         wait_ns, owner, share = self._choose()
@@ -125,8 +125,8 @@ class FairQueue(Generic[T]):
     def drop_last(self) -> T | None:
         """Remove the newest work of the owner with the most work; None if the queue is empty.
 
-        The owner is in the group with the most work. Among owners with equal work, the one that has
-        waited for the shortest time loses its newest work.
+        Considers only owners in the group with the most work. Among owners with equal work, chooses
+        the one that has waited for the shortest time.
         """
         if not self._waiting:
             return None
@@ -167,7 +167,7 @@ class FairQueue(Generic[T]):
         self._share = CpuShare(1.0)
 
     def _choose(self) -> tuple[int, Hashable, CpuShare]:
-        """Returns the time until the next turn, the turn's owner, and the budget that pays."""
+        """Returns the time until the next turn, the turn's owner, and the budget that it uses."""
         now_ns = self._now_ns()
         wait_ns = self._share.wait_ns(now_ns)
         owner = min(self._waiting, key=self._rank)
@@ -203,7 +203,7 @@ class _Costs(dict[Hashable, int]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._level = 0  # cost of the key with the last turn, prior to that turn
+        self._level = 0  # cost that the key with the last turn had prior to that turn
 
     def begin(self, key: Hashable) -> None:
         self[key] = max(self.get(key, 0), self._level)

@@ -1,7 +1,7 @@
 """Finds files of exited processes by inode number, in directories of other mapped files.
 
 A program may exit before its mapped files can be opened. Most of these files are in directories of
-commands or libraries, next to other mapped files.
+commands or libraries, next to files that other processes have mapped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Listing(NamedTuple):
 
 
 class FilePlaces:
-    """A list of directories, most recently used first; thread-safe."""
+    """Remembers directories of mapped files, and searches them by inode number. Thread-safe."""
 
     def __init__(self, first: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
@@ -40,10 +40,10 @@ class FilePlaces:
                 del self._listings[next(iter(self._listings))]
 
     def find(self, inode: int) -> Iterator[str]:
-        """Yields paths of files with an inode number, on any file system; the caller verifies them.
+        """Yields candidate paths for an inode number on any file system; the caller verifies them.
 
         Skips unreadable directories. Also skips directories that another thread is still reading,
-        because they may hang.
+        because their file systems may hang.
         """
         with self._lock:
             directories = list(reversed(self._listings))

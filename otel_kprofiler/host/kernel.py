@@ -27,7 +27,7 @@ class KernelRelease(NamedTuple):
 
 
 class SymbolsVisibility(enum.Enum):
-    """Visibility of addresses in ``/proc/kallsyms`` to this process, or why they are hidden."""
+    """Visibility of the addresses in ``/proc/kallsyms``, or the reason why they are hidden."""
 
     VISIBLE = "visible"
     NO_FILE = "there is no readable /proc/kallsyms"
@@ -70,9 +70,10 @@ def find_lockdown(files: HostFiles) -> str | None:
 def read_symbols_visibility(files: HostFiles) -> SymbolsVisibility:
     """Check whether addresses are visible, and find the cause if they are hidden.
 
-    The rule is ``kallsyms_show_value`` in kernel/ksyms_common.c. With ``kptr_restrict`` 2, no
-    process sees addresses. With 1, holders of CAP_SYSLOG in the initial user namespace do. With 0,
-    all processes do if ``perf_event_paranoid`` is below 2, otherwise only holders of CAP_SYSLOG.
+    The kernel decides in ``kallsyms_show_value`` (kernel/ksyms_common.c). With ``kptr_restrict`` 2,
+    no process sees addresses. With 1, only holders of CAP_SYSLOG in the initial user namespace see
+    them. With 0, all processes see them if ``perf_event_paranoid`` is below 2, and otherwise only
+    holders of CAP_SYSLOG.
     """
     try:
         if _shows_addresses(files):

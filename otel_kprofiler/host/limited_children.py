@@ -19,7 +19,7 @@ DONE: Final = b"\x04"
 """Last byte on standard error of a child that succeeds (EOT). Some scripts hard-code it."""
 _SHOWN: Final = 200
 _OUT_OF_MEMORY: Final = (-signal.SIGABRT, -signal.SIGKILL)
-"""Return codes after a failed allocation (SIGABRT), or if the kernel is out of memory (SIGKILL)."""
+"""Return codes after a failed allocation (SIGABRT), or a kill by the OOM killer (SIGKILL)."""
 _NO_STATUS: Final = (
     "ended early; its status is unknown, since this process ignores SIGCHLD or reaps all children"
 )
@@ -64,8 +64,8 @@ class ChildLimits(NamedTuple):
 
     Attributes:
         memory_bytes: requested limit on the child's data; see :func:`grant_memory`.
-        wall_s: time after which the child is killed.
-        least_bytes: lowest memory limit with which the child is started.
+        wall_s: wall time after which the child is killed.
+        least_bytes: memory limit below which the child is not started.
     """
 
     memory_bytes: int
@@ -88,7 +88,7 @@ class LimitedChildren:
     ) -> bytes:
         """Run a command with a file as its input, wait for it, and return its standard output.
 
-        The program reports the cause of a failure on standard error, and exits with
+        The command reports the cause of a failure on standard error, and exits with
         ``os.EX_TEMPFAIL`` if the cause is temporary. If the kernel does not keep the exit status,
         ``DONE`` on standard error means success. If ``output`` is a descriptor, standard output
         goes there instead. Raises ``ChildFailed``.

@@ -1,7 +1,8 @@
 """Decides which symbolic links to follow when writing a file.
 
 In any directory of a path, root follows only links that no other user can have created. Other users
-follow all links that the kernel allows, because following a link gives them no permissions.
+follow all links that the kernel allows, because following a link gives them no additional
+permissions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import stat
 from typing import Final
 
 UNTRUSTED_LINK: Final = "it is a symbolic link that others can change"
-_MAX_LINKS: Final = 40  # as in the kernel (fs/namei.c: MAXSYMLINKS)
+_MAX_LINKS: Final = 40  # as in the kernel (include/linux/namei.h: MAXSYMLINKS)
 _MAX_NAMES: Final = 4096 * _MAX_LINKS
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -20,8 +21,8 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 def follow_links(path: str, *, is_root: bool = True) -> str:
     """Resolve the symbolic links of a path's last component.
 
-    If ``is_root``, only links that no user except root and this user can have created are followed.
-    Otherwise, links are followed under the rules of ``fs.protected_symlinks``.
+    If ``is_root``, follows only links that no user except root and this user can have created.
+    Otherwise, follows the rules of ``fs.protected_symlinks``.
     """
     for _ in range(_MAX_LINKS):
         try:
@@ -60,7 +61,7 @@ def open_directory(path: str) -> int:
 
 
 def _open_next(here: int, rest: list[str]) -> int:
-    """Open the next directory of a path; a link is replaced with its target in ``rest``."""
+    """Open the next directory of a path, replacing a link with its target in ``rest``."""
     name, flags = rest.pop() or ".", _DIRECTORY | os.O_NOFOLLOW
     link = os.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISLNK(link.st_mode) and link.st_dev == os.stat("/proc/self/").st_dev:
@@ -84,12 +85,13 @@ def is_magic(path: str) -> bool:
 
 
 def is_trusted(directory: os.stat_result, entry: os.stat_result | None = None) -> bool:
-    """Returns whether only root or this user can have created an entry of a directory."""
+    """Returns whether only root or this user can have created a directory's entry."""
     trusted = (0, os.geteuid())
     if directory.st_uid not in trusted or (entry and entry.st_uid not in trusted):
         return False
     shared = directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # In a sticky directory, only the owners of the directory and of the entry can replace it.
+    # In a sticky directory, only the owners of the directory and of the entry can replace the
+    # entry.
     return not shared or bool(entry and directory.st_mode & stat.S_ISVTX)
 
 

@@ -1,4 +1,4 @@
-"""Defines contention for the kernel's locks as an event."""
+"""Defines the event for kernel lock contention."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ path                    nothing                                         the same
                                                                         or beside other files
 ======================  ==============================================  ==========================
 
-The path is relative to this process's root if the file is reachable from there, and otherwise to
-the root of the other process's mounts, so both are tried. A file's identity is checked before the
-file is opened for reading, because the path may lead to a different file, or to a device. Reading
-requires read permission for the file, or CAP_DAC_READ_SEARCH.
+The path may be relative to this process's root, or to the root of the other process's mounts, so
+both are tried. A file's identity is checked before the file is opened for reading, because the path
+may lead to a different file, or to a device. Reading requires read permission for the file, or
+CAP_DAC_READ_SEARCH.
 """
 
 from __future__ import annotations
@@ -158,15 +158,15 @@ def open_mapped(
 ) -> OpenedFile:
     """Open the file of a request.
 
-    The first fallback is ``known_path``, where the file was last opened. If the process has exited,
-    and the request has the file's size and modification time, the paths that ``find_places`` yields
-    for the inode number are tried next.
+    Falls back to ``known_path``, where the file was last opened. If that file is gone, too, and the
+    request has the file's size and modification time, tries the paths that ``find_places`` yields
+    for the inode number.
 
     Raises ``MappedFileError`` if the file is gone, was replaced, or may not be opened by this
     process.
     """
     outcome = _Outcome(FileProblem.GONE, "")
-    has_gone = False  # whether a different file now has the path
+    has_gone = False  # whether the requested range now maps a different file
     for way in _ways(request, files, known_path):
         try:
             return _open(way, request, files)
@@ -245,7 +245,7 @@ def _mappings(request: FileRequest, files: ReferableFiles, pid: int) -> Iterator
         path = files.read_link(f"/proc/{pid}/map_files/{wanted}")
         yield wanted, path.removesuffix(_DELETED)
     except OSError:
-        yield wanted, ""  # opening this entry fails for the same reason
+        yield wanted, ""  # opening this entry reports the same error
         with suppress(OSError):
             mapped = (
                 (f"{mapping.start:x}-{mapping.end:x}", mapping.path)
@@ -260,7 +260,7 @@ def is_same_file(request: FileRequest, status: os.stat_result, *, mapped: bool =
 
     Inode, size, modification time and device must match, since inode numbers are reused
     immediately. On overlayfs and btrfs, ``stat`` reports an anonymous device (major 0) instead of
-    the inode's device. In that case, the request must have a size, or the file must have been
+    the inode's device. The device is then ignored if the request has a size, or if the file was
     opened through ``map_files`` (``mapped``).
     """
     if not stat.S_ISREG(status.st_mode) or status.st_ino != request.key.inode:

@@ -118,7 +118,7 @@ def find_vdso(files: HostFiles) -> bytes | None:
 class ProcessMaps:
     """Looks up mappings of a process by address. Not thread-safe.
 
-    No mapping is found once the process has exited or executed a different program. Raises
+    Finds no mappings once the process has exited or executed a different program. Raises
     ``OSError`` if there is no such process, or if it may not be traced (ptrace(2),
     PTRACE_MODE_READ).
     """
@@ -133,12 +133,12 @@ class ProcessMaps:
     def find(self, address: int) -> FoundMapping | None:
         """Find the current mapping at an address; None if there is none. Raises ``OSError``.
 
-        Executable memory without a file may fill a hole between two mappings of one file that are
-        as far apart in memory as in the file. Such memory is text of that file, which the process
-        has moved there, and is returned as a mapping of the file.
+        If anonymous executable memory exactly fills a hole in the mappings of a file, the process
+        has moved the file's text into this memory. Such memory is returned as a mapping of the
+        file.
 
-        To provide the build id, the kernel reads the file's first page, which may wait for the
-        disk. On kernels before 6.11, all mappings are read, without build ids.
+        To provide the build id, the kernel reads the file's first page, so this call may wait for
+        the disk. On kernels before 6.11, all mappings are read, without build ids.
         """
         result = self._find(address)
         if result is None or result.mapping.inode or result.mapping.path:

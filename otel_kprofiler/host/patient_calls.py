@@ -2,7 +2,7 @@
 
 A read from a frozen FUSE file system, or from NFS without its server, cannot be interrupted, and
 must not block the reading of other files. A thread that is in the same storage wait at two checks
-:data:`PATIENCE_S` apart is abandoned, and no other thread reads from its device.
+:data:`PATIENCE_S` apart is abandoned. No other thread then reads from the same device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Job = Callable[[], None]
 
 
 class PatientCalls:
-    """Calls functions that read files; thread-safe.
+    """Calls functions that read files, and abandons calls that hang. Thread-safe.
 
     Each thread is started by the first caller that needs it, and inherits that caller's
     capabilities. ``on_left`` is called with the ``ident`` of an abandoned thread.
@@ -83,7 +83,7 @@ class PatientCalls:
         return True
 
     def has_left(self, device: Hashable) -> bool:
-        """Returns whether a device, or a result of ``find_hanging``, is recorded as hanging."""
+        """Returns whether an abandoned thread is still waiting for this device."""
         return device in self._left
 
     def stop(self) -> list[threading.Thread]:
@@ -113,15 +113,14 @@ class PatientCalls:
     def _leave(self, device: Hashable, reader: _Reader, done: threading.Event) -> bool:
         """Abandon a thread unless its call has returned, and return whether it is abandoned.
 
-        At :data:`MAX_LEFT` abandoned threads, further threads are abandoned only after
-        :meth:`stop`.
+        Once :data:`MAX_LEFT` threads are abandoned, abandons no more threads until :meth:`stop`.
         """
         with self._lock:
             if done.is_set() or (len(self._left) >= MAX_LEFT and not self._closed):
                 return False
             if device not in self._left:
                 self._left[device] = reader
-            # If several threads were started concurrently, only one is kept for later calls.
+            # If several threads hang on a device, only the first gets the later calls.
             reader.on_free = lambda: self._forget(device, reader)
             return True
 
@@ -141,7 +140,7 @@ class _Reader(threading.Thread):
 
     def __init__(self, name: str, lock: threading.Lock) -> None:
         super().__init__(name=name, daemon=True)
-        self._lock = lock  # guards against abandoning a thread that has returned
+        self._lock = lock  # held to abandon a thread, or to record that its call has returned
         self.jobs: deque[Job] = deque()  # calls to make once the file system responds
         self.on_free: Callable[[], bool] | None = (
             None  # called with the lock held; returns whether to stop

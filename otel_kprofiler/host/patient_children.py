@@ -1,4 +1,4 @@
-"""Waits for child processes that read files, unless their file system hangs."""
+"""Waits for child processes that read files, abandoning a child whose file system hangs."""
 
 from __future__ import annotations
 

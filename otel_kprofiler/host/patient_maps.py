@@ -21,7 +21,7 @@ ValueT = TypeVar("ValueT")
 
 
 class PatientMaps:
-    """The files of a host, without memory maps that cannot be read in time. Thread-safe."""
+    """Reads a host's files, but skips memory maps that take too long to read. Thread-safe."""
 
     def __init__(self, files: ReferableFiles) -> None:
         self._files = files

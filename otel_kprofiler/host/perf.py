@@ -24,7 +24,7 @@ FREQUENCY: Final = 1 << 10
 ENABLE_ON_EXEC: Final = 1 << 12
 
 TIME_ENABLED: Final = 1 << 0
-"""Bit of ``read_format``: the time for which the event was enabled follows its count."""
+"""Bit of ``read_format`` that adds the time for which the event was enabled, after its count."""
 
 _ATTR: Final = struct.Struct("=IIQQQQQIIQQQQIiQIHH")
 _FLAG_FD_CLOEXEC: Final = 8
@@ -37,7 +37,7 @@ _IOC_SET_BPF: Final = 0x40042408
 
 
 class PerfAttributes(NamedTuple):
-    """The fields of ``struct perf_event_attr`` that are used; ``flags`` holds the bit-fields.
+    """The fields of ``struct perf_event_attr`` that we set; ``flags`` holds the bit-fields.
 
     With ``FREQUENCY``, ``sample_period`` is a rate, in samples per second.
     """
@@ -81,20 +81,20 @@ def open_perf_event(attributes: PerfAttributes, *, pid: int = -1, cpu: int = -1)
 
 
 def attach_program(event_fd: int, program_fd: int) -> None:
-    """Run a BPF program at every overflow until the event is closed."""
+    """Run a BPF program at every overflow of an event, until the event is closed."""
     fcntl.ioctl(event_fd, _IOC_SET_BPF, program_fd)
 
 
 def enable_event(event_fd: int) -> None:
-    """Start counting, including the events that children inherited."""
+    """Enable an event, and the copies of it that child processes have inherited."""
     fcntl.ioctl(event_fd, _IOC_ENABLE, 0)
 
 
 def disable_event(event_fd: int) -> None:
-    """Stop counting. Once this function has returned, the program no longer runs for this event."""
+    """Disable an event. Its BPF program no longer runs once this function has returned."""
     fcntl.ioctl(event_fd, _IOC_DISABLE, 0)
 
 
 def set_period(event_fd: int, period_ns: int) -> None:
-    """Change the sampling period. A new period starts immediately."""
+    """Change an event's sampling period. A new period starts immediately."""
     fcntl.ioctl(event_fd, _IOC_PERIOD, struct.pack("=Q", period_ns))

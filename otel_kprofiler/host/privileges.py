@@ -1,8 +1,8 @@
 """Drops capabilities that a running agent no longer needs, and prevents exec from granting any.
 
-Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops those that
-its job, identified by the thread's name, does not need. The thread that attaches the sampler does
-so once the sampler is attached. Descriptors opened earlier stay usable.
+Capabilities are per thread (capabilities(7), capset(2)). On startup, every thread drops the
+capabilities that its job does not need. The thread's name identifies the job. The thread that
+attaches the sampler drops unneeded capabilities afterwards. Descriptors opened earlier stay usable.
 """
 
 from __future__ import annotations
@@ -81,9 +81,11 @@ class Privileges:
         threading.setprofile(None)
 
     def reduce_this_thread(self) -> tuple[str, ...]:
-        """Keep only the sampling thread's capabilities, and return those lost to ``drop_all``.
+        """Drop the capabilities that the sampling thread does not need, or all if ``drop_all``.
 
-        Raises ``OSError`` if the kernel refuses, which no kernel is expected to do.
+        If ``drop_all``, returns the dropped capabilities whose features are lost
+        (:data:`PURPOSES`). Raises ``OSError`` if the kernel refuses, which no kernel is expected to
+        do.
         """
         held = held_capabilities(_thread_status())
         keep_only(() if self._drop_all else SAMPLING)
@@ -176,7 +178,7 @@ def keep_only(names: Iterable[str]) -> None:
 
 
 def held_capabilities(status: bytes) -> frozenset[str]:
-    """Returns the effective capabilities in a ``/proc`` status; ``CAP_NUMBER`` if unknown."""
+    """Returns the effective capabilities in ``/proc/PID/status``; ``CAP_50`` if 50 has no name."""
     effective = parse_capabilities(status).effective
     names = {number: name for name, number in CAPABILITIES.items()}
     return frozenset(

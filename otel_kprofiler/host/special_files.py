@@ -17,13 +17,14 @@ _OWN_DESCRIPTOR: Final = re.compile(r"/proc/(?:self|thread-self)/fd/(\d+)")
 def open_special(path: str) -> int | None:
     """Open a path for writing if it is a special file; None if it does not exist or is regular.
 
-    Opening a FIFO waits for its reader. The caller closes the descriptor. Raises ``OSError``, also
+    Opening a FIFO waits for a reader. The caller closes the descriptor. Raises ``OSError``, also
     if this user is root and another user could have created the file.
     """
     followed = follow_links(path, is_root=os.geteuid() == 0)
     if is_magic(followed):
         descriptor = _OWN_DESCRIPTOR.fullmatch(os.path.abspath(followed))
-        # A descriptor is duplicated: sockets cannot be reopened, and files would be overwritten.
+        # Duplicate our own descriptor. Sockets cannot be reopened, and a reopened file would be
+        # written from its start.
         return (
             os.dup(int(descriptor[1]))
             if descriptor

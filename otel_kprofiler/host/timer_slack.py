@@ -9,7 +9,7 @@ from typing import Final
 from otel_kprofiler.host.prctl import prctl
 
 SLACK_NS: Final = 100_000_000
-"""Maximum delay of coarse timers in nanoseconds. Linux's default slack is 50,000."""
+"""Maximum delay of coarse timers in nanoseconds. Linux's default is 50,000 ns."""
 
 _PR_SET_TIMERSLACK: Final = 29  # include/uapi/linux/prctl.h
 _PR_GET_TIMERSLACK: Final = 30
@@ -21,7 +21,8 @@ def coarse_timers() -> Iterator[None]:
 
     The kernel then lets timers expire together, up to :data:`SLACK_NS` late
     (PR_SET_TIMERSLACK(2const)). I/O and signals still wake the threads at once. The slack of this
-    thread is restored at the end. A larger slack is not changed. Real-time threads have no slack.
+    thread is restored at the end. A thread whose slack is already larger keeps it. Real-time
+    threads have no slack.
     """
     try:
         former_ns = prctl(_PR_GET_TIMERSLACK)

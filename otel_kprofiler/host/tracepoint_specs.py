@@ -1,6 +1,6 @@
 """Defines tracepoints as events: their names, settings and values.
 
-Names are those of ``perf list``, with or without the subsystem.
+Events are named as in ``perf list``, with or without the subsystem.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ RECEIVE_BYTES: Final = 1 << 20
 _DATAGRAM_BYTES: Final = 8192  # UEVENT_BUFFER_SIZE is 2048
 _KERNEL_PID: Final = 0
 _NETLINK_KOBJECT_UEVENT: Final = 15  # include/uapi/linux/netlink.h
-_KERNEL_GROUP: Final = 1  # group 2 has udev's copies
+_KERNEL_GROUP: Final = 1  # group 2 receives udev's copies
 _log = logging.getLogger(__name__)
 
 
 class Uevents:
     """A socket for the kernel's uevents (not udev's), which needs no privileges.
 
-    Only one thread may call :meth:`wait`, and only one thread at a time :meth:`receive`. The other
-    methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
+    Only one thread may call :meth:`wait`, and only one thread at a time may call :meth:`receive`.
+    The other methods are thread-safe. Raises ``OSError`` if the kernel refuses the socket.
     """
 
     def __init__(self, receive_bytes: int = RECEIVE_BYTES) -> None:

@@ -243,7 +243,7 @@ class AppendedFile:
         return fd
 
     def _find_reason_to_refuse(self, opened: os.stat_result) -> str:
-        """Returns why another user may have planted the file; empty if writing is safe."""
+        """Returns why another user may have planted the file; "" if writing is safe."""
         if not stat.S_ISREG(opened.st_mode) or is_trusted(os.fstat(self._directory)):
             return ""
         if opened.st_nlink > 1:
@@ -254,7 +254,7 @@ class AppendedFile:
 
 
 class PrivateDirectory:
-    """A directory to which only its owner can write, held open; created if missing.
+    """An open directory to which only its owner can write; created if missing.
 
     Missing directories are created, accessible only to their owner. Raises ``OSError``, and
     ``PermissionError`` if the directory belongs to another user, or if others can write to it.

@@ -43,7 +43,7 @@ _INDIRECT_JUMPS: Final = {
 
 
 class Interpreter(NamedTuple):
-    """CPython in a file; addresses are SVMAs.
+    """The interpreter in a file. Addresses are SVMAs.
 
     Attributes:
         runtime, code_type: addresses of ``_PyRuntime`` and ``PyCode_Type``.
@@ -83,10 +83,10 @@ class Interpreter(NamedTuple):
 
 
 def find_interpreter(source: Source, machine: str = platform.machine()) -> Interpreter | None:
-    """Finds CPython in a file; None if the file lacks CPython, or is not ELF for this machine.
+    """Finds CPython in a file; None if the file contains no CPython for this machine.
 
-    ``machine`` is this machine, as named by uname(2). Raises :class:`InterpreterRefused` if the
-    interpreter's frames must not be read.
+    ``machine`` is this machine, as named by uname(2). Raises :class:`InterpreterRefused` if it is
+    unsafe to read the interpreter's frames.
     """
     try:
         elf = read_elf(source, machine)

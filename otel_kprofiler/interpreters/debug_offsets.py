@@ -1,8 +1,8 @@
 """Parses ``_Py_DebugOffsets``, which holds offsets for debuggers in CPython 3.13 and later.
 
-The struct is at the start of ``_PyRuntime``, so the file contains it. It is declared in
-Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later). Only minor
-versions insert members.
+The struct is at the start of ``_PyRuntime``, so it can be read from the interpreter's file. It is
+declared in Include/internal/pycore_runtime.h (3.13) and pycore_debug_offsets.h (3.14 and later).
+Only new minor versions insert members.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COOKIE: Final = b"xdebugpy"
 VERSION_AT: Final = len(COOKIE)
 MAX_BYTES: Final = 1024
 
-# Members up to the last that is used here. /N is the minor version that added a member.
+# Members up to the last one that is used here. /N is the minor version that added a member.
 _MEMBERS: Final = """
 runtime: size finalizing interpreters_head
 interpreter: size id next threads_head threads_main/14 gc modules sysdict builtins gil gil_state

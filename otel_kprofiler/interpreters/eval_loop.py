@@ -40,7 +40,7 @@ _START_AT: Final = 8
 
 
 def find_loop(source: Source, elf: ElfFile, symbol: ElfSymbol) -> tuple[range, ...]:
-    """Returns the SVMAs of the loop: the function, then its cold part if there is one."""
+    """Returns the address ranges (SVMAs) of the loop's function and of its cold part, if any."""
     loop = range(symbol.address, symbol.address + symbol.size)
     try:
         targets = _jumps_out(source, elf, loop)
@@ -74,7 +74,7 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, including b, because b.cond may not reach a cold part."""
+    """Yields the targets of jumps, even ``b``, since ``b.cond`` may not reach a cold part."""
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:

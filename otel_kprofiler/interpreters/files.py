@@ -39,8 +39,8 @@ class InterpreterFiles:
     """Looks up the interpreter in a file. Not thread-safe.
 
     ``on_found`` is called with each new interpreter, before a process is registered with it.
-    ``calls`` runs the functions that read files. A file on a device that does not respond counts as
-    having no interpreter.
+    ``calls`` runs the functions that read files. A file that cannot be read is refused if its name
+    contains ``python``, and is otherwise treated as a file without an interpreter.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open a file by path in our mount namespace, which needs no capabilities."""
+        """Open a file by its path in our mount namespace. This needs no capabilities."""
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

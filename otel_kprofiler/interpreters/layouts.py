@@ -1,8 +1,9 @@
 """Provides the layouts of threads, frames, code objects and strings, by CPython version.
 
-CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all their releases have the offsets
-below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. The others are computed from adjacent
-members, which are checked.
+CPython 3.11 and 3.12 publish no offsets. On 64-bit machines, all releases of a minor version have
+the offsets below. Since 3.13, ``_Py_DebugOffsets`` contains most offsets. The other offsets are
+fixed or computed from adjacent members. The fixed offsets are used only if adjacent members have
+the expected offsets.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""Expected offsets of members next to those whose offsets only ``_SINCE_3_12`` has."""
+"""Expected offsets of published members, to confirm adjacent offsets in ``_SINCE_3_12``."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:
@@ -189,7 +190,7 @@ def _from_offsets(version: Version, offsets: Mapping[str, int]) -> PythonLayout:
 
 
 def _check(layout: PythonLayout) -> None:
-    """Reject a layout that exceeds what the BPF program reads."""
+    """Reject a layout whose offsets exceed the limits of the BPF program's reads."""
     in_thread = max(
         layout.thread_native, layout.thread_status, layout.thread_frame, layout.thread_interpreter
     )

@@ -56,7 +56,7 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Returns the mapping at an address. The path may differ if its code is in huge pages."""
+    """Returns the mapping that contains an address."""
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

@@ -1,4 +1,4 @@
-"""Registers this host's CPython processes when they start, and removes them when they exit."""
+"""Registers CPython processes so that their frames are read, until they exit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from otel_kprofiler.tracking import (
 INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
-"""Interval between searches for processes while no new process is sampled, in seconds."""
+"""Interval between checks for exited processes while no new process is sampled, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class PythonCounts(NamedTuple):
     """The numbers of registered processes and of refusals at one instant.
 
     ``without_room`` counts processes that did not fit into the table. ``refused`` counts refused
-    interpreter files by reason, and ``refused_processes`` the processes that ran such a file.
+    interpreter files by reason, and ``refused_processes`` counts the processes that ran them.
     """
 
     processes: int
@@ -161,7 +161,7 @@ class PythonProcesses:
                     self._release(event.process.tgid)
 
     def stop(self) -> list[threading.Thread]:
-        """Stop reading files. Returns the threads, which the caller may join. Thread-safe."""
+        """Stop reading files, and return the reading threads for joining. Thread-safe."""
         return self._calls.stop()
 
     def counts(self) -> PythonCounts:
@@ -219,7 +219,7 @@ def _by_name(counts: Mapping[Refusal, int]) -> dict[str, int]:
 
 
 def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
-    """Returns whether mappings belong to a program; may be False on overlayfs and btrfs."""
+    """Returns whether mappings belong to a program; may wrongly be False on overlayfs and btrfs."""
     code = [
         mapping for mapping in mappings if mapping.permissions.startswith("r-x")
     ]  # not [vsyscall]
@@ -234,13 +234,13 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
-    The BPF program reports which processes it samples, whose mappings are then read. If mappings
-    may not be read, the kernel's mapping records are followed instead. This costs more, because the
-    records cover all processes, whether they are sampled or not.
+    The BPF program reports the processes that it samples, and their mappings are then read. If this
+    process may not read them, the kernel's mapping records are followed instead. This costs more,
+    because the records cover all processes, whether they are sampled or not.
 
     Args:
         pids: the processes whose records are followed; empty for all.
-        children: whether to follow the descendants of ``pids``, too.
+        children: whether to also follow the descendants of ``pids``.
         on_found: called in the registering thread with each interpreter, before a process is
             registered with it.
     """
@@ -312,7 +312,7 @@ class PythonTracking:
         return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
-        """Examine sampled processes. Returns False if the kernel does not permit it."""
+        """Examine sampled processes. Returns False if the kernel denies access to any of them."""
         permitted = True
         for seen in processes:
             try:

@@ -22,7 +22,7 @@ from otel_kprofiler.interpreters.refusal import InterpreterRefused, Refusal
 
 _MAX_FRAMES: Final = 100_000
 _TRIES: Final = 100
-"""Number of attempts to find the calling thread while others start and exit; each takes 50 µs."""
+"""Maximum number of attempts to find the calling thread's state, at 50 µs each."""
 _MAX_INTERPRETERS: Final = 10_000
 _IS_THREADS: Final = 8
 """The bit ``bound_gilstate`` of a thread's status; see python_thread.bpf.h."""
@@ -52,7 +52,7 @@ class OwnMemory:
         self._local.at = ctypes.addressof(self._target)
 
     def read(self, at: int, size: int = 8) -> int:
-        """Reads an unsigned number of at most 8 bytes. Calls a Python function only on failure.
+        """Reads an unsigned number of up to 8 bytes. During the read, this frame is the newest.
 
         Raises ``OSError`` if the address is unmapped, or the kernel refuses the read.
         """
@@ -68,7 +68,7 @@ class OwnMemory:
 
 
 class _Frame(NamedTuple):
-    """A frame in memory; ``offset`` is the distance in bytes from code object to instruction."""
+    """A frame in memory; ``offset`` is in bytes, from the code object to the instruction."""
 
     address: int
     code: int
@@ -90,7 +90,7 @@ def prove(layout: PythonLayout, process: PythonProcess) -> None:
     Raises :class:`InterpreterRefused` if memory differs from what Python reports, or is unreadable.
     """
     waiting = threading.Lock()
-    waiting.acquire()  # a second thread, to locate the links between thread states
+    waiting.acquire()  # the second thread reveals the links between thread states
     other = threading.Thread(target=waiting.acquire, name="kprofiler-proof", daemon=True)
     other.start()
     try:
@@ -170,7 +170,7 @@ class Proof:
         return thread
 
     def _walk(self, thread: int) -> list[_Frame]:
-        """Walks the frames, from the second caller of this method outwards."""
+        """Walks the frames, from the caller of this method's caller outwards."""
         layout, read = self._layout, self._read
         at = read(thread + layout.thread_frame)
         if layout.flags & PYTHON_CFRAME:

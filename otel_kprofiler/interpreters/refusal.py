@@ -21,7 +21,7 @@ class Refusal(enum.Enum):
 
 
 class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is counted
-    """Raised for an interpreter whose frames must not be read. ``detail`` is for the log."""
+    """Raised if it is unsafe to read an interpreter's frames. ``detail`` is for the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
         super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)

@@ -1,7 +1,7 @@
 """Value types that all layers share; imports nothing else from the package.
 
-Addresses of different kinds have different types. Ranges are half-open: ``[start, end)``. Times are
-integers, in nanoseconds. All values are immutable and safe to share between threads.
+Ranges are half-open: ``[start, end)``. Times are integers, in nanoseconds. Values are immutable, so
+threads may share them. Mutable classes document their thread-safety.
 """
 
 from otel_kprofiler.model.account import (

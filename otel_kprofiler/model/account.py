@@ -19,7 +19,7 @@ class LossCause(enum.Enum):
     SPOOL_FULL = "spool_full"
     """The spool on disk was full and its oldest segment was dropped."""
     SPOOL_AGED = "spool_aged"
-    """The sample exceeded ``max_age`` in the spool."""
+    """The sample was in the spool for longer than ``max_age``."""
     SPOOL_DAMAGED = "spool_damaged"
     """The sample's data in the spool is unreadable."""
     REJECTED = "rejected"
@@ -65,12 +65,12 @@ class StreamTotals(NamedTuple):
         samples: samples in all windows so far, including this window.
         taken: samples that the BPF program took, including samples lost in the kernel or still
             waiting for their window.
-        lost: samples lost so far, by cause: in the kernel and, once a window is encoded for a
-            receiver, on the way to that receiver.
+        lost: samples lost so far, by cause. Once a window is encoded for a receiver, samples lost
+            in transit to that receiver are included.
         earlier_samples: samples of earlier streams that were in this receiver's spool.
         earlier_lost: number of ``earlier_samples`` lost so far, by cause.
-        unknown_since_unix_ns: nonzero if the previous run was killed; samples that it took after
-            this time are unaccounted for.
+        unknown_since_unix_ns: Unix time after which the previous run, which was killed, took an
+            unknown number of samples; 0 if it was not killed.
         missed: samples that the kernel skipped, for example on a CPU that was running another BPF
             program; not in ``taken``.
     """
@@ -93,9 +93,8 @@ class ExporterAccount(NamedTuple):
         pending: samples in flight, or in the spool for the next run.
         not_offered: samples of windows closed while the exporter was not configured.
         carried: samples of earlier runs that were in the spool at startup.
-        carried_lost: the part of ``lost`` that was sampled by earlier runs.
-        unknown_since_unix_ns: nonzero if the previous run was killed; the number of samples taken
-            after this time is unknown.
+        carried_lost: the number of samples in ``lost`` that earlier runs took.
+        unknown_since_unix_ns: as in :class:`StreamTotals`.
         kinds: accounts by sample kind; empty in the account of a single kind.
         earlier_samples: samples of a single kind that earlier runs left in the spool.
         earlier_lost: number of ``earlier_samples`` lost so far, in any run.
@@ -144,7 +143,7 @@ class ExporterAccount(NamedTuple):
         )
 
     def of_kind(self, kind: str) -> ExporterAccount:
-        """Returns the account of one kind; zeros if the exporter had no such samples."""
+        """Returns one kind's account, with counts of 0 if the exporter had no such samples."""
         return self.kinds.get(kind, ExporterAccount(self.name))
 
     def as_dict(self) -> dict[str, object]:
@@ -160,7 +159,7 @@ class ExporterAccount(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Outcomes of all samples that the BPF program took; no count is derived by subtraction.
+    """Outcomes of all samples that the BPF program took. No count is derived by subtraction.
 
     Attributes:
         taken: samples counted by the BPF program.
@@ -192,9 +191,9 @@ class Account(NamedTuple):
     ) -> Account:
         """Returns the account of all kinds, from the sampler's and the exporters' accounts.
 
-        ``sampled`` has the account of each kind up to the last closed window; ``exporters``
-        replaces the exporters in these accounts, and may have other kinds. ``earlier`` has the
-        number of samples from earlier runs, by kind.
+        ``sampled`` has the account of each kind up to the last closed window. ``exporters``
+        replaces the exporters in these accounts, and may cover additional kinds. ``earlier`` has
+        the number of samples from earlier runs, by kind.
         """
         names = dict.fromkeys([*sampled, *earlier])
         for exporter in exporters:

@@ -29,14 +29,14 @@ class UnnamedFrames(enum.Enum):
     """How frames without a function name are written."""
 
     ADDRESSES = "addresses"
-    """Frames have file and address but no function; back ends resolve the names."""
+    """Frames have a file and an address, but no function. Back ends resolve the names."""
     NAMES = "names"
-    """Frames get a function name made of file, address and reason (``vmlinux+0x40 [no_symbol]``),
-    for back ends that drop frames without a function."""
+    """Frames get a function name made of their file, address and reason, such as
+    ``vmlinux+0x40 [no_symbol]``, for back ends that drop frames without a function."""
 
 
 class Encoding(NamedTuple):
-    """How windows are encoded. ``max_bytes`` is the limit before compression; None: no limit."""
+    """How windows are encoded. ``max_bytes`` limits uncompressed batches; None for no limit."""
 
     form: Form = Form.PROTOBUF
     max_bytes: int | None = None
@@ -45,7 +45,7 @@ class Encoding(NamedTuple):
 
 
 class ProfileSamples(NamedTuple):
-    """The number of samples of a kind in one profile of a request."""
+    """The sample kind of one profile in a request, and the number of samples in that profile."""
 
     kind: str
     samples: int

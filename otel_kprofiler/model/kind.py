@@ -33,7 +33,7 @@ class ProfileKind(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Returns the unit shown for weights; for counts, it is ``samples`` or ``events``."""
+        """Returns the unit shown for weights, which for counts is ``samples`` or ``events``."""
         unit = self.measure[1]
         if unit != "count":
             return unit
@@ -54,12 +54,12 @@ ON_CPU: Final = ProfileKind("on_cpu", "samples", "count", "cpu", "nanoseconds", 
 """Periodic on-CPU samples; each counts as 1."""
 
 OFF_CPU: Final = ProfileKind("off_cpu", "off_cpu", "nanoseconds", number=2)
-"""Sampled off-CPU waits, counted by the time that each represents (as in
-opentelemetry-ebpf-profiler)."""
+"""Sampled off-CPU waits. Each counts as the time that it represents, as in
+opentelemetry-ebpf-profiler."""
 
 LOCK_CONTENTION: Final = ProfileKind("lock_contention", "lock_contention", "nanoseconds")
-"""Sampled waits for the kernel's locks, counted by the time that each represents. This is an event
-kind, so its number differs by sampler."""
+"""Sampled waits for the kernel's locks. Each counts as the time that it represents. This is an
+event kind, so its number differs by sampler."""
 
 KINDS: Final = (ON_CPU, OFF_CPU)
 """Kinds that every sampler has, in the order of a window's profiles. Event kinds follow."""

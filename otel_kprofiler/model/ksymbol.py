@@ -35,11 +35,11 @@ class KsymbolAction(enum.Enum):
     ADDED = "added"
     REMOVED = "removed"
     PROGRAMS_READ = "programs_read"
-    """All BPF functions were read; trampolines and probe pages were not."""
+    """All BPF functions were read, but not the trampolines and probe pages."""
     ALL_READ = "all_read"
     """All code outside vmlinux and modules was read."""
     LOST = "lost"
-    """Changes were lost; the state is unknown until the next snapshot."""
+    """Changes were lost. Until the next snapshot, it is unknown which code exists."""
 
 
 class KsymbolChange(NamedTuple):

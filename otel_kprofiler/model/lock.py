@@ -33,7 +33,7 @@ LOCK_TYPES: Final[Mapping[int, str]] = {
 """
 OTHER_LOCK: Final = "other"
 UNCOUNTED_LOCK: Final = "uncounted"
-"""Type, in totals, of waits whose start or end was not seen; their time is 0."""
+"""Lock type in totals for waits whose start or end was not seen. Their time counts as 0."""
 
 
 def name_lock(flags: int) -> str:

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 MAX_CODE_BYTES: Final = 16 * 1024 * 1024
 _OBJECT_BYTES: Final = 512
-"""Memory used by a description besides its strings, for objects and dictionary entries."""
+"""Size of a description without its strings: objects and dictionary entries, in bytes."""
 
 
 class PythonCode(NamedTuple):
-    """A code object as of its first sample. All strings are raw bytes from the process's memory.
+    """A code object as it was at its first sample. Strings are raw bytes from the process's memory.
 
     Attributes:
         id: code id in samples; unique within a recording.

@@ -7,7 +7,7 @@ from typing import Final
 from otel_kprofiler.model.stack import BuildId
 
 MAX_LOOPS: Final = 4096
-"""Maximum number of files; in further files, native loop frames appear beside Python frames."""
+"""Maximum number of files. Loops in later files appear as native frames beside Python frames."""
 
 
 class KnownLoops:
@@ -23,7 +23,7 @@ class KnownLoops:
         return self._version
 
     def add(self, build_id: BuildId | None, loop: tuple[range, ...]) -> None:
-        """Add the loop's SVMAs for a file, if the file has a build id."""
+        """Record the SVMAs of a file's evaluation loop, if the file has a build id."""
         if build_id is not None and len(self._loops) < MAX_LOOPS:
             self._loops[build_id] = loop
             self._version += 1

@@ -25,7 +25,7 @@ MAX_CODE_ID: Final = (1 << _ID_BITS) - 1
 NO_CODE: Final = 0
 """Code id of frames whose code object has no description."""
 NO_INSTRUCTION: Final = (1 << _INSTRUCTION_BITS) - 1
-"""Instruction index if the instruction is unknown, or its index is too large for the field."""
+"""Stands for an instruction index that is unknown or too large for the field."""
 _FROM_C: Final = 1 << (_ID_BITS + _INSTRUCTION_BITS)
 
 
@@ -35,7 +35,7 @@ class PythonEnd(enum.IntEnum):
     COMPLETE = 0
     FRAME_LIMIT = 1
     UNREADABLE = 2
-    """Memory is not resident or is inconsistent; the frames up to that point are correct."""
+    """Memory is not resident or is inconsistent. The frames up to that point are correct."""
 
 
 _STATUSES: Final = {
@@ -67,7 +67,7 @@ class PythonFrame(NamedTuple):
 
 
 class PythonStack(NamedTuple):
-    """A decoded Python stack, leaf first; its process is registered under the number ``tag``."""
+    """A decoded Python stack, leaf first. ``tag`` is the number that identifies its process."""
 
     end: PythonEnd
     tag: int
@@ -75,12 +75,12 @@ class PythonStack(NamedTuple):
 
 
 def parse_python_word(word: int) -> PythonFrame:
-    """Decode a word into a frame: code id, instruction and flag, from the lowest bit."""
+    """Decode a word into a frame: code id, instruction and flag, from the lowest bit up."""
     return PythonFrame(word & MAX_CODE_ID, word >> _ID_BITS & NO_INSTRUCTION, word & _FROM_C != 0)
 
 
 def parse_python_stack(raw: bytes) -> PythonStack:
-    """Decode the Python side of a sample. Raises ``ValueError`` if the data is damaged."""
+    """Decodes the Python side of a sample. Raises ``ValueError`` if the data is damaged."""
     end, tag, words = split_python_stack(raw)
     return PythonStack(PythonEnd(end), tag, tuple(map(parse_python_word, words)))
 
@@ -96,7 +96,7 @@ def split_python_stack(raw: bytes) -> tuple[int, int, memoryview[int]]:
 
 
 def find_entries(words: Iterable[int]) -> tuple[int, ...]:
-    """Returns the index after each frame that was entered from C code, in a stack's words."""
+    """Returns the index of the word after each frame that was entered from C code."""
     return tuple([end for end, word in enumerate(words, start=1) if word & _FROM_C])
 
 

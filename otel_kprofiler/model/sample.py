@@ -14,7 +14,7 @@ _WORD_BYTES: Final = 8
 
 
 class SpanLink(NamedTuple):
-    """The span that was current in the sampled thread; its ids have 16 and 8 bytes, not all zero.
+    """The span that was current in the sampled thread. Its ids (16 and 8 bytes) are not zero.
 
     ``local_root`` is the name of the process's topmost span in the trace; empty if unknown.
     """
@@ -38,7 +38,7 @@ class RawSide(NamedTuple):
     """One side of a stack, as the BPF program recorded it.
 
     For the kernel, ``words`` are runtime addresses as native-endian 64-bit words, leaf first. For
-    user code, they are addresses with file mappings (:func:`parse_user_stack`), or empty.
+    user code, ``words`` has the format that :func:`parse_user_stack` reads, or is empty.
     """
 
     kind: SideKind
@@ -72,9 +72,9 @@ class RawSample(NamedTuple):
         exec_id, owner: see :class:`ProcessKey`.
         stack_start: start address of the main thread's stack (``startstack`` of
             ``/proc/PID/stat``); 0 if unknown, and during execve(2).
-        context: the thread context in which ``link`` was current; empty without a context. A byte
-            for the kind and a byte for the trace flags precede the attributes as the process
-            encoded them (OTEP 4947), or a goroutine's labels.
+        context: the thread context in which ``link`` was current; empty without a context. It has a
+            byte for the kind and a byte for the trace flags, and then either the attributes as the
+            process encoded them (OTEP 4947) or a goroutine's labels.
     """
 
     kind: ProfileKind
@@ -113,7 +113,7 @@ class RawSample(NamedTuple):
 
 
 class ProcessKey(NamedTuple):
-    """Identity of a process as long as it runs the same program as the same user.
+    """Identity of a process, which changes when the process changes its program or user.
 
     Attributes:
         tgid: process id, as in samples.
@@ -131,5 +131,5 @@ class ProcessKey(NamedTuple):
 
     @property
     def process(self) -> tuple[int, int | None]:
-        """Returns the process key without its program or user."""
+        """Returns the process id and start time, which do not change with the program or user."""
         return self.tgid, self.start_time_ns

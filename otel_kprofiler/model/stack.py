@@ -1,4 +1,4 @@
-"""Stacks and their sides; each frame has a name, or the reason it has no name (``Unresolved``)."""
+"""Stacks and their sides. Each frame has a name, or a reason why it has none (``Unresolved``)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FileId = NewType("FileId", str)
 """The 128-bit file id sent as ``process.executable.build_id.htlhash``: 32 hex digits."""
 
 StackStatus = NewType("StackStatus", int)
-"""Outcome of collecting a stack: positive if it was truncated, or a negative ``errno``."""
+"""Outcome of collecting a stack: 0 if complete, positive if truncated, or a negative ``errno``."""
 
 STACK_OK: Final = StackStatus(0)
 
 STACK_TRUNCATED: Final = StackStatus(1)
-"""The stack exceeds the frame limit; its outermost frames are missing."""
+"""The stack exceeds the frame limit, so its outermost frames are missing."""
 
 _SIDE: Final = attrgetter("side")
 
@@ -46,7 +46,7 @@ class ModuleKind(enum.Enum):
 
 
 class RangeSource(enum.Enum):
-    """The source of a module's executable ranges; the best source comes first."""
+    """The source of a module's executable ranges. The best source comes first."""
 
     SECTIONS = "sections"
     """/sys/module/NAME/sections: exact."""
@@ -95,7 +95,7 @@ class Module:
             whose addresses are SVMAs of its ELF file.
         ranges: executable ranges without init sections, sorted by start; for a user object, the
             segment that contains the frames, in whole pages.
-        generation: serial number of the module, so that a reloaded module is a new module.
+        generation: serial number, which distinguishes a reloaded module from the unloaded one.
         program: the BPF program containing the code, if known.
         file_offset: for a user object, the file offset of the first byte of ``ranges``.
     """
@@ -162,8 +162,9 @@ class SideKind:
         frame_type: OTLP ``profile.frame.type`` of the side's frames.
         color: color of the side's frames in the flame graph, from the viewer's palette.
         folded_mark: suffix of frames in folded stacks, which flamegraph.pl maps to a color.
-        is_expected: whether every thread has this side, so that reports mention a missing side.
-        usual_reason: default reason why frames have no names; not sent.
+        is_expected: whether every thread should have this side; if so, reports mention a missing
+            side.
+        usual_reason: default reason why frames of the side have no names; it is not exported.
         has_files: whether the side's functions belong to source files rather than modules; if so,
             reports show lines after names.
     """
@@ -181,7 +182,7 @@ KERNEL_SIDE: Final = SideKind("kernel", "kernel", "kernel", "_[k]", is_expected=
 """Kernel code: vmlinux, modules, BPF programs."""
 
 USER_SIDE: Final = SideKind("user", "native", "user", usual_reason=Unresolved.USER_ADDRESS)
-"""The process's native code; decoded frames of other types get separate sides."""
+"""The process's native code. In decoded profiles, frames of other types get separate sides."""
 
 PYTHON_SIDE: Final = SideKind("python", "cpython", "python", "_[p]", has_files=True)
 """Python functions in CPython processes, from the interpreter's frames."""
@@ -219,11 +220,11 @@ class Frame(NamedTuple):
         offset: distance in bytes from the start of the physical function; 0 if its bounds are
             unknown. A function without a name may have known bounds (``NO_NAME``).
         unresolved: why ``lines`` is empty; None if resolved.
-        builtin: for code built into ``vmlinux``, the modules that would contain it otherwise:
-            several if they share an object file, none for most code.
-        found_by: unwinding method, if it is not conclusive: ``frame_pointer`` (a callee may be
-            missing), ``guess`` or ``disassembly`` for the frame, ``moved_text`` for the file (the
-            memory fills a hole between two mappings of the file).
+        builtin: modules that would contain the code if it were not built into ``vmlinux``; several
+            if they share an object file, none for most code.
+        found_by: method by which the frame was found, if it is not conclusive: ``frame_pointer`` (a
+            callee may be missing), ``guess``, ``disassembly``, or ``moved_text`` (the file is
+            inferred, because the memory fills a hole between two mappings of the file).
     """
 
     module: Module | None
@@ -245,7 +246,7 @@ Frame.__hash__ = object.__hash__  # type: ignore[method-assign]  # NamedTuple fo
 
 
 class RawFrames:
-    """Frames that have only addresses, adjusted as in :class:`Frame`.
+    """Frames that have only addresses. Callers' addresses are adjusted as in :class:`Frame`.
 
     The frames are created on demand. Few of them occur twice, so they are not cached.
     """

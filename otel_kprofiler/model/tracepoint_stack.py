@@ -9,7 +9,7 @@ from typing import Final
 from otel_kprofiler.model.stack import KERNEL_SIDE, Frame, Side, Stack
 
 _PROGRAMS: Final = re.compile("_kprofiler_(trace|lock)")
-"""Part of the programs' names, even where the kernel keeps only their first 15 characters."""
+"""Matches the sampler's program names, even if the kernel kept only their first 15 characters."""
 _CALLERS: Final = re.compile(r"bpf_trace_run\d+|__bpf_trace_\w+|__traceiter_\w+")
 
 

@@ -13,7 +13,7 @@ from otel_kprofiler.model.user_stack import FileKey
 VDSO_NAME: Final = "[vdso]"
 _MEMFD: Final = "memfd:"
 MAX_FILES: Final = 16_384
-"""Maximum number of files with details (about 500 bytes each), which outlive unwind tables."""
+"""Maximum number of files whose details are kept (about 500 bytes each)."""
 
 
 class Segment(NamedTuple):
@@ -70,11 +70,11 @@ class OpenFile(NamedTuple):
 
 
 FileReader = Callable[[FileKey, FileDetails, OpenFile | bytes, int], None]
-"""A function that receives a file (open during the call) or its image, and the owner's pid."""
+"""Function that receives a file's key, details, content (open file or image) and owner (pid)."""
 
 
 class KnownFiles:
-    """Keeps details of files; evicts the oldest first. Lookups are lock-free, from any thread.
+    """Keeps details of files; evicts the oldest first. Lookups are thread-safe and lock-free.
 
     ``most`` is the maximum number of files. ``on_opened`` is called with each opened file, before
     the file's details are added; it must not wait.

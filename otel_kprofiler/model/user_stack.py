@@ -26,7 +26,7 @@ IN_MOVED_TEXT: Final = 8
 """Flag in a frame's source: the code was copied to anonymous memory amid the file's mappings."""
 _ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 _TRAMPOLINE_MASK: Final = (1 << SOURCE_BITS) - 1 | IN_MOVED_TEXT << SOURCE_BITS
-"""Mask that replaces the source in a word with :attr:`FrameSource.REGISTERS`."""
+"""Mask that sets the source in a frame's word to :attr:`FrameSource.REGISTERS`."""
 NO_MAPPING: Final = 15
 
 
@@ -37,9 +37,9 @@ class StackEnd(enum.IntEnum):
     """The outermost frame is marked as having no caller."""
     FRAME_LIMIT = 1
     WORK_LIMIT = 2
-    """The BPF program reached the limit on work for a stack."""
+    """The BPF program reached its limit on work per stack."""
     PENDING = 3
-    """The unwind table of the next file is not loaded yet."""
+    """The unwind table of the last frame's file is not loaded yet."""
     NO_RULE = 4
     """The code has neither an unwind table nor a frame pointer."""
     UNREADABLE = 5
@@ -81,13 +81,13 @@ class FrameSource(enum.IntEnum):
     """The leaf (the interrupted instruction) or, after :func:`mark_trampolines`, a trampoline."""
     TABLE = 1
     FRAME_POINTER = 2
-    """Found by frame pointer; the return address follows a call. A callee may be missing."""
+    """Found by frame pointer. The return address follows a call. A callee may be missing."""
     GUESS = 3
-    """Caller of a leaf without an unwind entry; the address on top of the stack follows a call."""
+    """Caller of a leaf without an unwind entry. The address on top of the stack follows a call."""
     SIGNAL = 4
-    """Code interrupted by a signal; found in the registers that the kernel saved."""
+    """Code interrupted by a signal, found in the registers that the kernel saved."""
     DISASSEMBLY = 5
-    """Found by rules computed from the callee's machine code; the return address follows a call."""
+    """Found by rules computed from the callee's machine code. The return address follows a call."""
 
 
 class FileKey(NamedTuple):
@@ -121,9 +121,9 @@ class UserStack(NamedTuple):
     """A user stack, leaf first.
 
     Attributes:
-        mappings: mapped files of the frames.
+        mappings: file mappings that contain the code of frames.
         addresses: runtime addresses: the interrupted instruction, then return addresses.
-        places: index of each frame's mapping; None for memory without a file.
+        places: index into ``mappings`` for each frame; None for memory without a file.
         sources: method that yielded each frame.
     """
 
@@ -135,7 +135,7 @@ class UserStack(NamedTuple):
 
 
 def parse_user_stack(raw: bytes) -> UserStack:
-    """Decode ``RawSample.user_stack``. Raises ``ValueError`` if the data is damaged."""
+    """Decodes the user side of a sample. Raises ``ValueError`` if the data is damaged."""
     end, packed, words = split_user_stack(raw)
     mappings = mapping_fields(packed)
     places = (word >> ADDRESS_BITS & NO_MAPPING for word in words)
@@ -149,7 +149,7 @@ def parse_user_stack(raw: bytes) -> UserStack:
 
 
 def find_user_addresses(raw: bytes) -> array[int]:
-    """Returns the addresses at which to look up symbols for ``RawSample.user_stack``.
+    """Returns the addresses at which to look up the symbols of a user stack.
 
     A caller's address is the return address minus one, which belongs to the call instruction.
     Raises ``ValueError`` if the stack is damaged.
@@ -166,9 +166,9 @@ def find_user_addresses(raw: bytes) -> array[int]:
 
 
 def mark_trampolines(words: Sequence[int]) -> Sequence[int]:
-    """Marks the trampolines to which signal handlers return as frames with exact addresses.
+    """Marks each signal trampoline as a frame with an exact address.
 
-    The handler's return address is a trampoline's first instruction: no call precedes it, and the
+    A signal handler returns to the first instruction of a trampoline. No call precedes it, and the
     byte before it may belong to another function.
     """
     marked: array[int] | None = None
@@ -184,7 +184,7 @@ def pack_user_stack(
     frames: Iterable[tuple[int, int | None, int]],
     mappings: tuple[StackMapping, ...] = (),
 ) -> bytes:
-    """Encode a user stack of (address, place, source) frames; inverse of parse_user_stack."""
+    """Encode a user stack from frames, which are tuples of (address, mapping index, source)."""
     words = array("Q", [
         address | (NO_MAPPING if place is None else place) << ADDRESS_BITS
         | source << SOURCE_BITS

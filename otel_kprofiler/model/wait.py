@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class WaitState(enum.IntEnum):
-    """State of an off-CPU thread; the names appear on the wire and in reports.
+    """State of an off-CPU thread. The names appear on the wire and in reports.
 
     Task states (``include/linux/sched.h``), plus :attr:`RUNNABLE`: the thread waits for a CPU,
     after a preemption or a wakeup (``run_delay`` in ``/proc/PID/schedstat``).
@@ -17,7 +17,7 @@ class WaitState(enum.IntEnum):
     INTERRUPTIBLE = 1
     UNINTERRUPTIBLE = 2
     STOPPED = 3
-    """Stopped by a signal or traced."""
+    """Stopped by a signal or a tracer."""
     IDLE = 4
     """A kernel thread that waits for work and does not count as load (``TASK_IDLE``)."""
 
@@ -56,7 +56,7 @@ class Wait(NamedTuple):
         duration_ns: off-CPU time in this state, except while the host was suspended. The sample's
             value is this time divided by the wait's sampling probability.
         is_ended: False if the wait continues; later samples report the remaining time.
-        in_iowait: the task's flag for waits on block I/O.
+        in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the CPU quota of the thread's cgroup was used up.
         waker: thread that ended the wait; None if unknown.
     """

@@ -18,7 +18,7 @@ from otel_kprofiler.model.wait_pool import is_idle_in_pool
 
 
 class WaitCause(enum.Enum):
-    """The cause of a wait; reports and receivers show its value."""
+    """The cause of a wait. Reports and receivers show the value."""
 
     RUN_QUEUE = "run_queue"
     """Runnable, but other threads occupy the CPU."""
@@ -123,7 +123,8 @@ PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.STOP: "do_signal_stop ptrace_stop ptrace_notify do_freezer_trap __refrigerator"
     " do_jobctl_trap",
 }
-"""Functions that imply a cause if the thread waits in them or their callees; the innermost wins."""
+"""Functions that imply a cause if the thread waits in them or their callees. If several of them are
+on the stack, the innermost decides."""
 
 DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     WaitCause.CHILD: "kernel_clone",
@@ -131,7 +132,7 @@ DIRECT_PROOFS: Final[Mapping[WaitCause, str]] = {
     " __se_sys_pause sys_pause",
     WaitCause.KERNEL_THREAD: "kthreadd io_wq_worker vhost_task_fn",
 }
-"""Functions that imply a cause only if they wait themselves; their callees have other causes."""
+"""Functions that imply a cause only if they wait themselves, not in a callee."""
 
 DISK_PROOFS: Final = (
     "io_schedule io_schedule_timeout submit_bio_wait blk_wait_io wait_for_completion_io "
@@ -171,7 +172,7 @@ _WAITING: Final = re.compile(
     r"|do_wait_for_common|wait_for_completion\w*|wait_for_common|do_wait_intr(?:_irq)?|wait_woken"
     r"|bpf_\w+|__bpf_\w+|__traceiter_\w+|trace_\w+|ftrace_trampoline"
 )
-"""Functions that wait regardless of the cause, and functions of tracers at ``sched_switch``."""
+"""Functions that wait for any cause, and functions of tracers at ``sched_switch``."""
 
 
 def find_cause(
@@ -186,14 +187,15 @@ def find_cause(
 
     If several causes fit, the first in this order is returned: the cause that the state implies (a
     runnable thread waits for a CPU, whatever its stack), :data:`DIRECT_PROOFS`, :data:`PROOFS`,
-    kernel threads whose main function waits, and disks.
+    :attr:`WaitCause.KERNEL_THREAD` if a kernel thread's main function waits, and
+    :attr:`WaitCause.DISK`.
 
     Args:
         state: why the thread is off the CPU.
         kernel: names of the kernel functions on the thread's stack, leaf first; compiler suffixes
             (``.isra.0``) are ignored. Empty if hidden or unknown.
         user: names of the native functions on the thread's stack, in the same form.
-        in_iowait: the task's flag for waits on block I/O.
+        in_iowait: whether the kernel marked the thread as waiting for block I/O.
         is_throttled: whether the thread's cgroup has used up its CPU quota.
     """
     names = [name.partition(".")[0] for name in kernel]
@@ -240,8 +242,8 @@ def find_stack_cause(
 def _takes_gil(stack: Stack) -> bool:
     """Returns whether an unnamed function waiting on a condition variable is ``take_gil()``.
 
-    That function is in the interpreter's file, and its caller is a function in :data:`GIL_TAKERS`
-    or the evaluation loop, for which the stack has Python frames.
+    ``take_gil()`` is in the interpreter's file. Its caller is a function in :data:`GIL_TAKERS`, or
+    the evaluation loop, for which the stack has Python frames.
     """
     frames = [
         frame for side in stack.sides if side.kind in (USER_SIDE, PYTHON_SIDE)

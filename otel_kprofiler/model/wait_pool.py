@@ -14,10 +14,10 @@ _PYTHON_WAITS: Final = frozenset({
 _PYTHON_WORKERS: Final = frozenset({
     ("_worker", "concurrent/futures/thread.py"), ("worker", "multiprocessing/pool.py"),
 })  # fmt: skip
-"""Thread pools' main functions: apart from the work itself, nothing in them waits on a futex."""
+"""Main functions of pool threads, which themselves wait on a futex only for new work."""
 
 _PAIRS: Final = frozenset({
-    # Go parks threads without goroutines: runtime/proc.go.
+    # Go parks a thread that has no goroutine to run: runtime/proc.go.
     ("runtime.stopm", "runtime.findRunnable"), ("runtime.stopm", "runtime.findrunnable"),
     # libuv's thread pool, as in Node: src/threadpool.c.
     ("uv_cond_wait", "worker"),
@@ -25,7 +25,7 @@ _PAIRS: Final = frozenset({
     ("CompileQueue::get", "CompileBroker::compiler_thread_loop"),
     ("VMThread::wait_for_operation", "VMThread::run"),
 })  # fmt: skip
-"""Pairs of a waiting function and its caller; each pair shows that the thread waits for work."""
+"""Pairs of a waiting function and its caller. Each pair shows that the thread waits for work."""
 
 _JAVA: Final = re.compile(
     r"java[./]util[./]concurrent[./](?:ThreadPoolExecutor;?(?:\.|::)getTask"

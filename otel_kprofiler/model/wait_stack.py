@@ -49,7 +49,7 @@ class WaitStacks:
             sides = tuple(map(self._cut_side, stack.sides))
             if _is_of_kernel_thread(stack):
                 sides = tuple(map(_without_status, sides))
-            # Frames are hashed by identity, their tuples by value.
+            # Frames are hashed by identity, but tuples of their fields by value.
             key = tuple((side.kind, tuple(map(tuple, side.frames)), side.status) for side in sides)
             cut = self._cut[stack] = self._equal.setdefault(
                 key, stack if sides == stack.sides else Stack(sides)

@@ -1,4 +1,4 @@
-"""Windows, which hold the samples of a reporting interval, by resource."""
+"""Windows: the samples of a reporting interval, grouped by kind and Resource."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WindowWait(NamedTuple):
 
 
 class WindowSample(NamedTuple):
-    """Samples of a window that differ only in their times.
+    """Samples of a window that differ only in their times and values.
 
     Attributes:
         timestamps_unix_ns: time of each sample, in order of arrival; never empty.
@@ -157,7 +157,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A reporting interval with its samples, and a profile for each kind that was sampled.
+    """A reporting interval, with a profile for each kind that was sampled.
 
     All sample timestamps are in ``[start_unix_ns, end_unix_ns)``. Changing the sampling rate closes
     a window, so that ``period_ns`` holds for all samples of a profile.
@@ -185,9 +185,10 @@ class Window:
         change: Callable[[WindowSample], WindowSample],
         pause: Callable[[], None] = lambda: None,
     ) -> Window:
-        """Returns the window with each sample replaced, but not its timestamps.
+        """Returns the window with ``change`` applied to each sample.
 
-        ``pause`` is called before each sample, to let other threads run.
+        ``change`` must keep the timestamps. ``pause`` is called before each sample is changed, to
+        let other threads run.
         """
 
         def gently(sample: WindowSample) -> WindowSample:

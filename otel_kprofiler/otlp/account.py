@@ -1,10 +1,10 @@
 """Encodes sample accounts as attributes of a request's first profile of each kind.
 
-Window counts cover all requests of the window. They are the number of its samples, the number of
-samples that the BPF program took, and the losses in between. Stream counts are the same totals
-since sampling started. Their losses include those on the way to this receiver. After a stream's
-last request, a receiver can verify that nothing is missing. If so, received samples plus the
-stream's losses outside the kernel equal ``stream.samples``.
+Window counts cover all requests of a window: the number of samples that the BPF program took, the
+number lost before they reached the window, and the number in the window. Stream counts are the same
+numbers since sampling started, but their loss count also includes samples lost in transit to this
+receiver. After a stream's last request, a receiver can verify that nothing is missing: received
+samples plus the stream's losses outside the kernel must equal ``stream.samples``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def account_attributes(profile: Profile) -> dict[str, AttributeValue]:
 class WindowAccount(NamedTuple):
     """The account of a sample kind in a window.
 
-    The fields are those of :class:`otel_kprofiler.model.Profile`.
+    The fields are as in :class:`otel_kprofiler.model.Profile`.
     """
 
     taken: int

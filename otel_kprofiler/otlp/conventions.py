@@ -31,7 +31,8 @@ KERNEL_THREAD: Final = "otel_kprofiler.kernel_thread"
 PROGRAM: Final = "otel_kprofiler.program"
 """On Resources of interpreters: the script, module or class being run."""
 ENDED_PROCESSES: Final = "otel_kprofiler.ended_processes"
-"""True on the Resource that stands for processes that waited but exited before a first sample."""
+"""True on the Resource that stands for processes that waited but exited before any of their threads
+were sampled."""
 
 MODULE_KIND: Final = "otel_kprofiler.module.kind"
 """On mappings of kernel code without a file: ``bpf`` or ``ool`` (out-of-line pages)."""
@@ -40,7 +41,7 @@ MODULE_BUILTIN: Final = "otel_kprofiler.module.builtin"
 UNRESOLVED: Final = "otel_kprofiler.unresolved"
 """On locations without a function name: the reason, as an ``Unresolved`` member in lower case."""
 FUNCTION_START: Final = "otel_kprofiler.function.start"
-"""On locations in a nameless function with known bounds: the function's start, an integer."""
+"""On locations in a nameless function with known bounds: its start address, an integer."""
 FOUND_BY: Final = "otel_kprofiler.frame.found_by"
 """On locations not found by unwind tables alone: the method, as in ``Frame.found_by``."""
 LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
@@ -48,7 +49,7 @@ LOCAL_ROOT: Final = "otel_kprofiler.local_root_span.name"
 KERNEL_ENTRY: Final = "otel_kprofiler.kernel.entry"
 """On a self-profiling service's kernel samples: the system call, ``interrupt`` or other entry."""
 STACK_STATUS: Final = "otel_kprofiler.{}_stack.status"
-"""On samples with an incomplete stack side, whose name replaces ``{}``: why it is incomplete."""
+"""On samples with an incomplete stack side: the reason. The side's name replaces ``{}``."""
 BPF_PROGRAM: Final = tuple(
     f"otel_kprofiler.bpf.program.{name}"
     for name in ("id", "type", "tag", "load_time_boot_ns", "attached_to")
@@ -67,24 +68,26 @@ WINDOW_SAMPLES: Final = "otel_kprofiler.window.samples"
 WINDOW_TAKEN: Final = "otel_kprofiler.window.taken"
 """Attribute of a profile: number of samples that the BPF program took since the last window."""
 WINDOW_LOST: Final = "otel_kprofiler.window.lost."
-"""Prefix of a profile's attributes, followed by a cause: samples that did not reach the window."""
+"""Prefix of a profile's attributes, followed by a cause: number of samples that did not reach the
+window."""
 STREAM_PREFIX: Final = "otel_kprofiler.stream."
 STREAM_ID: Final = "otel_kprofiler.stream.id"
 """Attribute of a profile: id of a sampler run, whose counts start at 0 and never decrease."""
 STREAM_SAMPLES: Final = "otel_kprofiler.stream.samples"
-"""Attribute of a profile: number of samples in the stream's windows, up to and with this one."""
+"""Attribute of a profile: number of samples in the stream's windows, including this one."""
 STREAM_TAKEN: Final = "otel_kprofiler.stream.taken"
 """Attribute of a profile: number of samples that the BPF program took since the stream started."""
 STREAM_LOST: Final = "otel_kprofiler.stream.lost."
-"""Prefix of a profile's attributes, followed by a cause: samples that will not reach this receiver.
-"""
+"""Prefix of a profile's attributes, followed by a cause: number of samples that will not reach this
+receiver."""
 STREAM_MISSED: Final = "otel_kprofiler.stream.missed"
 """Attribute of a profile: number of timer ticks without a sample on busy CPUs; absent if 0."""
 EARLIER_PREFIX: Final = "otel_kprofiler.earlier."
 EARLIER_SAMPLES: Final = "otel_kprofiler.earlier.samples"
 """Attribute of a profile: number of samples from earlier streams that were in the spool."""
 EARLIER_LOST: Final = "otel_kprofiler.earlier.lost."
-"""Prefix of a profile's attributes, followed by a cause: lost samples of earlier streams."""
+"""Prefix of a profile's attributes, followed by a cause: number of lost samples of earlier streams.
+"""
 STREAM_UNKNOWN_SINCE: Final = "otel_kprofiler.stream.unknown_since_unix_ns"
 """Attribute of a profile: Unix time from which a killed run took an unknown number of samples."""
 
@@ -105,7 +108,7 @@ Resource's threads spent off the CPU in that state during the window; absent if 
 WAIT_SWITCHES: Final = "otel_kprofiler.wait.switches"
 """Attribute of a profile: number of the resource's waits that ended in this window."""
 WAIT_BELOW: Final = "otel_kprofiler.wait.below_ns"
-"""Attribute of a profile: the part of the totals from waits too short to sample; absent if 0."""
+"""Attribute of a profile: off-CPU time spent in waits too short to sample; absent if 0."""
 WAIT_THRESHOLD: Final = "otel_kprofiler.wait.threshold_ns"
 """Attribute of a request's first wait profile: duration from which every wait is sampled, as of the
 end of the window. Shorter waits are sampled with a probability proportional to duration."""
@@ -118,7 +121,7 @@ LOCK_TOTAL: Final = "otel_kprofiler.lock.total_ns."
 """Prefix like :data:`LOCK_WAITS`, for the total time of these waits in nanoseconds."""
 
 SAMPLE_ATTRIBUTES: Final = frozenset({THREAD_NAME, THREAD_ID, CPU, LOCAL_ROOT})
-"""Sample attributes with a defined meaning. Others are labels, except ``otel_kprofiler.*``."""
+"""Sample attributes with a defined meaning. All others, except ``otel_kprofiler.*``, are labels."""
 
 INTEGER_ATTRIBUTES: Final = frozenset(
     {"process.pid", "process.parent_pid", "process.user.id", "process.vpid", THREAD_ID, CPU}
@@ -126,7 +129,7 @@ INTEGER_ATTRIBUTES: Final = frozenset(
 """Attributes that the conventions define as integers."""
 
 TYPED_INTEGERS: Final = INTEGER_ATTRIBUTES | {WAKER_PID, WAKER_TID}
-"""Integer attributes of resources and samples, for stores that keep all values as strings."""
+"""Integer attributes of resources and samples, for reading stores that keep only strings."""
 BOOLEAN_ATTRIBUTES: Final = frozenset({WAIT_IS_ENDED})
 
 

@@ -1,7 +1,7 @@
 """Decodes OTLP profiles from any producer into windows.
 
 Values that OTLP cannot represent get defaults, such as offset 0 for frames and base 0 for modules.
-A stack side without a status is complete, or was not collected if it has no frames either.
+A stack side without a status counts as complete if it has frames, else as not collected.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Decoder:
         self._shared = SharedValues()
 
     def add(self, message: Any) -> None:
-        """Add the readable part of a message. Raises an error if any part is unreadable."""
+        """Add the readable profiles of a message, then raise an error if others are unreadable."""
         with _indices_checked():
             tables = Tables(message.dictionary, self._shared)
         problems: list[PayloadError] = []
@@ -162,7 +162,7 @@ class _Decoder:
 
 
 def _window(start: int, end: int, profiles: list[Profile]) -> Window:
-    """Build a window that spans all samples, since other producers' profiles may be shorter."""
+    """Build a window that spans all samples, even samples outside their profile's interval."""
     for profile in profiles:
         for group in profile.resources:
             for sample in group.samples:
@@ -181,7 +181,7 @@ class _Series:
         self.values: list[int] = []
 
     def add(self, profile: Any, sample: Any) -> None:
-        """Add a sample. An aggregated value gets the start time of its profile."""
+        """Add a sample. Without timestamps, its values are added up at its profile's start time."""
         times, values = list(sample.timestamps_unix_nano), list(sample.values)
         if times and not (values or self.values):
             self.times += times

@@ -41,7 +41,8 @@ _MAX_BUILTIN: Final = 100
 """Maximum number of built-in modules per frame. Real code has one, or rarely a few."""
 
 _MACHINE_CODE: Final = frozenset({"go", "rust"})
-"""Frame types of machine code, whose functions belong to modules, besides those of ``SIDES``."""
+"""Frame types of machine code, in addition to those of ``SIDES``. Functions of these types belong
+to modules rather than source files."""
 
 _MODULE_KINDS: Final = {
     kind.value: kind for kind in (ModuleKind.VMLINUX, ModuleKind.BPF, ModuleKind.OUT_OF_LINE)
@@ -76,7 +77,7 @@ class SharedValues:
 
 
 def find_profile_kind(type_: str, unit: str, period_type: str, period_unit: str) -> ProfileKind:
-    """Returns the kind with these types, created if this package does not sample such a kind."""
+    """Returns the kind with the given types and units, or a new kind if there is none."""
     unlisted = ProfileKind(type_, type_, unit, period_type, period_unit)
     for kind in KINDS:
         if kind._replace(name=type_, number=0) == unlisted:

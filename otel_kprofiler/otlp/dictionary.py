@@ -1,4 +1,4 @@
-"""Builds a request's dictionary, which contains each value that the request uses, once."""
+"""Builds a request's dictionary, which contains each value in the request exactly once."""
 
 from __future__ import annotations
 
@@ -74,13 +74,14 @@ def status_text(status: StackStatus) -> str:
 
 _NO_NAME: Final = Unresolved.NO_NAME
 _MAX_INTEGER: Final = 1 << 63
-"""Bound on integers in attributes (common.proto, ``AnyValue.int_value``)."""
+"""Exclusive upper bound on integers in attributes (common.proto, ``AnyValue.int_value``)."""
 
 
 def name_unnamed(module: Module | None, address: int, reason: Unresolved | None) -> str:
     """Returns the stand-in for a missing function name, such as ``vmlinux+0x1234 [no_symbol]``.
 
-    For code without a file, returns only the reason, because its addresses differ by process.
+    For code without a file, returns only the reason, because the code's address differs in each
+    process.
     """
     reason_text = f"[{reason.name.lower() if reason else 'unknown'}]"
     return f"{module.name.rpartition('/')[2]}+{address:#x} {reason_text}" if module else reason_text
@@ -229,7 +230,7 @@ class Dictionary:
             text = self.string(value) if isinstance(value, str) else b""
             written = KeyValue(key, value, self.string(key), text)
         entry = self._writer.key_value(written)
-        if isinstance(value, str):  # 1, 1.0 and True would be the same key
+        if isinstance(value, str):  # as keys, 1, 1.0 and True are equal
             self._shortcuts[item] = entry
         return entry
 
@@ -272,7 +273,7 @@ class Dictionary:
         for kind, frames, status, *_ in stack.sides:
             if not isinstance(frames, RawFrames):
                 run += frames
-            elif frames.addresses:  # an empty side's attributes would be orphans
+            elif frames.addresses:  # attributes of an empty side would be unused entries
                 if run:
                     parts.append(self._locations(run))
                     run = []
@@ -373,7 +374,7 @@ class Dictionary:
         return self._writer.location_attributes(tokens)
 
     def _add_mapping(self, module: Module, *, inside: bool) -> Token:
-        """Returns the token of a module's mapping, which has its range if ``inside`` is true."""
+        """Returns the token of a module's mapping, including its range if ``inside`` is true."""
         extent = module.extent
         attributes: dict[str, AttributeValue] = {BUILD_ID_HTLHASH: module.file_id}
         if module.build_id:

@@ -47,9 +47,9 @@ _WRITERS: Final[dict[Form, Writer]] = {Form.PROTOBUF: ProtobufWriter(), Form.JSO
 _ID_PREFIX_BYTES: Final = 12
 
 _MARGIN_SHARE: Final = 256
-"""When a window is split, limit / 256 is reserved for bytes that are only counted at the end."""
+"""When a window is split, 1/256 of the limit is reserved for bytes that are counted at the end."""
 _MORE_SHARE: Final = 8
-"""A part is first tried with 1/8 more samples than the last part held, so few are encoded twice."""
+"""The next part is tried with 1/8 more samples than the last part held, to keep retries rare."""
 
 
 class Encoded(NamedTuple):
@@ -75,11 +75,11 @@ class _Options(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """A Resource compared by value. Attributes are sorted: equal Resources have equal bytes."""
+    """A Resource compared by value. Attributes are sorted, so equal Resources have equal bytes."""
 
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[type, ...]
-    """Types of the values, since 1 equals True."""
+    """Types of the values, because 1 equals True."""
     schema_url: str
 
 
@@ -91,7 +91,7 @@ class _Group(NamedTuple):
 
 _Unit = tuple[_Group, WindowSample]
 _NOTHING: Final = WindowSample(Stack(), 0, "", 0, None, (), (0,))
-"""Placeholder sample for profiles with only totals: Collectors drop profiles without samples."""
+"""Placeholder in profiles with only totals, because Collectors drop profiles without samples."""
 
 
 def encode_window(
@@ -213,7 +213,7 @@ def _units(options: _Options) -> list[_Unit]:
 
 
 def _split(options: _Options, units: list[_Unit]) -> Encoded:
-    """Encode several requests. A sample too large for a request is divided by timestamps."""
+    """Encode samples as several requests. A sample that is too large is divided by timestamps."""
     batches = []
     too_large = SampleCounts()
     position = 0
@@ -235,7 +235,7 @@ def _split(options: _Options, units: list[_Unit]) -> Encoded:
 
 
 def _encode_first(options: _Options, units: Sequence[_Unit]) -> tuple[Batch | None, int]:
-    """Encode as many samples as fit into a request, and return the batch and their number.
+    """Encode as many samples as fit into a request, and return the batch and the sample count.
 
     If the first sample alone is too large, the result is None and 1.
     """
@@ -282,15 +282,15 @@ def _encode(
     if frequent_first:
         intern_frequent(dictionary, [sample.stack for _, sample in units], options.pause)
     id_prefix = options.new_id(_ID_PREFIX_BYTES)
-    # for the first profile of each kind
+    # The first profile of each kind carries the kind's account.
     accounts = {kind: options.accounts[kind] for kind in envelopes}
     for account in accounts.values():
         dictionary.attributes(account)
-    # OTLP allows samples without values, which count as 1, only if the whole profile has none.
+    # In OTLP, a sample may omit its values (all 1) only if all samples of the profile do.
     with_values = {group.profile.kind for group, sample in units if sample.values}
     profiles: list[tuple[Envelope, bytes]] = []  # with their resources
     counts: list[ProfileSamples] = []
-    sizes: list[int] = []  # lower bound of the bytes up to each sample
+    sizes: list[int] = []  # minimum sizes up to the end of each sample
     complete_size = 0
     owner = None
     for group, units_of_group in groupby(units, itemgetter(0)):
@@ -335,9 +335,8 @@ def _write_samples(
 ) -> tuple[bytes, int]:
     """Encode a profile's samples, and return the bytes and the number of samples.
 
-    If the size limit is exceeded, the result is empty. ``size`` is a lower bound of the bytes
-    before the samples. ``sizes`` receives lower bounds of the bytes up to and including each
-    sample.
+    If the size limit is exceeded, the result is empty. ``size`` is the minimum size of the request
+    before the samples. The minimum size up to the end of each sample is appended to ``sizes``.
     """
     writer, limit, tables = options.writer, options.max_bytes, dictionary.tables
     samples: dict[bytes, bytes] = {}

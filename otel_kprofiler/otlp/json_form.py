@@ -158,11 +158,11 @@ class JsonWriter:
         return b"".join(field + b"," for field in fields if field)
 
     def timestamps(self, times_unix_ns: Sequence[int]) -> bytes:
-        """Returns elements of ``timestampsUnixNano``, each after a comma, for concatenation."""
+        """Returns elements of ``timestampsUnixNano``, each preceded by a comma."""
         return b"".join([b',"%d"' % time for time in times_unix_ns])
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Returns elements of ``values``, each after a comma, for concatenation."""
+        """Returns elements of ``values``, each preceded by a comma."""
         return self.timestamps(values)
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:

@@ -29,8 +29,8 @@ def fill_message(message: Any, tree: object, note: Note, where: str = "") -> Non
     """Set the fields of an empty protobuf message from parsed JSON.
 
     ``note`` is called for deviations from the rules ``json-names``, ``json-long-strings``,
-    ``json-int-numbers`` and ``json-hex-ids``. ``where`` is the message's path, for these reports.
-    Raises ``PayloadError`` if a value cannot be converted to the field's type.
+    ``json-int-numbers`` and ``json-hex-ids``. ``where`` is the message's path, for ``note`` and
+    errors. Raises ``PayloadError`` if a value cannot be converted to the field's type.
     """
     if not isinstance(tree, dict):
         raise PayloadError(f"{where or 'the request'}: a JSON object is expected")

@@ -1,4 +1,4 @@
-"""Limits messages per request, since decoding expands an empty message from 2 to 80 bytes."""
+"""Limits messages per request, because an empty message grows from 2 to 80 bytes when decoded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from otel_kprofiler.otlp.messages import ExportProfilesServiceRequest
 from otel_kprofiler.otlp.wire import FIXED_BYTES, LENGTH_DELIMITED, read_varint
 
 _LEAST_BYTES: Final = 12
-"""Minimum average size of messages in bytes. In our requests, the average is 19."""
+"""Minimum average size of messages in bytes. This package's messages average 19 bytes."""
 _ANY: Final = 10_000
 """Number of messages that are allowed regardless of their average size."""
 _GROUPS: Final = (3, 4)
-"""Wire types of groups, which have no values and which the decoder skips."""
+"""Wire types of the start and the end of a group, neither of which has a value."""
 
 
 def refuse_many_messages(data: bytes) -> None:
-    """Reject a request with messages so small that decoding takes many times its size in memory.
+    """Reject a request of many small messages, which takes far more memory once decoded.
 
     ``data`` is protobuf (https://protobuf.dev/programming-guides/encoding) or JSON. Counting stops
     at damaged data, which the decoder reports. Raises ``PayloadError`` if there are too many

@@ -1,8 +1,8 @@
 """Writes metrics of opentelemetry-sdk as protobuf, without loading protobuf.
 
-The SDK's encoder would load 5 MB that the agent does not use otherwise. The field numbers are in
-opentelemetry/proto/metrics/v1/metrics.proto and opentelemetry/proto/common/v1/common.proto. Default
-values are omitted.
+The SDK's encoder would load 5 MB of code that the agent does not need otherwise. The field numbers
+are in opentelemetry/proto/metrics/v1/metrics.proto and opentelemetry/proto/common/v1/common.proto.
+Default values are omitted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HISTOGRAM: Final = b"\x4a"
 
 
 def encode_metrics(metrics: MetricsData) -> bytes:
-    """Encode sums, gauges and histograms as a request. Raises ``TypeError`` for other metrics."""
+    """Encodes sums, gauges and histograms as a request. Raises ``TypeError`` for other metrics."""
     return _repeated(b"\x0a", map(_resource_metrics, metrics.resource_metrics))
 
 

@@ -28,9 +28,9 @@ class Edit(NamedTuple):
     """Additions to a dictionary.
 
     Attributes:
-        functions: appended functions, as indices of name, system name and file.
+        functions: appended functions, each as the string indices of its name, system name and file.
         locations: new lines (function index and line number) and attributes, by location index.
-        reasons: indices of attributes that give a reason for a missing name; removed from
+        reasons: indices of attributes that explain a missing name, which are removed from
             ``locations``.
     """
 
@@ -73,7 +73,7 @@ def _plan(dictionary: Any, lines: Mapping[int, Sequence[Line]]) -> Edit:
         made = [(new.function(line), line.line) for line in functions]
         attributes = [at for at in entry.attribute_indices if at not in reasons]
         key = (entry.mapping_index, entry.address, tuple(made), frozenset(attributes))
-        if key in keys:  # kept: without the reason, two entries would be equal
+        if key in keys:  # keep the reason, without which two entries would be equal
             attributes = list(entry.attribute_indices)
         keys.add(key)
         locations[index] = made, attributes

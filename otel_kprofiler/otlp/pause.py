@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 def go_on() -> None:
-    """Do nothing. The interpreter lets other threads run at each call, unlike compiled code."""
+    """Do nothing. CPython can switch threads when it calls a Python function, but not in C code."""

@@ -27,13 +27,13 @@ MAX_NOTES: Final = 1000
 
 _LENGTH_BYTES: Final = 4
 _FIRST_TAG: Final = 8
-"""Lowest first byte of a protobuf message (field 1). Lengths below 128 MiB begin with a lower byte.
-"""
+"""Lowest first byte of a protobuf message (field 1). The first byte of a length prefix is lower if
+the length is below 128 MiB."""
 
 _OLD_ATTRIBUTES_FIELD: Final = 3
 """Field number of ``Sample.attribute_indices`` before opentelemetry-proto 1.43."""
 _JSON_SPACE: Final = b" \t\r\n"
-"""Whitespace in JSON (RFC 8259). Other whitespace of ``bytes.strip`` is a sign of damage."""
+"""Whitespace in JSON (RFC 8259). Other whitespace is a sign of damage."""
 
 
 class Note(NamedTuple):

@@ -21,7 +21,7 @@ _ARRAY: Final = 5
 
 
 class ProcessContext(NamedTuple):
-    """Attributes that a process publishes: those of its Resource, and ``extra`` ones."""
+    """Attributes that a process publishes: those of its Resource, and others in ``extra``."""
 
     resource: Attributes
     extra: Attributes
@@ -38,7 +38,7 @@ def _attributes(tag: bytes, attributes: Attributes) -> bytes:
 
 
 def decode_process_context(payload: bytes) -> ProcessContext:
-    """Decode a ``ProcessContext`` message. Raises ``ValueError`` if it is not protobuf.
+    """Decodes a ``ProcessContext`` message. Raises ``ValueError`` if it is not protobuf.
 
     Unsupported values (bytes, maps, mixed lists) are ignored. The last value of a repeated key
     wins.

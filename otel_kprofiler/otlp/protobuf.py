@@ -20,7 +20,7 @@ _TABLE_TAGS: Final = (b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x32", b"\x
 _SHORT_TEXT: Final = 200
 """Maximum length of strings whose encoding is cached, in characters."""
 _MAX_SHORT_VALUE: Final = 100
-"""Maximum size of an attribute's value, in bytes, at which the attribute's length fits in a byte.
+"""Maximum size of an attribute value, in bytes, for which the attribute's length fits in one byte.
 """
 _ZERO_ENTRIES: Final = tuple(tag + b"\0" for tag in _TABLE_TAGS)
 
@@ -40,7 +40,7 @@ def text_field(tag: bytes, text: str) -> bytes:
 
 
 def _any_value(value: AttributeValue) -> bytes:
-    """Encode the body of an AnyValue. Zeros are written, since the field states the type."""
+    """Encode the body of an AnyValue. Zeros are written, because the field determines the type."""
     if isinstance(value, str):
         return delimited(b"\x0a", escape_surrogates(value).encode())
     if isinstance(value, bool):
@@ -62,7 +62,7 @@ def key_value(attribute: KeyValue) -> bytes:
 
 @lru_cache(2048)
 def _string(text: str) -> bytes:
-    """Encode an entry of ``string_table``. Cached, since most strings recur in the next window."""
+    """Encode an entry of ``string_table``. Cached, because most strings recur in later windows."""
     return delimited(b"\x2a", text.encode())
 
 
@@ -82,7 +82,7 @@ class ProtobufWriter:
     key_value = staticmethod(key_value)
 
     def string(self, text: str) -> bytes:
-        """Returns an entry of ``string_table``. The string has no surrogates."""
+        """Returns an entry of ``string_table``. The string must not contain surrogates."""
         return _string(text) if len(text) <= _SHORT_TEXT else delimited(b"\x2a", text.encode())
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
@@ -102,7 +102,7 @@ class ProtobufWriter:
             body += b"\x10" + varint(address & MASK_64)
         for function, line in lines:
             inner = b"\x08" + function + b"\x10" + varint(line) if line else b"\x08" + function
-            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # below 128: two varints
+            body += b"\x1a" + ONE_BYTE[len(inner)] + inner  # below 128 bytes: two varints
         body += attributes
         size = len(body)
         return b"\x12" + ONE_BYTE[size] + body if size < len(ONE_BYTE) else delimited(b"\x12", body)
@@ -125,7 +125,7 @@ class ProtobufWriter:
             body += b"\x18" + file
         if start_line:
             body += b"\x20" + varint(start_line)
-        return b"\x1a" + ONE_BYTE[len(body)] + body  # below 128: four varints
+        return b"\x1a" + ONE_BYTE[len(body)] + body  # below 128 bytes: four varints
 
     def link(self, link: SpanLink) -> bytes:
         """Returns an entry of ``link_table``."""

@@ -14,7 +14,7 @@ TABLES: Final = (
 )  # fmt: skip
 
 _MAX_CHARS: Final = 512
-"""Maximum number of characters of a string that rules check and messages show."""
+"""Rules check, and messages show, at most this many characters of a string."""
 
 
 class Violation(NamedTuple):
@@ -112,7 +112,7 @@ class Contents:
         return {self.string(entry.key_strindex): entry.value for entry in entries if entry}
 
     def key_values(self) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-        """Yields each resource's and scope's location, with its attributes' keys and KeyValues."""
+        """Yields the path of each resource and scope, with its attributes as keys and KeyValues."""
         for where, value in self.resources:
             yield f"{where}.resource", self._resolved(value.resource.attributes)
         for where, value in self.scopes:

@@ -207,7 +207,7 @@ def attribute_keys_unique(contents: Contents) -> Iterator[Problem]:
 
 @rule
 def attribute_values(contents: Contents) -> Iterator[Problem]:
-    """An attribute has a key and a value. Strings are inline: Collectors resolve no index here."""
+    """An attribute has a key and a value. Strings are inline, because Collectors ignore indices."""
     for where, entry in contents.table("attribute_table"):
         which = entry.value.WhichOneof("value")
         if not contents.string(entry.key_strindex):

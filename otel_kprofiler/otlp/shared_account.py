@@ -1,4 +1,4 @@
-"""Keeps the account of each sample kind in every part of a message that is divided.
+"""Keeps each sample kind's account in every part of a divided message.
 
 In a message, only the first profile of a kind carries the account, which also applies to the
 following profiles. Before a message is divided, the account is copied to all profiles of the kind.
@@ -51,7 +51,7 @@ def spread_accounts(message: Any) -> None:
 
 
 def thin_accounts(message: Any) -> None:
-    """Undo :func:`spread_accounts`: remove each account equal to the last account of its kind."""
+    """Undo :func:`spread_accounts`: remove each repeated account of a kind."""
     latest: dict[KindKey, list[int]] = {}
     for profile, key, account in _accounts(message):
         if account and latest.get(key) == account:

@@ -1,4 +1,4 @@
-"""Re-encodes messages from any producer in a receiver's form and within its size limit.
+"""Re-encodes messages from any producer in a receiver's form, within the receiver's size limit.
 
 A small enough message stays unchanged, except for references in resource and scope attributes,
 which most receivers do not resolve. A larger message is divided by samples until the parts fit.
@@ -39,8 +39,7 @@ _KIND: Final = "samples"
 """Name of the kind under which re-encoded batches count all samples."""
 _ID_BYTES: Final = 16
 _FIRST_TIME: Final = 1 << 63
-"""Offset added to the start of parts that split one sample by time, which makes their ids unique.
-"""
+"""Added to positions among a sample's timestamps, so that ids derived from them are unique."""
 _MARGIN: Final = 1.1
 """Factor by which parts exceed their share of a request, because they repeat common entries."""
 
@@ -80,8 +79,8 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
     """Divide a request into at least two smaller requests of the same form and kinds.
 
     Every sample is in exactly one part, and each part has the account. Some parts may be larger
-    than ``max_bytes``. Returns the parts in order; none if the request has a single timestamp or is
-    unreadable.
+    than ``max_bytes``. Returns the parts in order, or no parts if the request has a single
+    timestamp, is unreadable, or contains a different number of samples than the batch states.
     """
     try:
         message = _parse(batch)
@@ -103,7 +102,8 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         )
         for part in _divide(message, count)
     )
-    # The account must not depend on other producers' counts.
+    # Another producer's payload may have other counts than the batch, which would make the account
+    # wrong.
     counts = sum((part.sample_counts for part in parts), SampleCounts())
     return parts if counts == batch.sample_counts else ()
 
@@ -227,7 +227,7 @@ def _split(message: Any, form: Form, max_bytes: int, too_large: SampleCounts) ->
 
 
 def _divide(message: Any, parts: int) -> list[Any]:
-    """Divide a message into messages with about equal numbers of samples, or none if impossible."""
+    """Divide a message into parts with about equal numbers of samples; no parts if impossible."""
     spread_accounts(message)
     divided = _divide_samples(message, parts)
     for part in divided:
@@ -273,14 +273,14 @@ def _halve_times(message: Any) -> list[Any]:
 
 
 def _renew_ids(message: Any, start: int) -> None:
-    """Give new ids to those profiles that have ids, in a part that starts at ``start``."""
+    """Replace the existing profile ids of a part by ids derived from its position ``start``."""
     for _, profile in _profiles(message):
         if profile.profile_id:
             profile.profile_id = _derive_id(profile.profile_id, start)
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:
-    """Derive the id of a part of a profile, such that equal divisions yield equal ids."""
+    """Derive the id of a profile's part. Equal divisions yield equal ids."""
     return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 

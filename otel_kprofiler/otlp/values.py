@@ -1,6 +1,6 @@
 """Converts attribute values to Python values, within limits.
 
-Attributes refer to strings of the dictionary and can be nested, so an expanded value can be far
+Attributes can refer to strings in the dictionary and be nested, so an expanded value can be far
 larger than its message. Therefore, the size of created text is limited.
 """
 

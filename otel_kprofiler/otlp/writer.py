@@ -1,8 +1,8 @@
 """Defines the interface between the encoder and the writers of the serialized forms.
 
-A *token* is the serialized index of a table entry: a varint, or decimal digits. The empty token is
-index 0, which is omitted. Entries and samples are self-contained, so the size of a request is the
-sum of their sizes plus a few length prefixes.
+A *token* is the serialized index of a table entry: a varint, or decimal digits. An empty token
+stands for index 0, which is not written. Entries and samples are self-contained, so the size of a
+request is the sum of the sizes of its entries and samples, plus a few length prefixes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Writer(Protocol):
         ...
 
     def mapping(self, place: tuple[int, int, int], filename: Token, attributes: bytes) -> bytes:
-        """Returns an entry of the mapping table. ``place`` is start, limit and file offset."""
+        """Returns an entry of the mapping table. ``place`` is (start, limit, file offset)."""
         ...
 
     def location(
@@ -105,13 +105,13 @@ class Writer(Protocol):
         ...
 
     def values(self, values: Sequence[int]) -> bytes:
-        """Serializes values of a sample, one for each timestamp. Results may be concatenated."""
+        """Serializes the values of a sample, one per timestamp. Results may be concatenated."""
         ...
 
     def sample(self, head: bytes, timestamps: bytes, values: bytes) -> bytes:
         """Returns a sample of a profile. Without values, each timestamp counts as 1.
 
-        Without timestamps, there is a single value.
+        A sample without timestamps has a single value.
         """
         ...
 
@@ -120,7 +120,7 @@ class Writer(Protocol):
         ...
 
     def profile_envelope(self, window: Window, types: ProfileTypes, period: int) -> Envelope:
-        """Returns the fields before and after the samples; equal in all profiles of a kind."""
+        """Returns the fields around the samples, which are the same in all profiles of a kind."""
         ...
 
     def profile(

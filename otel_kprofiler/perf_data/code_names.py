@@ -19,8 +19,8 @@ from otel_kprofiler.symbols import (
 class CodeNames:
     """Names user code whose file this host has, and code of this host's kernel. Not thread-safe.
 
-    ``paths`` are further candidate files, for :class:`InstalledFiles`. By default, the running
-    kernel's symbols are read on first use.
+    ``paths`` are additional files to search; see :class:`InstalledFiles`. Without a ``symbolizer``,
+    the running kernel's symbols are read on first use.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class Cursor:
         return self.end - self.position
 
     def skip(self, count: int) -> int:
-        """Advances, and returns the old position. Raises ``PayloadError`` if too few are left."""
+        """Skips bytes and returns the old position. Raises ``PayloadError`` if too few remain."""
         position = self.position
         if not 0 <= count <= self.end - position:
             raise PayloadError(f"a field at byte {position:,} exceeds its record")

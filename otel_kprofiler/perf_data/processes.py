@@ -98,7 +98,7 @@ class Process:
             self.stacks.clear()
 
     def add(self, mapping: FileMapping) -> int:
-        """Adds a mapping, and returns how many mappings this copied.
+        """Adds a mapping, and returns how many mappings were copied.
 
         The first mapped file is the program.
         """

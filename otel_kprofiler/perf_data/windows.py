@@ -65,7 +65,7 @@ def read_perf_data(
     notify: Callable[[str], None],
     names: Names | None = None,
 ) -> list[Window]:
-    """Reads a seekable or piped recording by ``perf record``. Returns a list with one window.
+    """Reads a seekable or piped file from ``perf record``. Returns a list with one window.
 
     Samples of ``cpu-clock`` and ``task-clock`` become on-CPU samples. Every other event is a
     separate kind, whose values are numbers of events. Frames are symbolized if this host has the
@@ -211,7 +211,7 @@ class _Recording:
         return Profile(kind, period, resources, taken, {LossCause.RING_FULL: lost} if lost else {})
 
     def _kind(self, index: int, event: _Event) -> tuple[ProfileKind, int]:
-        """Returns an event's profile kind and its period, or 0 if each sample has its own value."""
+        """Returns an event's profile kind and period (0 if each sample has its own value)."""
         attr = self._file.attrs[index]
         if _is_clock(attr):
             if len(event.periods) == 1 and index == self._first_clock:

@@ -32,7 +32,7 @@ _OLD_BURST_NS: Final = 5_000_000_000
 """Burst of a group of older processes; enough for all processes that run when the agent starts."""
 _LONGEST_NS: Final = 100_000_000
 """Maximum charge for identifying a program, which takes less than a millisecond of CPU time. Longer
-times are pauses of the host, for which a process must not lose its identity."""
+times are due to pauses of the host, for which no process is charged."""
 GROUP_NS: Final = 50_000
 """Cost of closing and encoding a group of equal samples, charged when the group is added."""
 CONTEXT_BYTE_NS: Final = 300

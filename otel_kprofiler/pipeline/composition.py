@@ -69,9 +69,9 @@ def open_symbols(
     """Starts tracking symbol changes, then reads this host's symbols.
 
     No thread starts before the symbolizer's first ``advance``. The caller closes the symbolizer.
-    ``event_sink`` receives symbol changes, for recordings. ``inherited`` are the parent's symbols
-    in a forked child: reading them again could take seconds in a busy service, because each read
-    releases the GIL. ``ring_bytes`` is passed to ``KsymbolWatch``.
+    ``event_sink`` receives symbol changes, for recordings. In a forked child, ``inherited``
+    contains the parent's symbols: rereading them could take seconds in a busy service, because each
+    read releases the GIL. ``ring_bytes`` is passed to ``KsymbolWatch``.
     """
     since_ns = inherited.complete_until_ns if inherited else None
     ksymbols = _open_ksymbols(access, event_sink, since_ns, ring_bytes)
@@ -92,10 +92,10 @@ def open_resources(
 ) -> ProcessResources:
     """Opens the Resources of this host's processes, including attributes that processes publish.
 
-    ``attributes`` are configured, and override detected attributes. ``on_new`` is called with
-    each new process and its Resource, and when the Resource changes. ``service_sources`` are values
-    in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`: where to find the names of services
-    that do not publish one.
+    ``attributes`` are the configured attributes, which override detected ones. ``on_new`` is called
+    with a process and its Resource when the process is new or the Resource has changed.
+    ``service_sources`` (values in ``SERVICE_SOURCES`` of :mod:`otel_kprofiler.processes`) are the
+    sources of names for services that do not publish one.
     """
     base = {**read_host_attributes(access), **attributes}
     return ProcessResources(
@@ -127,8 +127,8 @@ def open_live(
     """Opens a pipeline that samples this host. No BPF program is loaded until the pipeline starts.
 
     ``resources``, ``symbolizer``, ``user_names`` and ``resolvers`` are closed with the pipeline, or
-    if this function fails. Interrupt ranges are added to ``config``. ``resolvers`` replace the
-    default resolvers of all sides except the kernel's. ``raw_sink`` receives the raw records of
+    if this function fails. Adds the kernel's interrupt ranges to ``config``. ``resolvers`` replace
+    the default resolvers of all sides except the kernel's. ``raw_sink`` receives the raw records of
     each drain. ``replaced_sink`` receives symbolized native frames that Python frames may replace.
     ``loader`` is ``auto``, ``libbpf`` or ``bcc``. Raises ``DependencyError`` if the loader's
     library is missing.
@@ -241,9 +241,9 @@ def replay(
 ) -> Pipeline[ReplaySampler]:
     """Replay a recording with the symbols, processes and clock of the recorded host.
 
-    Reads nothing from this host. Returns the stopped pipeline, for its account. ``whole_sink``
-    receives all samples once more at the end, in a single window. ``resolvers`` are closed with the
-    pipeline. Raises ``KProfilerError`` if the recording is damaged.
+    Reads nothing from this host. Returns the stopped pipeline, whose account counts all samples.
+    ``whole_sink`` receives all samples once more at the end, in a single window. ``resolvers`` are
+    closed with the pipeline. Raises ``KProfilerError`` if the recording is damaged.
     """
     try:
         return _replay(recording, schedule, sink, whole_sink, resolvers or {})

@@ -13,7 +13,7 @@ from typing import Final
 from otel_kprofiler.model import RawSample, SampleCounts
 
 MAX_WAIT_NS: Final = 500_000_000
-"""Maximum time that a sample waits for symbols up to its timestamp, in nanoseconds."""
+"""Maximum time, in nanoseconds, that a sample waits for the symbols up to its timestamp."""
 
 _TIME = attrgetter("time_ns")
 _KIND = attrgetter("kind.name")

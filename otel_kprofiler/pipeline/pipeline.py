@@ -66,9 +66,10 @@ SamplerT = TypeVar("SamplerT", bound=Sampler)
 
 
 class Pipeline(Generic[SamplerT]):
-    """Drives a sampler. Belongs to one thread, except for :meth:`wake` and :meth:`account`.
+    """Drives a sampler.
 
-    The pipeline starts the sampler, and closes it, ``stacks``, ``resources`` and ``python``.
+    Other threads may call only :meth:`wake`, :meth:`request_stop` and :meth:`account`. The pipeline
+    starts the sampler. It closes the sampler, ``stacks``, ``resources`` and ``python``.
 
     Args:
         sink: receives each closed window; must not block.
@@ -168,9 +169,9 @@ class Pipeline(Generic[SamplerT]):
         """Wait for samples up to a timeout, and process all complete samples.
 
         The wait ends with the window, so that the window closes without delay. If the previous step
-        had few samples, the step first waits up to ``idle_s`` for a sample. If both ``longest_s``
-        and ``idle_s`` exceed the timeout, the wait is longer while no new process is sampled. A
-        step may then identify new processes without processing any samples.
+        had few samples, the step first waits up to ``idle_s`` for a sample. If ``longest_s`` and
+        ``idle_s`` both exceed the timeout, the wait is extended to the shorter of them while no new
+        process is sampled. A step that ends earlier only identifies new processes.
         """
         end_ns, longest_s = self._get_windows().end_boot_ns, min(longest_s, idle_s)
         if end_ns <= self._looked_ns:
@@ -196,7 +197,10 @@ class Pipeline(Generic[SamplerT]):
         self.sampler.wake()
 
     def request_stop(self) -> None:
-        """Leave further samples to :meth:`stop`; callable from any thread or signal handler."""
+        """Request a stop without draining; :meth:`stop` collects the remaining samples.
+
+        Callable from any thread or signal handler.
+        """
         self._stop_requested = True
         self.wake()
 
@@ -226,7 +230,7 @@ class Pipeline(Generic[SamplerT]):
             self.options.whole_sink(self._merge(self._close_whole(self._whole, now_ns, given_up)))
 
     def close(self) -> None:
-        """Close sampler, resolvers and resources, within 5 s or the caller's ``stop_within``."""
+        """Close the sampler, resolvers and resources within 5 s, or the caller's limit."""
         with stop_within():
             if self.python:
                 self.python.close()
@@ -284,7 +288,7 @@ class Pipeline(Generic[SamplerT]):
         return self._stop_requested or time.monotonic() > self._deadline_s
 
     def _add_until(self, before_ns: int) -> bool:
-        """Resolve and add the samples before ``before_ns``. Return False if a stop interrupts this.
+        """Resolve and add the samples before ``before_ns``. Return False if interrupted by a stop.
 
         A full window ends before the next sample. The remaining samples wait for the next window.
         """
@@ -308,7 +312,7 @@ class Pipeline(Generic[SamplerT]):
                 if pause:
                     pause()
         finally:
-            # No sample is lost if an exception is raised.
+            # The remaining samples go back to the gate, even if an exception was raised.
             with self._lock:
                 self._in_windows += self._resolving - count_kinds(samples)
                 self._resolving = SampleCounts()

@@ -33,7 +33,7 @@ _FAILED_STACKS: Final = (
     "other_image", "interpreters", "threads", "entering", "unrooted", "unreadable", "not_code",
     "outside", "not_running", "unused", "not_adjacent",
 )  # fmt: skip
-"""Failures on threads that run Python. If all stacks fail like this, the cause is systematic."""
+"""Outcomes of failed reads on threads that run Python. If every read fails, a warning is logged."""
 _MANY_STACKS: Final = 20
 
 _log = logging.getLogger(__name__)

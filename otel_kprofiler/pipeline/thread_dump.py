@@ -234,7 +234,7 @@ class ThreadDumper:
 def compare_dumps(
     first: Sequence[ProcessState], second: Sequence[ProcessState]
 ) -> list[ProcessState]:
-    """Returns the second dump, with marks on threads that ran or changed their stack since."""
+    """Returns the second dump, marking threads that ran or changed their stack after the first."""
     earlier = {
         (process.tgid, thread.tid): thread for process in first for thread in process.threads
     }

@@ -48,7 +48,7 @@ _WaitKey = tuple[WaitState, bool, bool, bool, tuple[int, int, bytes] | None]
 
 
 class _Context(NamedTuple):
-    """A thread context. The process may publish the attributes' names until the window closes."""
+    """An undecoded thread context. Its attribute names may be published later."""
 
     process: ProcessKey
     encoded: bytes
@@ -58,7 +58,7 @@ _Key = tuple[
     Stack, int, bytes, int, SpanLink | None, LabelSet | _Context, _WaitKey | LockWait | None
 ]
 _Group = dict[_Key, list[int]]
-"""The times and values of a group of equal samples, alternating."""
+"""A group of equal samples, as alternating times and values."""
 
 
 class WindowCounts(NamedTuple):
@@ -366,7 +366,7 @@ def _window_wait(stack: Stack | None, key: _WaitKey) -> WindowWait:
 def find_latest(
     resources: Collection[Resource], renewed: Mapping[Resource, Resource]
 ) -> dict[Resource, Resource]:
-    """Maps each Resource to its latest renewal, or to itself if it was never renewed."""
+    """Maps each Resource to its latest replacement, or to itself if there is none."""
     latest = {}
     for first in resources:
         resource = first

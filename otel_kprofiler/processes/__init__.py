@@ -1,4 +1,4 @@
-"""Attributes samples to processes: identity, Resources and their grain, published contexts."""
+"""Assigns samples to processes, and finds the processes' Resources and published contexts."""
 
 from otel_kprofiler.otlp import SCHEMA_URL
 from otel_kprofiler.processes.contexts import ProcessContexts

@@ -38,7 +38,7 @@ from otel_kprofiler.text import decode_name
 MAX_VALUES: Final = 128
 """Maximum number of values used from a context, including list items."""
 RESERVED: Final = ("container.", "host.", "k8s.", "otel_kprofiler.", "systemd.")
-"""Prefixes of the names of attributes that are never accepted from the process itself."""
+"""Prefixes of attribute names that are never accepted from the process itself."""
 _FIRST_LOOK_S: Final = 0.5
 _BATCH_S: Final = 0.5
 _ANSWER_TIMEOUT_S: Final = 0.1
@@ -65,7 +65,7 @@ class Claims(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """Returns all attributes; the context takes precedence over the environment."""
+        """Returns all attributes. The context takes precedence over the environment."""
         if self.published is None:
             return self.environment
         context = self.published.context
@@ -97,7 +97,7 @@ class ProcessContexts:
 
     A process's memory may be on a hung file system, so dedicated threads read it, and callers wait
     only briefly; see :class:`HangingProcesses`. Processes that exit within ``first_look_s`` of
-    :meth:`expect` are not read. ``answer_timeout_s`` limits the wait of :meth:`look`.
+    :meth:`expect` are not read. ``answer_timeout_s`` limits how long :meth:`look` waits.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class ProcessContexts:
                 self._changed.notify_all()
 
     def _renew(self, key: ProcessKey) -> None:
-        """Read a process's claims. May hang, so it runs in a separate thread."""
+        """Read a process's claims. Runs in a separate thread, because reading may hang."""
         claims = None
         try:
             claims = self._read_claims(key)
@@ -245,7 +245,7 @@ class ProcessContexts:
                 self._known_bytes -= self._known.popitem(last=False)[1].size
 
     def _next(self) -> list[ProcessKey]:
-        """Waits for the processes to read next, and returns them; empty after :meth:`close`."""
+        """Waits until processes are due to be read, and returns them; empty after :meth:`close`."""
         with self._changed:
             while not self._closed:
                 keys, now = [*self._asked], time.monotonic()
@@ -281,7 +281,7 @@ class ProcessContexts:
             claims = Claims(published, {**claims.environment, PROGRAM: program})
         self._check(key)
         took = time.monotonic() - started
-        # A process with very many mappings must not keep the thread busy.
+        # A process that takes long to read, as with very many mappings, is read less often.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()
         self._not_before[key.tgid] = started + took * _SCAN_SHARE
@@ -313,7 +313,7 @@ class ProcessContexts:
         return published
 
     def _check(self, key: ProcessKey) -> ProcessStat:
-        """Returns a process's stat. Raises ``ProcessLookupError`` after an exit or execve(2)."""
+        """Reads a process's stat file. Raises ``ProcessLookupError`` after an exit or execve(2)."""
         stat = read_stat(self._files, key.tgid)
         if stat is None or stat.start_ticks != (key.start_time_ns or 0) // TICK_NS:
             raise ProcessLookupError(f"process {key.tgid} has exited")

@@ -43,7 +43,7 @@ class Grain(enum.Enum):
     EXECUTABLE = "executable"
     """An executable of a service in a container or systemd unit."""
     CONTAINER = "container"
-    """A container, or a systemd unit outside containers; services in it stay separate."""
+    """A service in a container, or in a systemd unit outside containers."""
     SERVICE = "service"
     HOST = "host"
 
@@ -73,7 +73,7 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Returns the window with its Resources merged to a grain. The samples are unchanged.
+    """Returns the window, with its Resources merged to a grain and its samples unchanged.
 
     ``window`` has a Resource for each process. In the result, no two Resources of a profile have
     equal attributes. ``common`` has the names of the attributes that all Resources have.

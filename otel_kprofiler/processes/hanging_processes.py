@@ -42,5 +42,5 @@ class HangingProcesses:
         return True
 
     def stop(self) -> list[threading.Thread]:
-        """Make all threads exit. Returns the threads, so that the caller can join them."""
+        """Make all threads exit, and return the threads, so that the caller can join them."""
         return self._calls.stop()

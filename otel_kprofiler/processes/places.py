@@ -60,7 +60,7 @@ class Places:
         return self._describe(parse_cgroup_path(self._find_path(cgroup_id)), None)
 
     def name(self, attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
-        """Returns the names of the container in ``attributes``, as far as they are known."""
+        """Returns the known names of the container in ``attributes``."""
         container = attributes.get("container.id")
         return self._find_names(str(container)) if container else {}
 
@@ -130,7 +130,7 @@ class Places:
         return {key: escape_surrogates(value) for key, value in named if value}
 
     def _read_pod_container(self, pid: int, pod: str) -> str:
-        """Returns the container's name in a kubelet mount; empty if the mount is of another pod."""
+        """Returns the container's name in a kubelet mount; empty if another pod owns the mount."""
         try:
             container = parse_own_container(self._files.read_bytes(f"/proc/{pid}/mountinfo"))
         except OSError:

@@ -31,7 +31,7 @@ _END_OF_USER_SPACE: Final = 1 << 63
 
 
 class Published(NamedTuple):
-    """A process context: header address, timestamp (new with every update), size, content."""
+    """A process context: header address, timestamp (new with every update), size and content."""
 
     address: int
     published_at_ns: int
@@ -68,7 +68,7 @@ def read_process_context(pid: int, files: HostFiles | None = None) -> ProcessCon
 def find_context(
     files: HostFiles, pid: int, memory: int, last: Published | None
 ) -> Published | None:
-    """Finds a process's context, at its last address or at a new one.
+    """Finds a process's context, at the last address or at a new address.
 
     ``memory`` is a descriptor of ``/proc/PID/mem``. ``last`` is the context that was read last, if
     any. Raises ``OSError`` if the mappings cannot be read.

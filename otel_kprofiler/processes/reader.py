@@ -29,8 +29,8 @@ class Reading(NamedTuple):
 class ProcessReader:
     """Reads the executable, owner, parent, container and unit of processes. Not thread-safe.
 
-    ``reads_arguments`` states whether to read from command lines which programs interpreters run.
-    This can block.
+    ``reads_arguments`` states whether to read command lines, to find out which programs
+    interpreters run. Such reads can block.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ProcessReader:
         )
 
     def read(self, key: ProcessKey, sample: RawSample | None) -> Reading | None:
-        """Returns a process's attributes; None if it has exited or its pid was reused.
+        """Returns a process's attributes; None if the process has exited or its pid was reused.
 
         ``sample`` is a sample of the process; None to accept any program that the process runs.
         """
@@ -85,7 +85,7 @@ class ProcessReader:
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
-        """Returns the attributes of the sampled program if they were read in another process.
+        """Returns the attributes of the sampled program if they were read from another process.
 
         A child runs its parent's program until it calls execve(2), often too briefly to be read.
         """
@@ -96,7 +96,7 @@ class ProcessReader:
         """Returns the attributes of a process's user; none if ``uid`` is None."""
         if uid is None:
             return {}
-        # A container's user names come from its image; on the host, the uid may belong to another
+        # A container's user names come from its image. On the host, the uid may belong to another
         # user.
         owner = self._owners.find(uid) if not uid or "container.id" not in attributes else ""
         return {"process.owner": owner} if owner else {"process.user.id": uid}
@@ -125,7 +125,7 @@ class ProcessReader:
             self._programs.popitem(last=False)
 
     def name(self, attributes: Attributes) -> Mapping[str, AttributeValue]:
-        """Returns the names of the container in ``attributes``, as far as they are known."""
+        """Returns the known names of the container in ``attributes``."""
         return self._places.name(attributes)
 
 

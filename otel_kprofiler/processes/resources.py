@@ -77,7 +77,7 @@ SERVICE_SOURCES: Final = ("container", "unit", "executable")
 
 
 def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
-    """Returns a process's service name from the first source that has a name; empty if none has.
+    """Returns a service's name from the first source that has one; empty if no source has one.
 
     ``container`` is the container's name in the pod, Docker or podman. ``unit`` is the systemd
     service, preferably the user's. ``executable`` is the file name, or a kernel thread's name in
@@ -111,7 +111,7 @@ class _Process:
 
 
 class ProcessResources:
-    """Finds the Resource of each process, read from ``/proc`` when the process is first seen.
+    """Finds the Resource of each process, reading ``/proc`` when the process is first seen.
 
     Processes are identified by :class:`ProcessKey`, so a reused pid gets a new Resource, as does a
     process that executes another program, changes its user, or moves to another container. If a
@@ -120,8 +120,8 @@ class ProcessResources:
     cache. Not thread-safe.
 
     Args:
-        clock: used for ``process.creation.time``. Its current offset is kept, so that creation
-            times do not change when the clock is adjusted.
+        clock: converts start times to ``process.creation.time``. Its offset is read only once, so
+            that creation times do not change when the clock is adjusted.
         base: the attributes of every Resource: those of the host, and the configured ones.
         attributes_of: the complete attributes of processes that need not be read.
         capacity: the maximum number of Resources kept. Each takes about 1.5 kB.
@@ -172,7 +172,7 @@ class ProcessResources:
         self._shared = SharedResources(self._reader, self._make_shared)
 
     def fix(self, pid: int, resource: Resource) -> None:
-        """Set the Resource of a process permanently, except for its user, which may change."""
+        """Set the Resource of a process permanently, except for the user, which may change."""
         self._fixed[pid] = {None: resource}
 
     def describe(self, pid: int) -> Attributes:
@@ -209,7 +209,7 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the latest Resource of the sample's process, for any of its programs, or None."""
+        """Returns the process's latest Resource, whatever its program; None if there is none."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 
@@ -229,8 +229,9 @@ class ProcessResources:
     def get_of(self, process: ProcessKey, *, has_ended: bool = False) -> Resource:
         """Returns the Resource of a process, which need not have been sampled.
 
-        A key without a program gets the process's latest Resource. Processes that exit before they
-        have a Resource share a single one, because there may be hundreds of them per second.
+        For a key without a program, returns the process's latest Resource. Processes that exit
+        before they have a Resource share a single Resource, because hundreds of processes may exit
+        per second.
         """
         latest = self._latest.get(process)
         if latest is None and process.owner is None:
@@ -245,7 +246,7 @@ class ProcessResources:
         if stat and start_ns is not None and stat.start_ticks == start_ns // TICK_NS:
             # /proc appends the current work: kworker/0:1-events
             comm = _WORKER.sub(rb"\1", stat.name)
-        tid = tgid if comm or not tgid else 0  # 0 if comm is not the process's name
+        tid = tgid if comm or not tgid else 0  # 0 if the process's name is unknown
         sample = RawSample(OFF_CPU, 0, 0, 0, tgid, tid, start_ns, 0, comm, (), (), None)
         return self.get(sample._replace(exec_id=process.exec_id, owner=process.owner))
 
@@ -368,7 +369,7 @@ class ProcessResources:
             self._contexts.close()
 
     def remarks(self) -> list[str]:
-        """Lists the processes whose contexts are not read, for reports; one line per reason."""
+        """Lists, for reports, the reasons why contexts are not read, with one line per reason."""
         return self._contexts.unread.remarks() if self._contexts else []
 
     def count_unread(self) -> dict[str, int]:
@@ -394,7 +395,7 @@ class ProcessResources:
         return name_root(link, self._contexts.decode(key, context, has_span=link is not None))
 
     def next_window(self) -> None:
-        """Clear the cached start times of processes, which serve samples without a start time."""
+        """Clear the cached start times of processes, used for samples without a start time."""
         self._checked.clear()
 
     def _key_from_proc(self, tgid: int) -> ProcessKey:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 class SearchTime:
     """The time that the calling thread may spend on a search; only this thread may use it.
 
-    Time during which the thread waits for a CPU does not count. Under a low ``cpu.max``, most of
-    the elapsed time is such waiting, so a limit on elapsed time would end every search.
+    Time during which the thread waits for a CPU does not count. Under a low ``cpu.max``, a thread
+    waits most of the time, so a limit on elapsed time would end every search.
 
     Args:
         cpu_s: the limit on CPU time, in seconds.

@@ -56,7 +56,7 @@ def leave_out_self_profiled(
 ) -> tuple[Window, SampleCounts]:
     """Removes on-CPU samples of processes that sample themselves, and counts the samples as lost.
 
-    The window has a Resource for each process. ``others`` are further Resources, of processes that
+    The window has a Resource for each process. ``others`` are the Resources of processes that
     sampled themselves in part of the window. Returns the window, and the number of excluded samples
     of each kind.
     """

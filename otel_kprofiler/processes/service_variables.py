@@ -1,6 +1,6 @@
 """Reads service attributes from the environment of a process, as OpenTelemetry's SDKs do.
 
-By the "Environment Variable Specification", ``OTEL_SERVICE_NAME`` takes precedence over
+According to the "Environment Variable Specification", ``OTEL_SERVICE_NAME`` takes precedence over
 ``service.name`` in ``OTEL_RESOURCE_ATTRIBUTES``. The latter has percent-encoded values, and is
 ignored as a whole if any part of it is malformed.
 """

@@ -15,7 +15,7 @@ MOST_SHARED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A Resource and its attributes; ``located`` has those derived from the cgroup and user."""
+    """A Resource and its attributes; those in ``located`` come from the cgroup and the user."""
 
     sample: RawSample
     program: Attributes
@@ -61,7 +61,7 @@ class SharedResources:
             if shared.resource not in resources:
                 continue
             located = shared.located
-            if "container.id" in located:  # the cgroup may have been removed
+            if "container.id" in located:  # keep it: the cgroup may have been removed
                 located = {**self._reader.name(located), **located}
             else:
                 located = self._reader.find(shared.sample)

@@ -52,7 +52,7 @@ KEY_MAP: Final = "threadlocal.attribute_key_map"
 NODEJS_SCHEMA: Final = "nodejs_v1_dev"
 GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
-"""Supported schema versions; other versions differ in format."""
+"""Supported schema versions. Other versions have other formats."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
 """Attribute: the offset of the record's pointer in the writer's object, whose address V8 stores. If
 the attribute is absent, V8 stores the address of the record itself."""
@@ -76,11 +76,11 @@ _OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the progr
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits on a search, because other processes wait for it. They suffice for a large program, and
-for slow memory."""
+"""Limits on the search of one process, because other processes wait for the search to end. The
+limits suffice for a large program, and for slow memory."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
-"""A process is searched again after these multiples of its last search's CPU and elapsed time."""
+"""Pauses between searches of a process, as multiples of the last search's CPU and elapsed time."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ def find_variable(extra: Mapping[str, AttributeValue]) -> _Variable | None:
 def read_key_map(extra: Mapping[str, AttributeValue]) -> KeyMap | None:
     """Returns the attribute names by number; None if the thread contexts are not supported.
 
-    Names that are too long for labels become empty, and so do names reserved for samples, except
-    that of the local root.
+    Names that are too long for labels become empty. Names reserved for samples also become empty,
+    except the name of the local root.
     """
     if extra.get(SCHEMA) not in SCHEMAS:
         return None
@@ -146,7 +146,7 @@ def _check_name(name: object) -> str:
 
 
 def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet:
-    """Decodes the attributes of a sample with a thread context, as in :class:`RawSample`.
+    """Decodes the attributes in a sample's thread context; see :class:`RawSample`.
 
     If a key occurs several times, its last entry is used. The local root's name and the first 16
     other attributes are kept, and values are truncated to 200 characters. Decoding stops at a
@@ -187,8 +187,9 @@ def _decode_named(context: bytes, *, has_span: bool) -> LabelSet:
 def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None, LabelSet]:
     """Adds the local root's name to a link, using the attributes of a thread context.
 
-    The name is taken from the attribute for the local root. Without this attribute, it consists of
-    the request's method and route. Returns the link with the name, and the other attributes.
+    The name is taken from the attribute for the local root. If this attribute is missing, the name
+    consists of the request's method and route. Returns the link with the name, and the other
+    attributes.
     """
     named = dict(labels)
     root = named.pop(LOCAL_ROOT, "") or describe_request(named.get)[:MAX_LABEL_VALUE_CHARS]

@@ -35,7 +35,7 @@ VARIABLE: Final = b"otel_thread_ctx_v1"
 NODEJS_VARIABLE: Final = b"otel_thread_ctx_nodejs_v1"
 MAX_OBJECTS: Final = 4096
 MAX_DEFINITIONS: Final = 16
-"""Only this many libraries that define the variable are searched for its location."""
+"""Maximum number of libraries that are searched for the variable's location."""
 MAX_REFERENCES: Final = 64
 _POINTER_BYTES: Final = 8
 _WORDS_2: Final = struct.Struct("<QQ")
@@ -190,7 +190,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and (place := _static(second, kinds)):
             pass
-        elif first and not elf.base <= second < end:  # inside the file: not resolved yet
+        elif first and not elf.base <= second < end:  # unresolved if inside the file
             place = _read_descriptor(read, second, vector)
         if place:
             return place

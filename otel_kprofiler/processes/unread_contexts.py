@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
-    """Counts processes whose contexts are unreadable. One thread counts; any thread may read."""
+    """Counts processes with unreadable contexts. One thread counts; any may read the counts."""
 
     def __init__(self, files: HostFiles) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class UnreadContexts:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def deny(self, key: ProcessKey) -> None:
-        """Count a process (only once) whose memory may not be read; ignore kernel threads.
+        """Count a process whose memory may not be read. Ignores kernel threads and repeated calls.
 
         Raises ``OSError`` if the process has exited.
         """

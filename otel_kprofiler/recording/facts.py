@@ -30,7 +30,7 @@ class RecordingFacts(NamedTuple):
     Attributes:
         offset_ns: Unix time minus boottime on the recorded host.
         period_ns: the sampling period on each CPU.
-        stack_limit: the size, in bytes, from which a stack counts as truncated.
+        stack_limit: the minimum size, in bytes, of a stack that counts as truncated.
         until_ns: the boottime at which sampling stopped.
         counts: the sampler's counters when sampling stopped, by kind.
         since_ns: the boottime at which sampling started; 0 if unknown.

@@ -1,9 +1,9 @@
 """Records and replays ksymbol changes (BPF programs and other code outside modules).
 
-There are two streams of JSON payloads. ``code`` has the changes from a poll as ``[time_ns, action,
-[symbol, …], until_ns]``, and ``code_details`` has the details of a symbol as ``[symbol, program,
-[[offset, file, line], …]]``. A symbol is ``[start, length, name, kind, since_ns, program_id]``, and
-a program consists of the fields of ``BpfProgram``.
+There are two streams of JSON payloads. An event of ``code`` lists the changes from a poll, each as
+``[time_ns, action, [symbol, …], until_ns]``, and an event of ``code_details`` has the details of a
+symbol, as ``[symbol, program, [[offset, file, line], …]]``. A symbol is ``[start, length, name,
+kind, since_ns, program_id]``, and a program consists of the fields of ``BpfProgram``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHANGES: Final = "code"
 _DETAILS: Final = "code_details"
 
 EventSink = Callable[[str, int, bytes], None]
-"""Function that receives an event's stream, boottime and payload, as ``RecordingWriter.add_event``.
+"""A function that receives an event, with the parameters of ``RecordingWriter.add_event``.
 """
 
 
@@ -93,7 +93,7 @@ class ReplayedKsymbols:
         return self._details.get(symbol)
 
     def count_lost(self) -> Mapping[str, int]:
-        """Returns no losses, because nothing is lost from a recording."""
+        """Returns an empty mapping, because replays lose nothing."""
         return {}
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ class RecordingWriter:
                     self._copy(files, f"/sys/module/{module}/{tree}/{name}")
 
     def add_records(self, data: bytes, complete_until_ns: int) -> None:
-        """Append the records of a drain. This method is a ``raw_sink`` for :class:`EbpfSampler`."""
+        """Append the records of a drain. Pass this method to ``EbpfSampler`` as ``raw_sink``."""
         self._append("samples", complete_until_ns, data)
 
     def add_event(self, stream: str, time_ns: int, payload: bytes) -> None:
@@ -138,12 +138,12 @@ class RecordingWriter:
             self._append(PYTHON_CODES, 0, pack_python_code(code))
 
     def add_user_names(self, names: UserNameCollector, code: CodeNameCollector) -> None:
-        """Add the names of user frames, in code with and without files. Call this once."""
+        """Add the names of user frames, and of code that is in no file. Call this once."""
         self._write_json(USER_NAMES, names.rows())
         self._write_json(CODE_NAMES, code.rows())
 
     def finish(self, facts: RecordingFacts) -> None:
-        """Write the remaining data and rename the file to ``path``."""
+        """Write the remaining data, and give the file its name."""
         for stream in tuple(self._pending):
             self._flush(stream)
         self._write_json("errors.json", self._errors)
@@ -176,7 +176,7 @@ class RecordingWriter:
 
     def abandon(self) -> None:
         """Discard the recording."""
-        with suppress(OSError):  # an error does not matter for a discarded file
+        with suppress(OSError):  # errors do not matter, because the file is discarded
             self._zip.close()
         with suppress(OSError):
             self._file.close()
@@ -216,7 +216,7 @@ class RecordingWriter:
 
 
 class Recording:
-    """A recording opened for reading. Data that was not recorded is empty.
+    """A recording that is open for reading. Attributes are empty if their data was not recorded.
 
     Raises ``OSError`` if the file cannot be read, and ``KProfilerError`` if it is not a recording,
     is damaged, or has an unknown version.
@@ -303,7 +303,7 @@ class EventReader(Generic[_T]):
         self._complete_ns = 0
 
     def poll(self, now_ns: int = END_NS) -> tuple[list[_T], int]:
-        """Returns the new items up to ``now_ns``, and the boottime until which they are complete.
+        """Returns new items, and the boottime (``now_ns`` or later) up to which they are complete.
 
         Raises ``KProfilerError`` if the recording is damaged.
         """

@@ -94,7 +94,7 @@ class ReplaySampler:
         return self._complete_until_ns
 
     def read_waits(self) -> Mapping[ProcessKey, WaitTotals]:
-        """Returns the recorded wait totals once, after the last sample; at other times, nothing."""
+        """Returns the recorded wait totals once, after the last sample, and no totals otherwise."""
         if not self.exhausted or self._has_read_waits:
             return {}
         self._has_read_waits = True

@@ -29,9 +29,9 @@ start of the function at the address (0 if there is none), the reason for a miss
 empty), and the lines."""
 
 CODE_NAME: Final = "code_names.json"
-"""Archive member with the names of code without files. A row has a process key, an address, and the
-address's names. Each name has its first and last boottime in nanoseconds, then the fields of a row
-of :data:`NAME` from the function's start on."""
+"""Archive member with the names of code that is in no file, such as JIT code. A row has a process
+key, an address, and the names at the address. Each name has its first and last boottime in
+nanoseconds, then the same fields as a row of :data:`NAME`, from the function's start on."""
 
 Place = tuple[BuildId | None, FileId, int]
 CodePlace = tuple[ProcessKey, int]
@@ -54,7 +54,7 @@ class NamedRun(NamedTuple):
 
 
 class CodeNameCollector:
-    """Collects names of code without files as they are resolved; not thread-safe."""
+    """Collects names of code that is not in a file, as they are resolved; not thread-safe."""
 
     def __init__(self) -> None:
         self._runs: dict[CodePlace, list[NamedRun]] = {}
@@ -62,7 +62,7 @@ class CodeNameCollector:
     def add(self, process: ProcessKey, address: int, at_ns: int, named: NamedAddress) -> None:
         """Add the name that an address in a process had at a boottime."""
         if named.unresolved is Unresolved.SYMBOLS_PENDING:
-            return  # the stack will be resolved again later
+            return  # unfinished; the stack will be resolved again later
         runs = self._runs.setdefault((process, address), [])
         if runs and runs[-1].named == named:
             since_ns, until_ns, _ = runs.pop()

@@ -1,4 +1,4 @@
-"""Opens the kernel objects of a running sampler: program, maps, ring, events."""
+"""Opens the program, maps, ring and events of a running sampler."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ class Attachment:
 
     Attributes:
         follows_spans: whether the current span is read from this process's interpreter.
-        stack_limit: size, in bytes, from which a stack counts as truncated.
+        stack_limit: minimum size, in bytes, of a stack that counts as truncated.
         tables: unwind tables of user files; None if unwinding does not use them.
-        python: processes whose Python frames are read; None if none are read.
+        python: processes whose Python frames are read; None if Python frames are not read.
         python_problem: why Python frames are not read although they are configured.
         contexts: processes whose thread contexts are read.
         waits: programs that follow off-CPU threads; None unless configured.
@@ -279,7 +279,7 @@ class _Plans(NamedTuple):
     """Plans for unwinding, Python frames, waits, events and task identity.
 
     ``problem`` is the reason why there are no Python frames. ``thread_pointer`` is the offset of
-    the thread pointer in a task; 0 if thread contexts are not read.
+    the thread pointer in ``task_struct``; 0 if thread contexts are not read.
     """
 
     unwinding: UnwindPlan | None

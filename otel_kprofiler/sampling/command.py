@@ -1,4 +1,4 @@
-"""Holds a command before its exec, so that sampling starts with the command's first instruction."""
+"""Delays the exec of a command until sampling has started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_EXECUTABLE: Final = 126
 
 
 class CommandError(KProfilerError):
-    """Raised if the command cannot be run. The message and the exit status are those of shells."""
+    """Raised if the command cannot be run. Has the message and exit status that shells use."""
 
     def __init__(self, message: str, exit_status: int, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -37,11 +37,12 @@ class HeldCommand:
     """Starts a command that waits for :meth:`release`; use as a context manager.
 
     The program is looked up in ``PATH``. ``stdout`` is a descriptor for the command's standard
-    output; None to inherit ours. Raises ``CommandError`` if the program cannot be executed.
+    output; None to inherit this process's. Raises ``CommandError`` if the program cannot be
+    executed.
 
     Attributes:
         pid: the command's process id, for :attr:`SamplerConfig.child_pid`.
-        is_ended: whether :meth:`terminate` terminated the command.
+        is_ended: whether :meth:`terminate` was called while the command was running.
     """
 
     def __init__(self, arguments: Sequence[str], *, stdout: int | None = None) -> None:
@@ -105,7 +106,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill processes alive ``grace_s`` after :meth:`terminate`; return whether any were."""
+        """Kill processes that outlast :meth:`terminate` by ``grace_s``. Returns whether any did."""
         until = time.monotonic() + grace_s
         while self._find_running() and time.monotonic() < until:
             poller = select.poll()
@@ -117,7 +118,7 @@ class HeldCommand:
         return running
 
     def close(self) -> None:
-        """Make the command exit if it was not released; otherwise wait for it to exit."""
+        """Wait for the command to exit. A command that was not released exits without running."""
         self._close_gate()  # the shell reads end of file and exits
         self._wait(0)
         while self._ending:
@@ -149,7 +150,7 @@ class HeldCommand:
 
 
 def _find_program(name: str) -> str:
-    """Returns the path of a program, looked up as by shells."""
+    """Returns the path of a program, looking it up as shells do."""
     if "/" not in name:
         program = shutil.which(name)
         if program is None:

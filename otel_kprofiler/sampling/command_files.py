@@ -1,4 +1,4 @@
-"""Finds the files that a command maps when it starts: program, script interpreters, libraries."""
+"""Finds the program, script interpreters and libraries that a command maps when it starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_command_files(program: str) -> tuple[str, ...]:
     """
     paths: list[str] = []
     try:
-        paths.extend(_find_programs(program))  # keeps the paths yielded before an error
+        paths.extend(_find_programs(program))  # extend() keeps the paths yielded before an error
         paths += _list_libraries(paths[-1])
     except (OSError, ValueError, ElfError, subprocess.SubprocessError) as error:
         _log.debug("not all files of %s are known before it starts: %s", program,

@@ -27,7 +27,7 @@ _CUT_TRIES: Final = 64
 
 
 def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
-    """Returns the counters of all configured kinds before the first sample."""
+    """Returns zeroed counters for all configured kinds."""
     nothing = [ProgramCounts(0, 0, 0, 0, 0, 0, 0)] * (1 + len(config.events))
     none = SamplerCounts(0, {}, 0, {})
     counts = name_counts(config, nothing, (), {kind.name: none for kind in config.kinds})
@@ -35,7 +35,7 @@ def start_counts(config: SamplerConfig) -> dict[str, SamplerCounts]:
 
 
 def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts, int]:
-    """Returns the programs' counters, and the ring position up to which they count records.
+    """Returns the programs' counters, and the ring position up to which records are counted.
 
     The counters of cpu-clock come first, then those of events. If samples arrive too fast, the
     counters may be a few records ahead of the position.
@@ -74,7 +74,7 @@ def name_counts(
 ) -> dict[str, SamplerCounts]:
     """Returns the counters of on-CPU samples and of events, by kind.
 
-    ``counts`` are those of cpu-clock and of each event. ``samples`` were received since
+    ``counts`` are the counters of cpu-clock and of each event. ``samples`` were received since
     ``previous``.
     """
     kinds = [(ON_CPU, counts[0])] if config.on_cpu else []
@@ -98,7 +98,7 @@ def _name_counts(
 def name_wait_counts(
     counts: WaitCounts, added: int, samples: Sequence[RawSample], previous: SamplerCounts
 ) -> dict[str, SamplerCounts]:
-    """Returns the counters of waits, including ``added`` samples that the program did not count."""
+    """Returns the counters of waits, with ``added`` samples that the BPF program did not count."""
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)
     received = previous.received + len(samples)

@@ -81,8 +81,8 @@ class _CpuEvent(NamedTuple):
 class PerCpuEvents(EventPerCpu[_CpuEvent]):
     """An event on each online CPU.
 
-    If a CPU went offline and came back between two calls of :meth:`follow`, its event is dead: the
-    program has not run on the CPU, and the event's enabled time has not advanced.
+    If a CPU goes offline and comes back between two calls to :meth:`follow`, its event is dead. A
+    dead event does not run the program, and its enabled time does not advance.
 
     Args:
         program_fd: descriptor of the program to run.
@@ -157,7 +157,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Restrict sampling to these CPUs, without interrupting those already sampled."""
+        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
         self._wanted = frozenset(cpus)
         self.follow()
 
@@ -186,7 +186,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     def _is_dead(self, cpu: int) -> bool:
         """Returns whether a CPU's event is dead.
 
-        Reading the event interrupts the CPU, so it is read only if the program has not run.
+        Reading an event interrupts the CPU, so the event is read only if the program has not run.
         """
         if self._paused:
             return False
@@ -223,9 +223,9 @@ class CpuEvents(PerCpuEvents):
         super().follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the interval between two samples, which takes up to one old period.
+        """Change the sampling period. This takes up to one old period.
 
-        The kernel starts a new period immediately, so each event is changed just after a sample.
+        Changing an event restarts its period, so each event is changed just after a sample.
         """
         for cpu in self._just_sampled(tuple(self._events)):
             set_period(self._events[cpu].fd, period_ns)
@@ -256,7 +256,7 @@ class CpuEvents(PerCpuEvents):
         self._throttling = warning
 
     def _just_sampled(self, cpus: Iterable[int]) -> Iterator[int]:
-        """Yields each CPU just after a sample, and finally the CPUs that had no sample in time."""
+        """Yields each CPU just after a sample. After a time limit, yields the remaining CPUs."""
         waiting = {cpu: self._runs(cpu) for cpu in cpus}
         patience = 0 if self._paused else 2 * self._attributes.sample_period + _PATIENCE_NS
         looked = time.monotonic_ns()
@@ -266,7 +266,7 @@ class CpuEvents(PerCpuEvents):
             last_look, looked = looked, time.monotonic_ns()
             for cpu, runs in tuple(waiting.items()):
                 waiting[cpu] = self._runs(cpu)
-                # If this thread was preempted, the sample may be too old.
+                # If this thread was preempted, the sample may be too old; wait for the next one.
                 if waiting[cpu] != runs and time.monotonic_ns() - last_look < _FRESH_NS:
                     del waiting[cpu]
                     yield cpu

@@ -9,14 +9,14 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Maximum number of processes followed by id. The BPF program finds more by their ancestors."""
+"""Maximum number of targets. The BPF program finds other descendants by their ancestors."""
 
 
 class ProcessFollower:
     """Finds the descendants of processes, even if their parents exit first.
 
-    The BPF program finds descendants by their ancestors. This class adds all descendants to the
-    targets, because they may lose their ancestors later. A process that loses its parent within a
+    The BPF program finds descendants by their ancestors. This class also adds each descendant to
+    the targets, because its ancestors may exit first. A process that loses its parent within a
     second of its start may be missed.
     """
 

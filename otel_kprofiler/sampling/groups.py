@@ -34,12 +34,12 @@ from otel_kprofiler.text import describe_count
 
 _INTERVAL_S: Final = 1.0
 _SHARE: Final = 400
-"""Inverse of the share of one CPU that lookups may use (a quarter of a percent)."""
+"""Minimum ratio of the interval after a lookup to the duration of the lookup."""
 _SHORTEST_ID: Final = 4
 _NO_CGROUP: Final = (1, 0)
 """A level and id that match no cgroup, so that nothing is sampled."""
 _NO_PID: Final = 1 << 22 | 1  # above PID_MAX_LIMIT, include/linux/threads.h
-_MOST: Final = SLOTS // 2 - 1  # room for old and new entries
+_MOST: Final = SLOTS // 2 - 1  # a change keeps old and new targets in the map
 
 _Found = TypeVar("_Found", int, tuple[int, int])
 
@@ -153,7 +153,7 @@ class GroupFollower:
         self._cgroups = self._limit(sorted((cgroup.level, cgroup.id) for cgroup in cgroups))
 
     def _find_root(self) -> Cgroup | None:
-        """Returns the cgroup v2 root if the BPF program can filter by all its descendants."""
+        """Returns the cgroup v2 root if the BPF program can filter by any cgroup below it."""
         try:
             root = find_cgroup_root(self._files) if self._by_cgroup else None
         except OSError:
@@ -161,7 +161,7 @@ class GroupFollower:
         return root if root is not None and not root.level else None
 
     def _has_version_1(self) -> bool:
-        """Returns whether processes can be in containers outside cgroup v2."""
+        """Returns whether a cgroup v1 hierarchy, which may contain containers, is mounted."""
         try:
             mounts = self._files.read_bytes("/proc/self/mountinfo")
         except OSError:

@@ -30,11 +30,11 @@ class EventSet(Events, Protocol):
         """Raise ``HostError`` if none of these CPUs is online; empty means all."""
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Restrict sampling to these CPUs, without interrupting those already sampled."""
+        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
 
 
 class HostEvents:
-    """The cpu-clock event of each CPU, if on-CPU samples are taken, and all other events.
+    """All configured events, including cpu-clock if on-CPU samples are taken.
 
     ``clock`` is None if no on-CPU samples are taken.
     """
@@ -79,7 +79,7 @@ class HostEvents:
             events.check(cpus)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Restrict sampling to these CPUs, without interrupting those already sampled."""
+        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
         for events in self._sets:
             events.select(cpus)
 
@@ -136,9 +136,9 @@ def choose_events(
     runs: Callable[..., int],
     traced: Iterable[EventSet | None],
 ) -> Events:
-    """Returns the configured events, which are not open yet.
+    """Returns the configured events, without opening them.
 
-    ``runs`` returns how often the program has run on a CPU, for cpu-clock or for an event number.
+    ``runs`` returns how often the program has run on a CPU, for cpu-clock or for a numbered event.
     ``traced`` contains the groups of programs at raw tracepoints, or None for an absent group.
     """
     if not config.on_cpu and not config.events:
@@ -161,7 +161,7 @@ def make_events(
     cpus: Iterable[int],
     runs: Callable[[int, int], int],
 ) -> list[PerCpuEvents]:
-    """Returns the perf events other than cpu-clock and tracepoints; none are open yet.
+    """Returns the perf events except cpu-clock and tracepoints, without opening them.
 
     The program identifies each event by its number, from 1, in the event's attributes. ``runs``
     returns how often the program has run on a CPU for an event number.

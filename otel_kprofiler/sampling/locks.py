@@ -79,7 +79,7 @@ class Locks(TracedPrograms):
     """The programs that sample lock contention; not thread-safe.
 
     Args:
-        traced: CPUs whose waits are measured; a wait belongs to the CPU on which it begins.
+        traced: CPUs whose waits are measured. A wait belongs to the CPU on which the wait begins.
         possible: number of possible CPUs.
         cpus: CPUs to sample; empty means all.
     """
@@ -112,8 +112,8 @@ class Locks(TracedPrograms):
     def adapt(self, now_ns: int, taken: int) -> None:
         """Adjust the sampling threshold once a second.
 
-        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time. ``taken`` waits were sampled since the
-        start.
+        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time. ``taken`` is the number of waits sampled
+        since the start.
         """
         if self._control.update(now_ns, taken, self._rate):
             self._configure()
@@ -140,7 +140,7 @@ def open_locks(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Locks | None]:
-    """Prepare the loaded programs for the duration of a context; without a plan, yields None."""
+    """Prepares the loaded programs for use during a context; yields None if there is no plan."""
     if plan is None:
         yield None
         return

@@ -19,14 +19,15 @@ class OffCpuConfig:
     """The settings for sampling waits. Exact totals are always counted.
 
     Attributes:
-        samples_per_second: average rate of sampled waits on each CPU, 0 to 10000, which determines
-            the threshold. At 0, only totals are counted.
-        min_duration_ns: duration, 0 to 4.29 s, below which waits are only counted in totals.
+        samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000.
+            Determines the threshold. At 0, only totals are counted.
+        min_duration_ns: minimum duration, 0 to 4.29 s, of a sampled wait. Shorter waits count only
+            in totals.
         wakers: whether to record which thread ended a wait.
         causes: whether to determine the causes of waits from stacks.
-        leaves_out: threads whose waits are neither sampled nor counted. ``process`` means all
-            threads of this process (a profiler), ``threads`` only its profiling threads (in a
-            service), and an empty string none.
+        leaves_out: threads whose waits are neither sampled nor counted. ``process`` excludes all
+            threads of this process (a profiler), ``threads`` excludes only its profiling threads
+            (in a service), and an empty string excludes none.
     """
 
     samples_per_second: int = USUAL_WAITS_PER_SECOND

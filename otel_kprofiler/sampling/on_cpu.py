@@ -65,13 +65,14 @@ class EbpfSampler(ForkAware):
 
     Args:
         raw_sink: receives the raw records of each drain, for recordings.
-        user_files: receives the files of user stacks.
+        user_files: receives the files to which user stacks refer.
         python_codes: receives descriptions of the code objects of Python frames.
 
     Attributes:
         busy_ns: time that the program spent on samples other than waits, as of the last
             :meth:`drain`.
-        stack_limit: size, in bytes, from which a stack counts as truncated; 0 before the start.
+        stack_limit: minimum size, in bytes, of a stack that counts as truncated; 0 before the
+            start.
     """
 
     def __init__(
@@ -167,8 +168,8 @@ class EbpfSampler(ForkAware):
         """Change the rate, CPUs and filters, with no gap longer than a period on any CPU.
 
         Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
-        size, interrupt ranges, spans, and the loader. A sampler that started with only kernel
-        stacks unwinds user stacks by frame pointers.
+        size, interrupt ranges, spans, and the loader. If the sampler started with only kernel
+        stacks, it will unwind user stacks by frame pointers.
 
         Returns:
             The boottime from which the new period applies on every CPU.
@@ -251,7 +252,7 @@ class EbpfSampler(ForkAware):
             attached.waits.resume()
 
     def wait(self, timeout_s: float) -> None:
-        """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
+        """Block until the ring is half full, :meth:`wake` is called, or the timeout expires."""
         self._attachment().waiter.wait(timeout_s)
 
     def wait_new(self, least_s: float, most_s: float) -> None:
@@ -274,7 +275,7 @@ class EbpfSampler(ForkAware):
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)
 
     def wake(self) -> None:
-        """End :meth:`wait`."""
+        """End the current or the next wait."""
         if (attached := self._attached) is not None:
             attached.waiter.wake()
 
@@ -331,13 +332,13 @@ class EbpfSampler(ForkAware):
 
     @property
     def wait_counts(self) -> WaitCounts | None:
-        """Returns the counts of gaps in the wait totals; None if waits are not followed."""
+        """Returns the off-CPU programs' counters; None if waits are not followed."""
         waits = self._attachment().waits
         return waits.counts() if waits else None
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the duration from which every wait is sampled; 0 if no waits are sampled."""
+        """Returns the duration above which every wait is sampled; 0 if no waits are sampled."""
         waits = self._attachment().waits
         return waits.threshold_ns if waits else 0
 
@@ -374,7 +375,7 @@ class EbpfSampler(ForkAware):
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Close the events without disabling them, because the parent uses them."""
+        """Close the events without disabling them, because the parent still uses them."""
         self.close()
 
     def _locked(self) -> list[ThreadContexts | PythonMaps | TableStore]:
@@ -396,7 +397,7 @@ class EbpfSampler(ForkAware):
 
 
 def _choose_off_cpu(old: OffCpuConfig | None, new: OffCpuConfig | None) -> OffCpuConfig | None:
-    """Returns the new settings, or the old ones if the change requires other programs."""
+    """Returns the new settings, or the old settings if the new ones require different programs."""
     if old is None or new is None or bool(old.samples_per_second) != bool(new.samples_per_second):
         return old
     return new

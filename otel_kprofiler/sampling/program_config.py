@@ -1,4 +1,4 @@
-"""Converts the sampler's settings to those of the BPF program."""
+"""Encodes the sampler's settings for the BPF program."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def pack_config(
     """Returns the settings, encoded for the BPF program.
 
     ``thread_pointer`` is the offset of the user thread pointer in ``task_struct``; 0 disables
-    thread contexts. The reader is woken when the ring contains ``wakeup_bytes``. A stack side has
-    at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for ``regular_since_ns``.
+    thread contexts. The program wakes the reader when the ring contains ``wakeup_bytes``. A stack
+    side has at most ``stack_limit`` bytes. See :meth:`Attachment.configure` for
+    ``regular_since_ns``.
 
     Raises ``KernelFeatureError`` if descendants cannot be followed.
     """

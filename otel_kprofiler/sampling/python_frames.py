@@ -56,7 +56,7 @@ def open_python(
     cpus: int,
     codes: KnownCodes,
 ) -> PythonMaps:
-    """Open the maps of the loaded program, which reads no frames before :meth:`PythonMaps.limit`.
+    """Open the maps. The program reads no frames until :meth:`PythonMaps.limit` is called.
 
     Raises ``OSError``.
     """
@@ -64,5 +64,5 @@ def open_python(
 
 
 def python_ring_bytes(config: SamplerConfig) -> int:
-    """Returns the ring size for code-object descriptions, enough for about 350 between drains."""
+    """Returns the size of the ring for descriptions of code objects (about 350 by default)."""
     return min(_RING_BYTES << config.map_scale_factor, config.max_ring_bytes)

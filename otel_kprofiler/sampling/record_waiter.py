@@ -11,7 +11,7 @@ from typing import Final
 from otel_kprofiler.bpf import NO_WAKEUP_NS, CpuLines, ReaderFlag, RingReader
 
 _START_NS: Final = 50_000_000
-"""The usual maximum, in nanoseconds, of the time from a process's fork to its exec."""
+"""Usual maximum time between a process's fork and its exec, in nanoseconds."""
 
 
 class RecordWaiter:
@@ -40,7 +40,7 @@ class RecordWaiter:
             raise
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires.
+        """Block until the ring is half full, :meth:`wake` is called, or the timeout expires.
 
         Returns whether :meth:`wake` was called.
         """
@@ -72,7 +72,7 @@ class RecordWaiter:
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a record is in the ring, :meth:`wake` is called, or the timeout expires.
 
-        Returns whether a record is ready and :meth:`wake` was not called.
+        Returns True if a record is ready, and False after :meth:`wake` or the timeout.
         """
         self._flag.wake_since(0)
         try:
@@ -84,7 +84,7 @@ class RecordWaiter:
             self._flag.wake_since(NO_WAKEUP_NS)
 
     def wake(self) -> None:
-        """End a wait; callable from any thread or signal handler."""
+        """End the current or the next wait. Any thread or signal handler may call this method."""
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:

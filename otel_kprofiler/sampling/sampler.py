@@ -48,37 +48,38 @@ class SamplerConfig:
             take at most 25 µs, and a cached frame costs 15 units.
         max_tables_bytes: limit on the kernel memory for unwind tables.
         max_table_bytes: limit on the size of a file's unwind table. Larger tables are not used.
-        max_preload_s: time limit for loading the tables of running programs before the first
-            sample. The limit is extended by up to half if a process delays the listing of these
-            programs. At 0, tables are loaded on demand, too late for the first sample that requires
+        max_preload_s: time limit, in seconds, for loading the tables of running programs before the
+            first sample. The limit is extended by up to half if listing the programs takes too
+            long. At 0, tables are loaded on demand, too late for the first sample that requires
             them.
-        preload_paths: further files whose tables are loaded before the first sample, such as those
-            of a command that starts later (:meth:`HeldCommand.find_files`).
+        preload_paths: additional files whose tables are loaded before the first sample, such as
+            those of a command that starts later (:meth:`HeldCommand.find_files`).
         python_frames: limit on Python frames in stacks of registered processes
             (:class:`PythonMaps`), 0 to 127. At 0, no Python frames are read.
         pin_cpu_ids: CPUs to sample; empty for all.
-        send_idle_frames: whether to sample the idle task itself, too.
+        send_idle_frames: whether to also sample the idle task itself.
         target_pids: processes to sample (thread group ids); empty for all.
         target_comms: names of threads or processes to sample; empty for all. A process has the name
             of its main thread. Only the first 15 bytes count. Process names require BTF.
-        target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each consists
-            of its depth below the root, 1 to 15, and its inode number. Requires libbpf.
+        target_cgroups: v2 cgroups to sample, with their descendants; empty for all. Each is a tuple
+            of the depth below the root, 1 to 15, and the inode number. Requires libbpf.
         min_process_age_ns: age below which processes are not sampled. Without BTF, ages are
             unknown, and all processes are sampled.
         max_ring_bytes: maximum ring size, regardless of other settings.
-        map_scale_factor: the computed ring size is multiplied by 2 to this power.
-        drain_interval_s: intended interval between calls of ``drain``.
+        map_scale_factor: exponent of the power of 2 by which the computed ring size is multiplied.
+        drain_interval_s: intended interval between calls to ``drain``.
         interrupt_ranges: half-open address ranges of interrupt entry code
             (``__irqentry_text_start`` and so on). A sample of the idle task with a frame in such a
             range belongs to an interrupt and is kept. If there are no ranges, all samples of the
             idle task are dropped.
-        span_layout: layout of this process's span contexts; None for no links to spans.
+        span_layout: layout of this process's span contexts; None if samples are not linked to
+            spans.
         span_path: location of the current span in this process's threads, used if the loader
             supports the program that reads it. Otherwise, spans are read from thread contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
             inode of ``/proc/self/ns/pid``; None for the initial namespace. Processes outside this
             namespace keep their ids in the initial namespace.
-        target_descendants: whether to sample the descendants of ``target_pids``, too, except
+        target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
         child_pid: process to follow, with all its descendants, from its next exec on; None to
             sample CPUs (see :class:`HeldCommand`).
@@ -162,7 +163,7 @@ class SamplerConfig:
 
     @property
     def kinds(self) -> tuple[ProfileKind, ...]:
-        """Returns the kinds of samples that a sampler may yield, in the order of profiles."""
+        """Returns the kinds of samples that may occur, in the order of a window's profiles."""
         return (*KINDS, *(event.kind for event in self.events))
 
 
@@ -208,24 +209,24 @@ class Sampler(Protocol):
         """Start sampling. Raises ``HostError`` or ``SamplerError``, leaving nothing open."""
 
     def wait(self, timeout_s: float) -> None:
-        """Block until the fill mark is passed, :meth:`wake` is called, or the timeout expires."""
+        """Block until the ring is half full, :meth:`wake` is called, or the timeout expires."""
 
     def wait_new(self, least_s: float, most_s: float) -> None:
         """Block until a sample from a process that started after the last :meth:`drain` is ready.
 
         The new process can then be identified while it is still running. Blocks for at least
-        ``least_s`` and at most ``most_s`` seconds, unless the fill mark is passed or :meth:`wake`
-        is called.
+        ``least_s`` and at most ``most_s`` seconds, unless the ring is half full or :meth:`wake` is
+        called.
         """
 
     def wait_first(self, timeout_s: float) -> bool:
         """Block until a sample is ready, :meth:`wake` is called, or ``timeout_s`` expires.
 
-        Returns whether to wait for more samples: False after :meth:`wake` or the timeout.
+        Returns False after :meth:`wake` or the timeout, and True otherwise.
         """
 
     def wake(self) -> None:
-        """End a wait; callable from any thread or signal handler."""
+        """End the current or the next wait. Any thread or signal handler may call this method."""
 
     def drain(self) -> list[RawSample]:
         """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""
@@ -242,7 +243,7 @@ class Sampler(Protocol):
 
     @property
     def wait_threshold_ns(self) -> int:
-        """Returns the duration from which every wait is sampled; 0 if no waits are sampled."""
+        """Returns the duration above which every wait is sampled; 0 if no waits are sampled."""
 
     def counts(self) -> Mapping[str, SamplerCounts]:
         """Returns the counters by kind name, as of the last :meth:`drain`.

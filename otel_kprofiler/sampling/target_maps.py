@@ -1,4 +1,4 @@
-"""Fills the maps that define what is sampled (targets.bpf.h)."""
+"""Fills the BPF maps that select which processes are sampled (targets.bpf.h)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Minimum capacity for each type of target, so that targets can be changed later."""
+"""Minimum size of each map, so that targets can be added later."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 

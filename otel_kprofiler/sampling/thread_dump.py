@@ -1,4 +1,4 @@
-"""Reads what the threads of processes are doing at one moment, with a BPF iterator over tasks.
+"""Reads the states and stacks of threads at one moment, with a BPF iterator over tasks.
 
 The program (dump.bpf.c) runs in the process that reads its output, so nothing is attached to the
 dumped threads, and nothing stops or wakes them.
@@ -88,7 +88,7 @@ _PAGE_BITS: Final = 12
 _MOST_PHYSICAL_BITS: Final = 52
 _GIB: Final = 1 << 30
 _HOLES_GIB: Final = 64
-"""Maximum size, in GiB, of the holes below the end of physical memory, such as device registers."""
+"""Maximum total size, in GiB, of holes in the physical address space, such as device registers."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,11 +104,11 @@ class ThreadReading(NamedTuple):
 
 
 class ThreadReader:
-    """Reads the threads of the processes in ``config.target_pids``. Belongs to one thread.
+    """Reads the threads of the processes in ``config.target_pids``. Not thread-safe.
 
     Requires CAP_BPF, CAP_PERFMON and a kernel with BTF. The loader must be libbpf. Rates in
-    ``config`` are ignored. ``user_files`` receives the files of user stacks, and ``python_codes``
-    the code objects of Python frames.
+    ``config`` are ignored. ``user_files`` receives the files to which user stacks refer, and
+    ``python_codes`` receives the code objects of Python frames.
 
     Raises:
         HostError: the kernel refuses the BPF program or lacks a feature.
@@ -130,8 +130,8 @@ class ThreadReader:
         user_files: KnownFiles,
         python_codes: KnownCodes,
     ) -> None:
-        # No preloading: listing a process's mapped files takes its mmap_lock, which a stuck thread
-        # may hold forever.
+        # Do not preload, because listing a process's mapped files takes its mmap_lock, which a
+        # stuck thread may hold forever.
         self.config = config = replace(config, max_preload_s=0)
         self._files = access
         self.python: PythonMaps | None = None
@@ -232,7 +232,7 @@ class ThreadReader:
         self._close()
 
     def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
-        """Runs the program for the targets' threads, or before Linux 6.1 for all threads."""
+        """Runs the program for the targets' threads or, before Linux 6.1, for all threads."""
         program_fd = self._program.program_fd(name)
         pids = (os.getpid(),) if only_own else self.config.target_pids
         try:
@@ -300,7 +300,7 @@ class ThreadReader:
             ) from error
 
     def _find_memory(self) -> None:
-        """Find the kernel's direct map of physical memory, by searching for a random word in it."""
+        """Find the kernel's direct map of physical memory, by searching it for a random word."""
         proof = ctypes.c_uint64.from_buffer_copy(os.urandom(8))
         packed = pack_memory_layout(
             read_physical_mask(self._files), ctypes.addressof(proof), proof.value
@@ -353,7 +353,8 @@ def _list_paths(files: ReferableFiles, pids: Iterable[int]) -> list[str]:
 def read_physical_mask(files: ReferableFiles) -> int:
     """Returns the bits of a page table entry that hold the physical address.
 
-    With memory encryption, the bit that marks an encrypted page is above these bits.
+    With memory encryption, the bit that marks an encrypted page is above these bits, and is
+    excluded.
     """
     cpus = files.read_bytes("/proc/cpuinfo")
     match = re.search(rb"^address sizes\s*:\s*(\d+) bits physical", cpus, re.MULTILINE)

@@ -49,7 +49,7 @@ class TracepointPlan(NamedTuple):
     value: TracepointValue
 
     def pack(self, program: str) -> bytes:
-        """Packs the constants of a program that collects stacks like ``program``."""
+        """Packs the constants for a program that collects stacks like ``program``."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         return TracepointConstants(
             self.number,
@@ -165,7 +165,7 @@ class TracedPrograms:
             raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Update the counts that are read from the kernel; by default, there are none."""
+        """Update the counts that are read from the kernel. The base class has none."""
 
     def disable(self) -> None:
         """Detach the programs."""
@@ -187,7 +187,7 @@ class TracedPrograms:
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Restrict sampling to these CPUs."""
+        """Sample only these CPUs."""
         self._wanted = frozenset(cpus)
         if not self._paused:
             self._traced.change(self._chosen)
@@ -254,9 +254,9 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Loads all programs but the first within a context; yields None if there are no plans.
+    """Keeps the programs at tracepoints loaded during a context; yields None if there are no plans.
 
-    ``first`` contains the program of the first tracepoint. ``load`` loads the program of another
+    ``first`` is the loaded program of the first tracepoint. ``load`` loads the program of another
     tracepoint, which shares the maps of ``first``.
     """
     if not plans:

@@ -50,9 +50,9 @@ _SLOTS: Final = 1024
 _FILES: Final = 4 * _SLOTS
 _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
-"""Share of ``max_preload_s`` reserved for loading tables, however long listing the files took."""
+"""Share of ``max_preload_s`` reserved for loading tables, even if listing the files takes long."""
 _PATIENCE: Final = 0.5
-"""Share of ``max_preload_s`` between two checks of whether the listing is blocked."""
+"""Interval between two checks for a blocked listing of files, as a share of ``max_preload_s``."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,
@@ -96,7 +96,7 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """Returns a plan, and less demanding plans to try if the kernel rejects its programs."""
+    """Returns a plan, then less demanding plans in case the kernel rejects its programs."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
@@ -105,8 +105,8 @@ def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
 def say_frame_pointers(reason: str) -> None:
     """Log a warning that user stacks will be truncated."""
     _log.warning(
-        "user stacks are unwound by frame pointers, up to the first return address not preceded by "
-        "a call: %s; most stacks of code without frame pointers are cut off",
+        "user stacks are unwound by frame pointers, and most stacks of code without frame pointers "
+        "are truncated: %s",
         reason,
     )
 
@@ -159,7 +159,7 @@ def open_tables(
         )
         update_map(program.map_fd("unwind_config"), _FIRST, packed)
 
-    # While it runs, the program that lists files uses the unwinder's memory for mappings.
+    # The program that lists files uses the unwinder's memory for mappings while the program runs.
     configure(plan.kernel._replace(flags=plan.kernel.flags & ~KEEP_MAPPINGS))
     maps = TableMaps(program.map_fd, MapSizes(_FILES, _SLOTS, _REQUEST_RING_BYTES))
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)
@@ -173,7 +173,7 @@ def open_tables(
 def _load_running(
     store: TableStore, config: SamplerConfig, program_fd: int, files: ReferableFiles
 ) -> bool:
-    """Load the tables of running programs to be sampled, and of further files.
+    """Load the tables of the running programs that will be sampled, and of ``preload_paths``.
 
     Returns whether the BPF program that lists the running programs' files has finished.
     """
@@ -209,7 +209,7 @@ def _load_running(
     calls = PatientCalls("kprofiler-list", config.max_preload_s * _PATIENCE)
     with map_files(config.preload_paths) as mapped:
         if has_ended := calls.call("maps", find_running):
-            # On a busy host, waiting for these locks may have taken all of the time.
+            # On a busy host, waiting for these locks may have used up the preload time.
             least_s = config.max_preload_s * _LEAST_LOADING
             store.load_early(running, max(until_s, time.monotonic() + least_s))
         else:

@@ -82,9 +82,9 @@ def plan_waits(
 def wait_map_entries(
     offsets: WaitOffsets | None, files: HostFiles, possible_cpus: int
 ) -> dict[str, int]:
-    """Returns the number of entries of each map: at least four per existing thread.
+    """Returns the number of entries of each map, at least four per existing thread.
 
-    Some buckets are already full when half of the entries are in use.
+    Some hash buckets are already full when half of the entries are in use.
     """
     if offsets is None:
         return {"buckets": 1, "threads": 1, "wait_lines": 1}
@@ -159,9 +159,9 @@ class WaitFollower:
 
     @property
     def threshold_ns(self) -> int:
-        """Returns the duration from which all waits were sampled; 0 if no waits are sampled.
+        """Returns the duration above which all waits were sampled; 0 if no waits are sampled.
 
-        The duration applies to the last two intervals between calls of :meth:`read`.
+        The duration applies to the last two intervals between calls to :meth:`read`.
         """
         if not self._wanted.samples_per_second:
             return 0
@@ -177,13 +177,13 @@ class WaitFollower:
 
     @property
     def added(self) -> int:
-        """Returns the number of samples in addition to those that the program counted."""
+        """Returns the number of samples minus the number that the BPF programs counted."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
         """Returns the samples that these records complete, and the samples taken by :meth:`read`.
 
-        ``now_ns`` is a time of ``CLOCK_MONOTONIC``.
+        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time.
         """
         self._own.update()
         samples = self._joiner.join(records.waits)
@@ -202,9 +202,9 @@ class WaitFollower:
         return samples + lasting
 
     def read(self, now_ns: int, boot_ns: int) -> Mapping[ProcessKey, WaitTotals]:
-        """Samples ongoing waits; returns the increase in the totals since the last call.
+        """Sample ongoing waits, and return each process's increase in totals since the last call.
 
-        ``now_ns`` is a time of ``CLOCK_MONOTONIC``, ``boot_ns`` of ``CLOCK_BOOTTIME``.
+        ``now_ns`` is the current ``CLOCK_MONOTONIC`` time, and ``boot_ns`` the current boottime.
         """
         self._look_at_waiting(now_ns)
         passed_s, self._read_ns = (now_ns - self._read_ns) / _NS_PER_S, now_ns
@@ -220,7 +220,7 @@ class WaitFollower:
         return (thread for thread in threads if not self._own.has(thread.tgid, thread.tid))
 
     def configure(self, config: OffCpuConfig) -> None:
-        """Change the settings for waits. Whether waits are sampled at all cannot be changed."""
+        """Change the settings for waits. The sample rate must not change to or from 0."""
         self._wanted = config
         self._control = ThresholdControl(
             config.min_duration_ns, time.monotonic_ns(), config.samples_per_second
@@ -234,7 +234,7 @@ class WaitFollower:
         self._configure()
 
     def resume(self) -> None:
-        """Follow threads that leave their CPUs from now on."""
+        """Resume following threads, from the next time that each leaves its CPU."""
         self._epochs += 1
         self._epoch = self._epochs
         self._configure()
@@ -271,8 +271,8 @@ class WaitFollower:
             # union bpf_attr for BPF_ITER_CREATE: link, flags
             fd = open_iterator(self._links[_WAITING])
         except PermissionError as error:
-            # Before 5.19, iterators require CAP_BPF. Without it, waits are reported only when they
-            # end.
+            # Before 5.19, iterators require CAP_BPF. Without CAP_BPF, waits are reported only when
+            # they end.
             _log.info("some waits are not reported before they end: %s", error)
             os.close(self._links.pop(_WAITING))
             return
@@ -319,7 +319,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Attaches the loaded programs within a context; yields None if waits are off.
+    """Keeps the loaded programs attached during a context; yields None if waits are off.
 
     Raises ``OSError``, or ``HostError`` if this process may not attach the programs.
     """

@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual rate; at higher rates, it is proportionally lower."""
+"""First threshold at the usual rate, in nanoseconds. It is proportionally lower at higher rates."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,10 @@ class _Pending:
     runnable_ns: int = 0
 
     def pass_to(self, thread: WaitThread, now_ns: int, boot_ns: int) -> tuple[int, int]:
-        """Count all time so far as sampled, and return the added sleep and runnable time.
+        """Mark the wait as sampled up to now, and return the newly sampled sleep and runnable time.
 
-        The threads' clock may be unstable, so the time cannot exceed that of ``CLOCK_BOOTTIME``.
+        The threads' clock may be unstable, so the duration of the wait is capped by
+        ``CLOCK_BOOTTIME``.
         """
         limit = max(boot_ns - self.begin.time_ns, 0)
         asleep, runnable = thread.passed(now_ns)
@@ -67,7 +68,7 @@ class WaitJoiner:
     Attributes:
         added: number of samples minus the number of records of sampled waits. It is negative if
             many records are excluded.
-        lasting_threshold_ns: threshold that the last call of :meth:`sample_lasting` used.
+        lasting_threshold_ns: threshold, in nanoseconds, that :meth:`sample_lasting` last used.
     """
 
     def __init__(
@@ -127,13 +128,13 @@ class WaitJoiner:
     ) -> list[RawSample]:
         """Sample the time that ongoing waits have taken since the last call.
 
-        Includes only waits beyond the threshold whose start was received. If there are too many of
-        these, each wait's new part is sampled with a probability proportional to the part's
-        duration, so that ``most`` parts are sampled on average. Parts of at least
+        Includes only waits that exceed the threshold and whose start was received. If there are too
+        many such waits, each wait's new part is sampled with a probability proportional to the
+        part's duration, so that the average number of sampled parts is ``most``. Parts of at least
         :attr:`lasting_threshold_ns` are always sampled.
 
         ``now_ns`` was read before ``threads``, on the clock of the threads' timestamps. The samples
-        have the time ``boot_ns``. Waits from epochs other than ``epoch`` are skipped, since they
+        have the time ``boot_ns``. Skips waits from epochs other than ``epoch``, because such waits
         may have ended.
         """
         parts = [
@@ -194,7 +195,7 @@ def _split(sample: RawSample, end: WaitEnd, pending: _Pending | None) -> list[Ra
         source, start_ns = pending.begin, pending.begin.time_ns
         sampled = pending.asleep_ns + pending.runnable_ns
         asleep = max(0, asleep - pending.asleep_ns)
-        # The final times by state may differ from those read earlier, but their sum does not.
+        # Sampled sleep may turn out to be runnable time, so only the total is reliable.
         runnable = max(0, min(duration - sampled - asleep, duration - sampled))
     rest = asleep + runnable
     weight = rest * max(duration, end.threshold_ns) // duration if duration else 0
@@ -231,7 +232,7 @@ class ThresholdControl:
 
     Args:
         least_ns: minimum threshold.
-        per_second: rate on each CPU, which determines the first threshold.
+        per_second: target rate on each CPU, which determines the first threshold.
 
     Attributes:
         threshold_ns: the threshold, a multiple of :data:`WAIT_UNIT_NS`.
@@ -254,8 +255,8 @@ class ThresholdControl:
     def update(self, now_ns: int, taken: int, per_second: int) -> bool:
         """Adjust the threshold once a second, and return whether it changed.
 
-        ``taken`` waits have been sampled since the start. ``per_second`` is the rate on all CPUs,
-        at least 1.
+        ``taken`` is the number of waits sampled since the start. ``per_second`` is the target rate,
+        summed over all CPUs, at least 1.
         """
         passed = now_ns - self._since_ns
         if passed < _INTERVAL_NS:

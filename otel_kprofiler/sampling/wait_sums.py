@@ -31,8 +31,8 @@ class WaitSums:
 
         A thread that has just exited may be missing from ``threads``, or may also be passed to
         :meth:`add_ended` later. ``now_ns`` was read before ``threads``, on the clock of the
-        threads' timestamps. Waits from epochs other than ``epoch`` may have ended, and are not
-        counted.
+        threads' timestamps. Skips waits from epochs other than ``epoch``, because such waits may
+        have ended.
         """
         self._round += 1
         living = set[ProcessKey]()
@@ -47,7 +47,8 @@ class WaitSums:
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
             self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # A thread that exited after the last records were read follows in the next records.
+        # A missing thread may have exited after the last records were read, so its report is kept
+        # for another read.
         old = [
             thread_id
             for thread_id, reported in self._reported.items()

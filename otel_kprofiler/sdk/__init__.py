@@ -1,4 +1,4 @@
-"""Embeds the profiler in a service, which then exports kernel profiles like its other telemetry.
+"""Embeds the profiler in a service, which then exports profiles along with its other telemetry.
 
 Names are imported on first use, because importing the OpenTelemetry SDK is slow.
 """

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def describe_sampling_ancestor() -> str:
-    """Returns and logs a description of the ancestor that samples this process; may be empty."""
+    """Logs and returns which ancestor samples this process. Returns "" if there is none."""
     pid = find_sampling_ancestor()
     if pid is None:
         return ""
@@ -29,8 +29,8 @@ def describe_sampling_ancestor() -> str:
 def find_sampling_ancestor() -> int | None:
     """Returns the pid of the nearest ancestor that samples its descendants; None if none does.
 
-    Such an ancestor publishes this fact in its process context. This process must be allowed to
-    read that context, and must share the ancestor's pid namespace.
+    An ancestor that samples its descendants has :data:`SAMPLES_DESCENDANTS` in its process context.
+    This process must be allowed to read that context, and must share the ancestor's pid namespace.
     """
     pid = os.getppid()
     while pid > 1:
@@ -42,7 +42,7 @@ def find_sampling_ancestor() -> int | None:
 
 
 def _read_parent(pid: int) -> int:
-    """Returns the parent's pid, from field 4 of proc_pid_stat(5); 0 if unknown."""
+    """Returns the parent's pid (field 4 of proc_pid_stat(5)); 0 if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])

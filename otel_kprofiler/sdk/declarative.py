@@ -20,8 +20,8 @@ _SIGNAL_PATHS: Final = ("/v1/traces", "/v1/metrics", "/v1/logs")
 def find_applied_configuration() -> Any:
     """Returns the configuration that the SDK is currently applying; None if there is none.
 
-    The SDK passes to an instrumentor only the instrumentor's own options. The other settings are in
-    a local variable of the calling SDK function.
+    The SDK passes each instrumentor only that instrumentor's options. This function therefore
+    searches the call stack for the SDK function that has all settings in a local variable.
     """
     models = sys.modules.get(_MODELS)
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no public equivalent
@@ -34,7 +34,7 @@ def find_applied_configuration() -> Any:
 
 
 def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None:
-    """Returns the OTLP settings in ``OTEL_CONFIG_FILE``, if any, or raises ``ConfigError``."""
+    """Reads OTLP settings from ``OTEL_CONFIG_FILE``, if set. Raises ``ConfigError`` if invalid."""
     path = environ.get(_VARIABLE)
     if not path:
         return None
@@ -51,7 +51,7 @@ def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None
 
 
 def find_otlp_settings(configuration: Any) -> ClientSettings | None:
-    """Returns the settings of the first OTLP exporter for other signals, adapted to profiles."""
+    """Returns settings for profiles, based on the first OTLP exporter of another signal."""
     for exporter in _exporters(configuration):
         if (http := getattr(exporter, "otlp_http", None)) is not None:
             encoding = getattr(getattr(http, "encoding", None), "value", "protobuf")

@@ -19,13 +19,13 @@ from otel_kprofiler.sdk.plan import Plan
 _log = logging.getLogger(__name__)
 
 Wanted = tuple[Plan | None, tuple[ExporterFactory, ...]]
-"""The profiling plan (None for the defaults), and the exporters."""
+"""The profiling plan (None for the defaults), and a factory for each exporter."""
 
 
 def read_environment(environ: Mapping[str, str]) -> Wanted:
     """Reads the profiling plan and the exporters from the environment.
 
-    Unknown variables are logged as a warning. Raises ``ConfigError`` with all problems.
+    Logs a warning about unknown variables. Raises one ``ConfigError`` that lists all problems.
     """
 
     def find() -> list[ExporterFactory]:
@@ -50,8 +50,8 @@ def read_options(
 ) -> Wanted:
     """Reads the profiling plan from options, and the exporters from the environment.
 
-    ``otlp`` are the settings of the ``otlp`` exporter; by default, those in the environment. Raises
-    ``ConfigError`` with all problems.
+    ``otlp`` holds the settings of the ``otlp`` exporter, which by default come from the
+    environment. Raises one ``ConfigError`` that lists all problems.
     """
     from otel_kprofiler.sdk.schema import make_plan, make_settings  # noqa: PLC0415 - pydantic
 

@@ -1,6 +1,6 @@
 """The environment variables that ``environment.py`` reads.
 
-Each is also an option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
+Each variable is also an option of ``opentelemetry-instrument`` (``--kprofiler_target`` and so on).
 ``OTEL_SDK_DISABLED``, ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES`` and
 ``OTEL_EXPORTER_OTLP_[PROFILES_]*`` have the same meaning as for other signals.
 """
@@ -23,8 +23,8 @@ OTEL_KPROFILER_SAMPLES_PER_SECOND = "OTEL_KPROFILER_SAMPLES_PER_SECOND"
 """Samples per second on each CPU, 1 to 10000; 19 by default."""
 
 OTEL_KPROFILER_STACKS = "OTEL_KPROFILER_STACKS"
-"""Stack sides to collect: ``both`` (default), ``user``, or ``kernel``, which also leaves out all
-time in user mode."""
+"""Stack sides to collect: ``both`` (default), ``user``, or ``kernel``. With ``kernel``, time in
+user mode is not sampled."""
 
 OTEL_KPROFILER_USER_SYMBOLS = "OTEL_KPROFILER_USER_SYMBOLS"
 """Detail of user frames beyond file and address: ``names`` (default), ``lines`` or ``off``."""
@@ -33,8 +33,8 @@ OTEL_KPROFILER_MAX_FRAMES = "OTEL_KPROFILER_MAX_FRAMES"
 """Maximum number of frames per side of a stack, 1 to 127."""
 
 OTEL_KPROFILER_PYTHON_FRAMES = "OTEL_KPROFILER_PYTHON_FRAMES"
-"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Frames
-have functions and lines."""
+"""Maximum number of Python frames per stack, 1 to 127 (default 64), or ``off`` for none. Each frame
+has a function and a line."""
 
 OTEL_KPROFILER_OFF_CPU = "OTEL_KPROFILER_OFF_CPU"
 """``true`` to also sample off-CPU waits: where threads wait, and for what."""
@@ -52,7 +52,8 @@ OTEL_KPROFILER_LOCAL_ROOT_NAMES = "OTEL_KPROFILER_LOCAL_ROOT_NAMES"
 """``true`` (default) to name linked samples after the process's topmost span in their trace."""
 
 OTEL_KPROFILER_BAGGAGE_KEYS = "OTEL_KPROFILER_BAGGAGE_KEYS"
-"""Comma-separated baggage keys; samples carry these entries of their local root span as labels."""
+"""Comma-separated keys of the baggage entries that become labels of samples, with the values that
+they had when the local root span started."""
 
 OTEL_KPROFILER_PUBLISH_CONTEXT = "OTEL_KPROFILER_PUBLISH_CONTEXT"
 """``true`` (default) to publish the Resource for profilers outside the process."""

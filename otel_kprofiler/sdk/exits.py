@@ -24,7 +24,7 @@ def call_at_exit(method: Callable[[], None]) -> None:
 
 
 def cancel(method: Callable[[], None]) -> None:
-    """Unregister the ``atexit`` handler, which keeps the method's object alive."""
+    """Unregister a method's ``atexit`` handler, which would keep the method's object alive."""
     atexit.unregister(method)
 
 
@@ -46,8 +46,8 @@ def _register_finalizer(method: Callable[[], None]) -> None:
     """Register a finalizer with multiprocessing, which shares its registry with billiard.
 
     The finalizer is also registered in children, because a multiprocessing process clears all
-    finalizers when it starts: after the fork, or, under the fork server, after importing the main
-    module.
+    finalizers when it starts (after the fork or, under the fork server, after importing the main
+    module).
     """
     if not sys.modules.keys() & {"multiprocessing", "billiard"}:
         return

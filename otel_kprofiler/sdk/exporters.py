@@ -112,12 +112,12 @@ class ConsoleProfileExporter(ProfileExporter):
 
 
 def open_grpc() -> ProfileExporter:
-    """Opens an OTLP/gRPC exporter from the environment. Entry point ``otlp_proto_grpc``."""
+    """Opens the OTLP/gRPC exporter that the environment configures."""
     return open_client(dataclasses.replace(read_settings(), protocol="grpc"))
 
 
 def open_http() -> ProfileExporter:
-    """Opens an OTLP/HTTP exporter from the environment. Entry point ``otlp_proto_http``."""
+    """Opens the OTLP/HTTP exporter that the environment configures."""
     settings = read_settings()
     if not settings.protocol.startswith("http"):
         settings = dataclasses.replace(settings, protocol="http/protobuf")
@@ -125,20 +125,20 @@ def open_http() -> ProfileExporter:
 
 
 def open_json_file() -> ProfileExporter:
-    """Opens an exporter that appends to ``OTEL_KPROFILER_FILE``. Entry point ``otlp_json_file``."""
+    """Opens an exporter that appends OTLP JSON to the file named by ``OTEL_KPROFILER_FILE``."""
     return FileExporter(os.environ.get(OTEL_KPROFILER_FILE) or "-", form=Form.JSON)
 
 
 def find_exporters(
     environ: Mapping[str, str], otlp: ClientSettings | None = None
 ) -> list[ExporterFactory]:
-    """Returns the exporters listed in ``OTEL_PROFILES_EXPORTER``, in order; empty for ``none``.
+    """Returns a factory for each exporter in ``OTEL_PROFILES_EXPORTER``; empty for ``none``.
 
     As for other signals, the exporter ``otlp`` means ``otlp_proto_grpc`` unless
     ``OTEL_EXPORTER_OTLP_[PROFILES_]PROTOCOL`` specifies another protocol. The argument ``otlp``
-    replaces the settings from the environment. Every other name is an entry point in the group
-    ``opentelemetry_profiles_exporter``: a callable without arguments that returns a
-    :class:`ProfileExporter`. Raises ``ConfigError`` with all problems.
+    replaces that exporter's settings from the environment. Every other name is an entry point in
+    the group ``opentelemetry_profiles_exporter``: a callable without arguments that returns a
+    :class:`ProfileExporter`. Raises one ``ConfigError`` that lists all problems.
     """
     names = [name.strip() for name in (environ.get(OTEL_PROFILES_EXPORTER) or "otlp").split(",")]
     if names == ["none"]:

@@ -1,7 +1,7 @@
 """Implements the ``opentelemetry_instrumentor`` entry point ``kprofiler``.
 
 The entry point starts the profiler under ``opentelemetry-instrument``, and under declarative
-configuration (``instrumentation/development: {python: {kprofiler: {…}}}``) with the keys of
+configuration (``instrumentation/development: {python: {kprofiler: {…}}}``), whose keys are those of
 :class:`otel_kprofiler.sdk.schema.Settings`.
 """
 

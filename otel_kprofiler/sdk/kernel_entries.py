@@ -19,7 +19,7 @@ def name_entries(window: Window) -> Window:
 
     User-mode samples, and kernel samples without function names, get no attribute.
     """
-    labels_of_stacks: dict[int, LabelSet] = {}  # by stack id; the window keeps the stacks alive
+    labels_of_stacks: dict[int, LabelSet] = {}  # by id(stack); the window keeps stacks alive
 
     def describe(sample: WindowSample) -> WindowSample:
         labels = labels_of_stacks.get(id(sample.stack))

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelProfiler(ForkAware):
-    """Profiles what this process does in the kernel. Thread-safe. Only one may run per process.
+    """Profiles this process, its descendants or the host. Thread-safe. Only one may run at once.
 
     ::
 
@@ -67,7 +67,7 @@ class KernelProfiler(ForkAware):
     Args:
         provider: receives the profiles; by default, the global provider.
         samples_per_second: the rate on each CPU, 1 to 10000.
-        stacks: the stack sides to collect; ``kernel`` also leaves out all time in user mode.
+        stacks: the stack sides to collect; with ``kernel``, time in user mode is not sampled.
         target: what to profile: this process, this process and its descendants, or the host.
         max_frames: the maximum number of frames per side of a stack, 1 to 127.
         python_frames: the maximum number of Python frames per stack, 0 to 127; 0 disables them.
@@ -78,8 +78,8 @@ class KernelProfiler(ForkAware):
         link_unsampled_spans: whether to also link samples to spans that are not sampled.
         local_root_names: whether to name linked samples after this process's topmost span in their
             trace, using a span processor in the global TracerProvider.
-        baggage_keys: the baggage entries that become labels of the samples, as set when the local
-            root span starts.
+        baggage_keys: the keys of the baggage entries that become labels of the samples, with their
+            values at the start of the local root span.
         publish_context: whether to publish the Resource for profilers outside this process (OTEP
             4719).
         publish_thread_contexts: whether to also publish each thread's current span (OTEP 4947).
@@ -154,8 +154,8 @@ class KernelProfiler(ForkAware):
 
         ``OTEL_PROFILES_EXPORTER`` selects the exporters; see
         :mod:`otel_kprofiler.sdk.environment_variables`. With ``OTEL_CONFIG_FILE``, the ``otlp``
-        exporter uses that file's settings for other signals. Unknown variables are logged as a
-        warning. :meth:`start` reports all invalid values at once.
+        exporter uses the OTLP settings that the file has for another signal. Logs a warning about
+        unknown variables. :meth:`start` reports all invalid values at once.
         """
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             disabled = cls()
@@ -197,7 +197,7 @@ class KernelProfiler(ForkAware):
     def start(self, on_error: OnError = "warn") -> Self:
         """Start profiling, unless this profiler is already running or is disabled.
 
-        If profiling is not possible, ``warn`` logs the reason and the fix. ``raise`` raises them.
+        If profiling is impossible, ``warn`` logs the reason and the fix. ``raise`` raises an error.
 
         Raises:
             ConfigError: the environment has invalid values. The message lists all problems.
@@ -252,15 +252,15 @@ class KernelProfiler(ForkAware):
     def export_on_sigterm(self) -> None:
         """Export pending samples on SIGTERM, then let the signal take effect.
 
-        Without a handler, SIGTERM terminates a Python process at once and loses up to one window of
-        samples. After this call, pending samples are exported for up to two seconds before the
-        signal terminates the process. If the service has a handler, that handler runs without
+        Without a handler, SIGTERM terminates a Python process at once, and up to one window of
+        samples is lost. After this call, pending samples are exported for up to two seconds before
+        the signal terminates the process. If the service has a handler, that handler runs without
         delay, while the samples are exported in the background.
 
         Call this method in the main thread, before a server such as uvicorn installs its own
-        handler: many servers raise the signal again once they have shut down. Python runs signal
-        handlers between bytecode instructions of the main thread, so SIGTERM has no effect while
-        the main thread is blocked in native code.
+        handler. Many servers restore the earlier handler at shutdown, and then raise the signal
+        again. Python runs signal handlers between bytecode instructions of the main thread, so
+        SIGTERM has no effect while the main thread is blocked in native code.
 
         Raises:
             ValueError: this is not the main thread.
@@ -275,7 +275,7 @@ class KernelProfiler(ForkAware):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause sampling inside a ``with`` block; may be nested, also across threads."""
+        """Pause sampling inside a ``with`` block. Blocks may overlap, also in different threads."""
         self._change_pauses(1)
         try:
             yield
@@ -294,18 +294,18 @@ class KernelProfiler(ForkAware):
     def stats(self) -> dict[str, Any]:
         """Returns the state and counters of this profiler as plain values.
 
-        Each ``problem`` is the reason why something is missing; empty if nothing is missing.
+        Each ``problem`` says why data is missing; it is empty if nothing is missing.
 
         - ``state``: ``running``, ``paused``, ``stopped`` or ``disabled``.
         - ``problem``: the reason why the profiler is not running.
-        - ``samples``, ``linked``: numbers of samples, and of linked samples, in closed windows.
-        - ``account``: the account of all samples, until the profiler is stopped.
+        - ``samples``, ``linked``: samples in closed windows, and how many of them have a link.
+        - ``account``: the account of all samples.
         - ``thread_contexts``: ``published``, ``problem`` and ``failures``.
 
         The other keys exist only while the profiler runs:
 
         - ``python_frames``: ``problem`` and ``stacks`` (counts by outcome).
-        - ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (without, by reason).
+        - ``labels``: ``possible``, ``samples`` (with labels) and ``left_out`` (counts by reason).
         - ``span_links``: ``source`` (``interpreter`` or ``thread_contexts``), ``possible``,
           ``problem`` and ``unlinked_share`` (the share of samples without a link, 0 to 1).
           ``local_roots`` counts samples with a name, samples without a name by reason, and tracked,
@@ -350,7 +350,7 @@ class KernelProfiler(ForkAware):
             return
         renew_thread_id()
         warn_without_threads()
-        inherited = self._provider  # the parent's provider, if this is a forked child
+        inherited = self._provider  # the parent's provider in a forked child, else None
         new = ProfilerProvider() if self._exporters and inherited is None else self._given_provider
         provider = self._provider = inherited or new or get_profiler_provider()
         self._resource = provider.resource
@@ -410,7 +410,7 @@ class KernelProfiler(ForkAware):
         self._renew_resource(provider)
 
     def _renew_resource(self, provider: ProfilerProvider) -> None:
-        """Adopt the other signals' current Resource from the next window on."""
+        """From the next window on, use the Resource that the service's other signals have now."""
         resource, session = provider.resource, self._session
         if session is None or resource == self._resource:
             return

@@ -1,7 +1,8 @@
-"""Lets a service set labels on its samples in a context: ``with labels(tenant="acme"): …``.
+"""Lets a service label the samples taken in a context: ``with labels(tenant="acme"): …``.
 
-OpenTelemetry's context holds the number of the current label set, which the sampler reads like the
-current span. The label set is looked up when the sample enters a window.
+OpenTelemetry's context holds the number of the current label set, which the sampler reads in the
+same way as the current span. The profiler looks up the label set when it adds the sample to a
+window.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SETS: Final = 8192
 MAX_SETS_IN_WINDOW: Final = 128
-"""Maximum number of label sets in a window; those with the fewest samples are left out."""
+"""Maximum number of label sets in a window. The sets with the fewest samples are left out."""
 
 KEY: Final = otel_context.create_key("otel-kprofiler-labels")
-"""Key of the label set's number in OpenTelemetry's context. Keys are compared by identity."""
+"""Key under which OpenTelemetry's context holds the label set's number; compared by identity."""
 
 
 class LabelSets:
@@ -94,8 +95,8 @@ def labels(given: Mapping[str, object] | None = None, /, **more: object) -> Iter
 
     The labels are added to the labels of enclosing blocks, and override labels of the same name.
     Asyncio tasks that are started inside the block inherit the labels, as do threads that run in a
-    copy of this context. Also works as a function decorator. Has no effect where spans are not read
-    from the interpreter; see ``labels`` in ``profiler.stats()``.
+    copy of this context. ``labels`` also works as a function decorator. The profiler sees labels
+    only where it can read spans from the interpreter; see ``labels`` in ``profiler.stats()``.
 
     ::
 
@@ -148,7 +149,7 @@ def check_name(name: Any) -> None:
 
 
 class LabelCounts:
-    """Finds the labels of samples during a profiler run. Belongs to the profiler's thread."""
+    """Looks up and counts samples' labels in one profiler run. Belongs to the profiler's thread."""
 
     def __init__(
         self, sets: LabelSets = process_labels, max_sets: int = MAX_SETS_IN_WINDOW

@@ -35,7 +35,7 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
-"""Maximum number of distinct names in a window; those with the fewest samples are left out."""
+"""Maximum number of distinct names in a window. The names with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
 """Minimum time for which ended spans are kept, because their samples may still be in the ring."""
@@ -52,7 +52,7 @@ class LocalRoot(weakref.ref[Any]):
 
     Attributes:
         name: the span's name when it ended; None until then.
-        labels: the labels from the baggage at the time when the span started.
+        labels: the labels made from the baggage that was current when the span started.
         encoded: the name last published by :meth:`LocalRoots.follow`, as a string and as bytes.
     """
 
@@ -72,7 +72,7 @@ class LocalRoot(weakref.ref[Any]):
 
 
 def describe(span: Any) -> str:
-    """Returns the request's method and ``http.route``, or the span's name, truncated if long."""
+    """Returns a request span's method and ``http.route``, or else its name, truncated if long."""
     try:
         get = span._attributes._dict.get  # noqa: SLF001 - the public property takes a microsecond
     except AttributeError:
@@ -93,7 +93,7 @@ class LocalRoots(ForkAware):
 
     Attributes:
         forgotten: the number of spans that were forgotten because there were too many.
-        failures: the number of spans that raised exceptions.
+        failures: the number of exceptions that spans or the encoder raised.
     """
 
     def __init__(self, limit: int = MAX_SPANS) -> None:
@@ -112,8 +112,9 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """From now on, store the encoded name of each active span's root, by span id.
 
-        ``encoded`` receives the root's name at the time when a span below the root last started.
-        The name is removed when the span ends. Exceptions of ``encode`` are counted as failures.
+        Each entry of ``encoded`` is the name that the root had when one of its descendants last
+        started. An entry is removed when its span ends. Exceptions raised by ``encode`` are counted
+        as failures.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -158,7 +159,7 @@ class LocalRoots(ForkAware):
                 active[context[_SPAN_ID]] = root = active_root
             if len(active) > self._limit:
                 self._forget_oldest(active)
-            if self._encode is not None:  # the last step, since it may raise
+            if self._encode is not None:  # the last step, because it may raise
                 self._keep_encoded(self._encode, context[_SPAN_ID], root)
         except Exception:  # noqa: BLE001 - counted; the service continues
             self.failures += 1
@@ -240,7 +241,7 @@ class LocalRoots(ForkAware):
         return root
 
     def after_fork_in_child(self) -> None:
-        """Keep only the forking thread's spans, because those of other threads never end."""
+        """Keep only the forking thread's spans. In the child, no other thread ends its spans."""
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}
@@ -263,10 +264,10 @@ process_roots: Final = LocalRoots()
 class LocalRootSpanProcessor(SpanProcessor):
     """Lets a :class:`KernelProfiler` name samples after the local root of their span.
 
-    When the profiler starts, it adds a processor to the global TracerProvider. Add a processor
-    yourself to other providers, or add one earlier to name spans that are already active when the
-    profiler starts. A processor costs two to three microseconds per span, never raises into the
-    service, and does nothing when the current span changes.
+    When the profiler starts, it adds a processor to the global TracerProvider. For other providers,
+    add a processor yourself. To name spans that are already active when the profiler starts, add a
+    processor before they start. A processor costs two to three microseconds per span, never raises
+    into the service, and does nothing when the current span changes.
     """
 
     on_start = process_roots.start  # saves a call per span
@@ -289,7 +290,7 @@ class RootNames:
 
     Args:
         max_names: the maximum number of distinct names in a window; 0 disables names.
-        baggage_keys: the baggage entries of local roots that samples carry as labels.
+        baggage_keys: the keys of the baggage entries that become labels of the samples.
 
     Attributes:
         named: the number of samples with a name.
@@ -363,7 +364,7 @@ class RootNames:
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Adds the names with the most samples, up to the limit, to the samples' links."""
+        """Returns links with names. Only the ``max_names`` names with the most samples are used."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}
@@ -407,7 +408,7 @@ class RootNames:
 def _describe(
     sample: WindowSample, named: dict[SpanLink, SpanLink], labels: dict[SpanLink, LabelSet]
 ) -> WindowSample:
-    """Returns a sample with its local root's name and labels; its own labels take precedence."""
+    """Adds a local root's name and labels to a sample. The sample's labels take precedence."""
     link = sample.link
     if link is None:
         return sample

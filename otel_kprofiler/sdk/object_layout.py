@@ -27,7 +27,7 @@ def get_thread_state() -> int:
 def find_context_offset() -> int | None:
     """Returns the offset of the current context in ``PyThreadState``; None if not found.
 
-    Only at this offset does the word hold the current context's address in two different contexts.
+    Enters two contexts in turn, and looks for the only word that holds their address each time.
     """
     state = (ctypes.c_uint64 * THREAD_STATE_WORDS).from_address(get_thread_state())
 
@@ -73,7 +73,7 @@ def find_span_layout(*, unsampled: bool) -> SpanLayout | None:
 
 
 def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
-    """Returns the byte offset of consecutive references in an object; None unless it is unique."""
+    """Returns the byte offset of the references to ``held`` in ``holder``; None unless unique."""
     words = list((ctypes.c_uint64 * (holder.__sizeof__() // 8)).from_address(id(holder)))
     wanted = [id(each) for each in held]
     matches = [at for at in range(len(words)) if words[at : at + len(wanted)] == wanted]
@@ -81,7 +81,7 @@ def _find_references(holder: object, held: tuple[object, ...]) -> int | None:
 
 
 def _find_size_bits(number: int) -> tuple[int, int] | None:
-    """Finds the layout's ``size_shift`` and ``negative_bit`` in an integer of known digits."""
+    """Derives the layout's ``size_shift`` and ``negative_bit`` from an integer's size field."""
     if sys.int_info.bits_per_digit != _DIGIT_BITS or number.__sizeof__() != 24 + 4 * len(_DIGITS):
         return None
     _, type_, size = (ctypes.c_uint64 * 3).from_address(id(number))

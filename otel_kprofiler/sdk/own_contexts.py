@@ -1,8 +1,8 @@
 """Reads this process's thread contexts, for spans that the sampler cannot read otherwise.
 
-These are spans of classes other than the SDK's, and all spans in interpreters whose objects the
-sampler cannot follow (:mod:`.span_path`). Reading them requires neither a process context nor
-privileges.
+Such spans have a class that is not the SDK's, or run in an interpreter whose objects the sampler
+cannot follow (:mod:`.span_path`). Reading thread contexts of this process requires neither a
+process context nor privileges.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnContexts:
         self.problem = ""
 
     def prepare(self) -> None:
-        """Write records if spans require them. Call repeatedly, as imports may add span classes."""
+        """Write thread contexts if necessary. Call often, because imports may add span classes."""
         if self.is_needed:
             return
         others = find_other_classes() if self._follows_spans else frozenset()
@@ -65,7 +65,7 @@ class OwnContexts:
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
-        """Keep this process's first sample for the start time, and register the process if due."""
+        """Keep this process's first sample, to register the process with its start time."""
         if self._sample is None:
             self._sample = next((sample for sample in samples if sample.tgid == os.getpid()), None)
             self._register()

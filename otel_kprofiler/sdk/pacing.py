@@ -17,9 +17,9 @@ PAUSE_S: Final = 0.00005
 class Pacer:
     """Sleeps briefly after every 0.3 ms of CPU time. Call it repeatedly during long work.
 
-    A busy thread keeps the GIL for 5 ms before others can run (``sys.getswitchinterval()``), which
-    would be noticeable in a service. CPU time is measured rather than elapsed time, because no
-    pause is due after waiting. Belongs to one thread.
+    A busy thread keeps the GIL for 5 ms before other threads can run (``sys.getswitchinterval()``),
+    which would be noticeable in a service. CPU time is measured rather than elapsed time, because a
+    thread that has waited has let others run. Belongs to one thread.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Pacer:
         self._calls = 0
 
     def __call__(self) -> None:
-        """Pause if due. Call about every 10 µs; only some calls read the clock."""
+        """Pause if due. Call this about every 10 µs. Only some calls read the clock."""
         self._calls += 1
         if self._calls % _CALLS_PER_LOOK:
             return

@@ -1,4 +1,4 @@
-"""The settings of an embedded profiler, and their adaptation to its process."""
+"""The settings of an embedded profiler, adapted to the process that it runs in."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan:
             interval are set when sampling starts.
         user_symbols: the detail of user frames beyond their addresses.
         loader: the library that loads the BPF program.
-        service_sources: where to find the names of other services that do not publish one.
+        service_sources: sources of service names for other processes that publish no service name.
     """
 
     target: Target = "self"
@@ -90,10 +90,10 @@ def complete_sampler_config(plan: Plan) -> SamplerConfig:
     if plan.target == "self" and any(isinstance(event, LockSpec) for event in config.events):
         raise HostError(
             f"a service cannot sample {LOCK_EVENT} of its own process",
-            hint="use the agent or `otel-kprofiler record -p PID`; the profiler's process is left "
-            "out, because its waits may be for locks of its own buffers",
+            hint="use the agent or `otel-kprofiler record -p PID`; an embedded profiler leaves out "
+            "its own process, which may be waiting for locks of the profiler's buffers",
         )
-    # Python mostly uses one CPU at a time. With more samples, the filling ring wakes the thread.
+    # Python mostly uses one CPU. If it uses more, the filling ring wakes the drain thread.
     cpus = 1 if plan.target == "self" else len(config.pin_cpu_ids) or os.cpu_count() or 1
     interval_s = _SAMPLES_PER_DRAIN / (config.samples_per_second * cpus)
     config = replace(
@@ -145,7 +145,7 @@ def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
-    """Apply the service's Resource to its process, and the shared attributes to all processes."""
+    """Apply the service's Resource to this process, and shared attributes to all processes."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}

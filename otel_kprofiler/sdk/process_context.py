@@ -53,7 +53,7 @@ class _Mapping:
         self._fence = threading.Lock()
 
     def publish(self, payload: bytes) -> None:
-        """Write or update the header, with the time last, and then name the mapping."""
+        """Write or update the header, its time field last, and then name the mapping."""
         words = self._words
         last = words[_PUBLISHED_AT]
         kept = ctypes.create_string_buffer(payload, len(payload))
@@ -140,7 +140,7 @@ class _Publisher(ForkAware):
                 self.mapping.withdraw()
 
     def after_fork_in_child(self) -> None:
-        """Publish again on a new page: the parent's page is not mapped in the child."""
+        """Publish again on a new page, because the parent's page is not mapped in the child."""
         self.mapping = None
         if self.context is None:
             return

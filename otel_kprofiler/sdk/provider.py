@@ -40,7 +40,7 @@ class ProfileProcessor(abc.ABC):
         """Process a closed window."""
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all windows so far are exported or lost. Return False on timeout."""
+        """Wait until all windows received so far are exported or lost. Return False on timeout."""
         return True
 
     @abc.abstractmethod
@@ -61,8 +61,8 @@ class BatchProfileProcessor(ProfileProcessor):
     Args:
         exporter: an exporter, or a factory that each forked child calls to open its own exporter.
             Without a factory, forked children export nothing.
-        max_queue_size: the maximum number of queued batches. Beyond it, the oldest batch is
-            dropped, and its samples are counted as lost.
+        max_queue_size: the maximum number of queued batches. If the queue is full, the oldest batch
+            is dropped, and its samples are counted as lost.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BatchProfileProcessor(ProfileProcessor):
             self._reporter(window)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Wait until all windows so far are exported or lost. Return False on timeout."""
+        """Wait until all windows received so far are exported or lost. Return False on timeout."""
         return self._reporter is None or self._reporter.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
@@ -157,9 +157,9 @@ class SimpleProfileProcessor(ProfileProcessor):
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
-    pacer.rest()  # closing the window took a while, too
+    pacer.rest()  # closing the window has also taken a while
     encoded = encode_window(window, **encoding._asdict(), pause=pacer)
-    pacer.rest()  # freeing the window will take a while, too
+    pacer.rest()  # freeing the window will also take a while
     return encoded
 
 
@@ -203,7 +203,7 @@ class ProfilerProvider(ForkAware):
         return self._resource.get()
 
     def add_profile_processor(self, profile_processor: ProfileProcessor) -> None:
-        """Pass all later windows to this processor, too."""
+        """Add a processor, which receives all later windows."""
         forks.catch_up()
         with self._lock:
             self._processors = (*self._processors, profile_processor)
@@ -235,7 +235,7 @@ class ProfilerProvider(ForkAware):
 
     @property
     def handed_over(self) -> SampleCounts:
-        """Returns the number of samples in all windows so far, by kind."""
+        """Returns the number of samples in all windows received so far, by kind."""
         forks.catch_up()
         with self._lock:
             return self._handed_over.copy()
@@ -250,7 +250,7 @@ class ProfilerProvider(ForkAware):
         )
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
-        """Export all samples so far. Return False on timeout."""
+        """Export all samples taken so far. Return False on timeout."""
         forks.catch_up()
         deadline = time.monotonic() + timeout_millis / 1000
         flushed = [source.flush_window(_millis_to(deadline)) for source in self._sources]
@@ -272,7 +272,7 @@ class ProfilerProvider(ForkAware):
         exits.cancel(self._exit)
 
     def before_fork(self) -> None:
-        """Record the Resource that the parent shares with its other signals."""
+        """Record the Resource that profiles share with the parent's other signals."""
         self._resource.before_fork()
 
     def after_fork_in_child(self) -> None:

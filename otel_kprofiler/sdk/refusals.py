@@ -23,7 +23,7 @@ def refuse_subinterpreters() -> None:
     if api.PyInterpreterState_GetID(api.PyInterpreterState_Get()):
         raise HostError(
             "the profiler cannot run in a subinterpreter",
-            hint="start it in the main interpreter: it samples all threads of the process",
+            hint="start it in the main interpreter, where it samples all threads of the process",
         )
 
 
@@ -39,7 +39,7 @@ def refuse_green_threads() -> None:
     raise HostError(
         f"{who} has replaced this process's threads, but the profiler needs a real thread",
         hint="run the agent on this host (otel-kprofiler run), which profiles the process under "
-        "the Resource it publishes, or use threaded workers (gunicorn --worker-class gthread)",
+        "its published Resource, or use threaded workers (gunicorn --worker-class gthread)",
     )
 
 

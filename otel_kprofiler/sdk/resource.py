@@ -53,7 +53,7 @@ class ServiceResource:
         return self._given
 
     def before_fork(self) -> None:
-        """Record the instance id of the parent's other signals."""
+        """Record the ``service.instance.id`` that the parent's other signals have."""
         resource = find_resource()
         self._parents_id = resource and resource.attributes.get(SERVICE_INSTANCE_ID)
 

@@ -73,7 +73,7 @@ class Settings(Receiver):
 
 
 def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
-    """Check and convert options from ``source``. Raises ``ConfigError`` with all problems."""
+    """Check and convert options from ``source``, or raise a ``ConfigError`` with all problems."""
     try:
         return Settings.model_validate(dict(options))
     except ValidationError as error:
@@ -85,7 +85,7 @@ def make_settings(options: Mapping[str, Any], *, source: str) -> Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Returns the settings from ``OTEL_KPROFILER_*``; raises ``ConfigError`` with all problems."""
+    """Reads the settings from ``OTEL_KPROFILER_*``, or raises ``ConfigError`` with all problems."""
     options = {
         key: _typed(key, text)
         for key, text in read_variables(environ).items()

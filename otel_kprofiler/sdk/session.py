@@ -1,4 +1,4 @@
-"""Runs the embedded profiler: its pipeline, and the thread that drains it."""
+"""Runs the embedded profiler: a sampling pipeline, and the thread that drains it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRAIN_THREAD: Final = "kprofiler-drain"
 _FLUSH_STEPS: Final = 50
 _FLUSH_STEP_S: Final = 0.01
 _RING_BYTES: Final = 64 * 1024
-"""Size of each CPU's ring, for about 600 records. It is small, because each process has rings."""
+"""Size of a CPU's ring (about 600 records); small, because each service has its own rings."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Session:
     """Takes samples from its construction until :meth:`stop`.
 
-    The pipeline belongs to a daemon thread; methods may be called from any other thread. The
+    The pipeline belongs to a daemon thread, but any other thread may call the methods. The
     constructor raises ``HostError`` or ``SamplerError`` if this host cannot be profiled.
 
     Args:

@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 class _Handler:
     """A signal handler that runs before the previous handler or the default action.
 
-    Exports in another thread, because the main thread, which runs handlers, may hold any lock.
+    Exports in another thread, because the main thread, which runs the handler, may hold a lock that
+    the export needs.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class _Handler:
         self._before = earlier
         self._flush = flush
         self._end = end
-        self._exiting = 0  # pid of the process that exports at exit; not of its children
+        self._exiting = 0  # pid of the process that is exporting at exit; 0 for none
         self._arrived = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -41,7 +42,7 @@ class _Handler:
             _start(self._flush)
             self._before(number, frame)
         elif os.getpid() == 1:
-            _start(self._flush)  # SIGTERM does not end pid 1 by default
+            _start(self._flush)  # without a handler, pid 1 ignores SIGTERM
         else:
             signal.signal(number, signal.SIG_DFL)  # a second SIGTERM terminates the process at once
             ending = _start(self._end)
@@ -76,16 +77,16 @@ def _start(task: Callable[[], object]) -> threading.Thread | None:
 def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object]) -> None:
     """Install a handler that exports pending samples before SIGTERM's current action is taken.
 
-    ``flush`` is called if the service has a SIGTERM handler, ``end`` if SIGTERM terminates the
-    process. Does nothing if the handler is already installed or SIGTERM is ignored. Forked children
-    inherit the handler. Raises ``ValueError`` outside the main thread of the main interpreter.
+    The handler calls ``end`` if SIGTERM is going to terminate the process, and ``flush`` otherwise.
+    Does nothing if the handler is already installed or SIGTERM is ignored. Forked children inherit
+    the handler. Raises ``ValueError`` outside the main thread of the main interpreter.
     """
     global _installed  # noqa: PLW0603 - one per process
     earlier = signal.getsignal(signal.SIGTERM)
     if isinstance(earlier, _Handler) or earlier is signal.SIG_IGN:
         return
     if earlier is None:
-        _log.warning("no export on SIGTERM: its handler was not installed from Python")
+        _log.warning("no export on SIGTERM: the signal's handler was not installed from Python")
         return
     handler = _Handler(earlier, flush, end)
     signal.signal(signal.SIGTERM, handler)
@@ -93,5 +94,5 @@ def come_before_sigterm(*, flush: Callable[[], object], end: Callable[[], object
 
 
 def put_off_sigterm() -> contextlib.AbstractContextManager[None]:
-    """Delay SIGTERM until the export at exit. A second SIGTERM takes effect at once."""
+    """Delay SIGTERM until the export at exit is done. A second SIGTERM takes effect at once."""
     return contextlib.nullcontext() if _installed is None else _installed.put_off()

@@ -1,8 +1,8 @@
 """Finds and verifies the path from a thread to its current span through this interpreter's objects.
 
-The sampler follows the path at each interrupt, so no hooks are necessary. Before the path is used,
-:class:`.span_reader.SpanReader` must find the same objects as the interpreter, for contexts,
-dictionaries and spans of every expected form.
+The sampler follows the path each time it takes a sample, so the interpreter needs no hooks. Before
+the path is used, :class:`.span_reader.SpanReader` must find the same objects as the interpreter,
+for contexts, dictionaries and spans of every expected form.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _STYLES: Final = {
     (3, 13): VALUES_INLINE,
     (3, 14): VALUES_INLINE,
 }
-"""The storage of instance attributes in each supported minor version of CPython."""
+"""How each supported minor version of CPython stores the attributes of instances."""
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
@@ -142,14 +142,14 @@ def _find_oldest(read: Read) -> int:
 
 
 def _hash_in_hamt(key: object) -> int:
-    """Returns ``hamt_hash`` of Python/hamt.c, unsigned."""
+    """Returns the unsigned result of ``hamt_hash`` (Python/hamt.c) for a key."""
     whole = hash(key) & _WORD
     half = whole >> 32 ^ whole & 0xFFFF_FFFF
     return 0xFFFF_FFFE if half == 0xFFFF_FFFF else half
 
 
 def _make_spans() -> Iterator[list[Any]]:
-    """Yields spans of each known class, one for each way of storing attributes."""
+    """Yields a list for each supported class, with a span for each way of storing attributes."""
 
     def make_context(number: int) -> SpanContext:
         return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))
@@ -174,7 +174,7 @@ def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
         try:
             word = read_word(read, values + head + 8 * place)
         except OSError:
-            break  # behind the attributes
+            break  # past the attributes
         if word == wanted:
             places.append(place)
     _, keys, split = read_dict(read, id(vars(spans[1])))
@@ -214,7 +214,7 @@ def _prove(reader: SpanReader, variable: ContextVar[Context]) -> None:
     cases += [(1, current) for current in _make_contexts(spans)]
     for count, current in cases:
         if contextvars.Context().run(enter, others[:count], current):
-            raise UnprovenError("the current span is not where it is in CPython")
+            raise UnprovenError("the current span is not where CPython stores it")
 
 
 def _hold(span: Any) -> Context:

@@ -40,7 +40,7 @@ _WORD: Final = Struct("=Q")
 _PAIR: Final = Struct("=2Q")
 _NODE: Final = Struct("=8xQQI4x")  # type, size, bitmap
 _DICT: Final = Struct("=8xQ16xQQ")  # type, keys, values
-_KEYS: Final = Struct("=8xBBB13xQ")  # log2 of the size, log2 of the indices' bytes, kind, entries
+_KEYS: Final = Struct("=8xBBB13xQ")  # dk_log2_size, dk_log2_index_bytes, dk_kind, dk_nentries
 
 
 class _Span(ctypes.Structure):
@@ -50,7 +50,7 @@ class _Span(ctypes.Structure):
 
 
 def read_own_memory(address: int, size: int) -> bytes:
-    """Read this process's memory. Raises ``OSError`` if it is unmapped, or seccomp forbids this."""
+    """Reads this process's memory. Raises ``OSError`` if unmapped, or if seccomp forbids it."""
     buffer = ctypes.create_string_buffer(size)
     to, source = _Span(ctypes.addressof(buffer), size), _Span(address & (1 << 64) - 1, size)
     read = _libc.process_vm_readv
@@ -61,8 +61,8 @@ def read_own_memory(address: int, size: int) -> bytes:
     return buffer.raw
 
 
-# A PyDLL keeps the GIL, so during a call, no thread can start or exit and thus change the list of
-# thread states.
+# Calls through PyDLL keep the GIL, so no thread can start or exit during a call and change the list
+# of thread states.
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _libc.process_vm_readv.argtypes = (
     ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
@@ -173,7 +173,7 @@ class SpanReader:
         return self._word(values + head + 8 * span_class.place)
 
     def _find_otel_context(self, tid: int) -> int:
-        """Returns the address of the keys of a thread's current OpenTelemetry context."""
+        """Returns the address of the dict keys of a thread's current OpenTelemetry context."""
         path = self._path
         state = self.find_thread_state(tid)
         context = self._word(state + path.context_at) if state else 0
@@ -193,7 +193,7 @@ class SpanReader:
         return 0
 
     def _typed(self, address: int, type_: int, at: int) -> int:
-        """Returns the reference at an offset in an object; 0 if the type differs."""
+        """Returns the reference at an offset in an object; 0 if the object has another type."""
         if not address or self._word(address + _TYPE_AT) != type_:
             return 0
         return self._word(address + at)
@@ -218,7 +218,7 @@ def read_dict(read: Read, address: int) -> tuple[int, int, int]:
 
 
 def find_values(read: Read, style: int, instance: int) -> tuple[int, int, int]:
-    """Finds an instance's values: their address, their header's size, and the dictionary's address.
+    """Returns the address and header size of an instance's values, and its dictionary's address.
 
     The values' address is 0 if the values are in the dictionary. Raises ``OSError`` if a read
     fails.

@@ -1,7 +1,7 @@
 """Publishes thread contexts (OTEP 4947): for each thread, a record of its current span.
 
-A library in C writes the records. It is called where OpenTelemetry's context variable changes
-(``ContextVar.set``, ``ContextVar.reset``), where a thread enters or leaves a
+A library in C writes the records. It is called when OpenTelemetry's context variable changes
+(``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leaves a
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
 
 From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
@@ -43,7 +43,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum number of endpoint names kept in encoded form. Span names that contain ids exceed it."""
+"""Maximum number of endpoint names kept in encoded form. Names that contain ids may exceed it."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Attributes:
-    """Encodes label sets, and numbers the label names. The caller holds a lock."""
+    """Encodes label sets, and numbers the label names. The caller must hold a lock."""
 
     def __init__(self, announce: Callable[[tuple[str, ...]], None]) -> None:
         self._announce = announce
@@ -80,7 +80,7 @@ class _Attributes:
 
 
 class _Writer:
-    """Writes this process's records; ``problem`` is why spans are not published. Thread-safe."""
+    """Writes this process's records. ``problem`` says why spans are not published. Thread-safe."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -162,7 +162,7 @@ class _Writer:
         except (LookupError, RuntimeError) as error:
             raise HostError(
                 f"cannot publish the current span of each thread: {error}",
-                hint="run CPython 3.11 to 3.14, with at most seven other watchers of contexts",
+                hint="run CPython 3.11 to 3.14, with at most seven other context watchers",
             ) from error
         self._library = library
         process_labels.follow(self._encode, self._encoded)
@@ -216,18 +216,18 @@ _writer: Final = _Writer()
 
 
 def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
-    """Publish the current span of each thread. Requires no privileges. Thread-safe.
+    """Publish the current span of each thread, without privileges. Thread-safe.
 
-    Also publishes a process context, unless this process already has one. A record has the trace
-    id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name of the
-    local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the global
-    TracerProvider). The attributes of a record take at most 612 bytes. Threads that are already in
-    a span are published from their next change of span on. Forked children publish their own
-    records and process context.
+    A process context is published as well, unless this process already has one. A record has the
+    trace id, the span id, the trace flags, the labels (:func:`otel_kprofiler.labels`) and the name
+    of the local root (:class:`otel_kprofiler.sdk.LocalRootSpanProcessor`, which is added to the
+    global TracerProvider). The attributes of a record take at most 612 bytes. For a thread that is
+    already in a span, publication begins with its next change of span. Forked children publish
+    their own records and process context.
 
     Args:
         resource: the attributes of the process context if there is none yet; by default, those of
-            the tracer provider.
+            the service's Resource.
 
     Raises:
         HostError: this interpreter or processor is not supported, no context watcher is free
@@ -238,7 +238,7 @@ def start_thread_contexts(resource: Mapping[str, Any] | None = None) -> None:
 
 
 def publish_threads(*, endpoints: bool) -> None:
-    """Publish threads' spans, with root names if ``endpoints``, and log failures. Thread-safe."""
+    """Publish threads' spans (with root names if ``endpoints``), and log failures. Thread-safe."""
     try:
         _writer.start(None, endpoints=endpoints)
     except HostError as error:
@@ -248,7 +248,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write records without announcing them. Return why this failed, or "". Thread-safe."""
+    """Write records without announcing them. Return the reason if it fails, or "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:
@@ -262,7 +262,7 @@ def describe_threads() -> dict[str, object]:
 
 
 def stop_thread_contexts() -> None:
-    """Withdraw the announcement of thread contexts, so that readers stop. Thread-safe.
+    """Withdraw the announcement of thread contexts, so that readers stop reading. Thread-safe.
 
     The hooks stay installed, so that records are correct when they are announced again.
     """

@@ -31,7 +31,7 @@ def find_tid_offset() -> int | None:
 
 
 def renew_thread_id() -> None:
-    """Correct the thread id in this thread's state, which is stale after C's ``fork()``.
+    """Correct the thread id in this thread's state, which is stale after a ``fork()`` in C code.
 
     ``PyOS_AfterFork_Child`` does the same. Readers that find threads by id, such as the BPF
     program, require the correct id.

@@ -9,9 +9,9 @@ The package can be used as a library, on this host or on captured files::
         print(hex(match.address), match.module, hex(match.rva))
 
 A :class:`StackResolver` resolves samples, with a :class:`SideResolver` for each side of a stack: a
-:class:`KernelSymbolizer` for the kernel, a :class:`PythonResolver` for Python, and a resolver that
-the caller provides for native user code. A :class:`SymbolLoader` finds the names of user functions.
-A :class:`Symbolizer` resolves single addresses, kernel or user.
+:class:`KernelSymbolizer` for the kernel, a :class:`PythonResolver` for Python, and a
+:class:`UserResolver` for native user code. A :class:`SymbolLoader` finds the names of user
+functions. A :class:`Symbolizer` resolves single addresses, kernel or user.
 """
 
 from __future__ import annotations

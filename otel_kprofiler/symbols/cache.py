@@ -12,10 +12,10 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """A cache that computes missing values, and keeps at most ``limit`` values. Thread-safe.
 
-    If ``weigh`` is given, ``max_weight`` limits the total weight of the keys as well. Values are in
-    two generations. When the young generation reaches half of the limit, it replaces the old one. A
-    hit in the old generation moves the value to the young one. At worst, two threads compute the
-    same value, and the cache keeps only one of the results.
+    If ``weigh`` is given, ``max_weight`` also limits the total weight of the keys. Values belong to
+    a young or an old generation. When the young generation reaches half of the limit, it replaces
+    the old one. A hit in the old generation moves the value to the young one. Two threads may
+    compute the same value at the same time. The cache then keeps only one of the results.
     """
 
     __slots__ = ("_compute", "_half", "_half_weight", "_old", "_weigh", "_weight")
@@ -50,7 +50,7 @@ class BoundedCache(dict[K, V]):
 
 
 class KeptValues(Generic[K, V]):
-    """A cache that many objects share, bounded by total weight. Thread-safe."""
+    """A cache that limits the total weight of its values, for use by many objects. Thread-safe."""
 
     def __init__(self, max_weight: int) -> None:
         self._max_weight = self._left = max_weight
@@ -61,7 +61,7 @@ class KeptValues(Generic[K, V]):
         return self._values.get(key)
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Store a value. If this exceeds the limit, all other values are evicted."""
+        """Store a value. If the total weight exceeds the limit, all other values are evicted."""
         self._left -= weight
         if self._left < 0:
             self._values = {}

@@ -46,7 +46,7 @@ class CapturedFiles:
         self._ordered = sorted(self._files)
 
     def open_fd(self, path: str) -> int:
-        """Open a file for reading; the caller closes it. Raises as :meth:`read_bytes` does."""
+        """Opens a file, which the caller closes. Raises the errors of :meth:`read_bytes`."""
         local = self._local(path)
         if local is not None:
             descriptor = os.open(local, os.O_RDONLY | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ class CapturedFiles:
         return os.readlink(local)
 
     def _local(self, path: str) -> str | None:
-        """Returns the local path of a host file's copy; None if the copy is in an archive."""
+        """Returns the local path of a host file's copy; None if it is in an archive or missing."""
         folder, rest = path, ""
         while folder.strip("/"):
             if folder in self._paths:

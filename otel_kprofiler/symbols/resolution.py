@@ -23,7 +23,7 @@ FIRST_KERNEL_ADDRESS: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The result of resolving an address. Nothing is guessed, and a missing name has a reason.
+    """The result of resolving an address. Names are never guessed. A missing name has a reason.
 
     Attributes:
         address: the requested address, which is a runtime address in the process or kernel, or an
@@ -31,9 +31,9 @@ class Resolution:
         frame: module, address in the module's file, functions and source lines; or the reason why
             there is no function.
         process: pid and start time; None for the kernel, and for a file without a process.
-        path: path of the file as seen by the process; empty if there is no file, or if it is
+        path: path of the file as seen by the process; empty if there is no file, or if the path is
             unknown.
-        file_offset: file offset, as for uprobes; None if the address has no bytes in the file.
+        file_offset: the address as a file offset, for uprobes; None if it has no bytes in the file.
     """
 
     address: int
@@ -113,6 +113,6 @@ class Resolver(Protocol):
 def make_unknown(
     address: int, reason: Unresolved, process: ProcessKey | None = None, path: str = ""
 ) -> Resolution:
-    """Returns the result for an unknown address."""
+    """Returns the result for an address that cannot be resolved."""
     side = KERNEL_SIDE if address >= FIRST_KERNEL_ADDRESS else USER_SIDE
     return Resolution(address, Frame(None, address, (), 0, side, reason), process, path)

@@ -26,7 +26,7 @@ from otel_kprofiler.symbols.kernel.snapshot import lookup_addresses
 
 MAX_STACKS_CACHED: Final = 8_192
 MAX_STACK_BYTES_CACHED: Final = 512 * 1024
-"""Size limit of cached raw stacks. The resolved stacks take another three times as much."""
+"""Size limit of the cached raw stacks. The resolved stacks use three times as much memory."""
 
 StateT = TypeVar("StateT", bound=Hashable)
 Arrange = Callable[[Sequence[Side]], tuple[Side, ...]]
@@ -58,23 +58,23 @@ class SideResolver(Protocol[StateT]):
     def state(self, sample: RawSample) -> StateT:
         """Returns the state of the sample's process at the time of the sample.
 
-        Caches keep states, so they should be small, such as a process and a number that grows with
-        each change of its mappings. If two states are equal, equal raw sides must resolve to equal
-        results.
+        States should be small, because caches keep them. An example is a process and a number that
+        grows with each change to the process's mappings. If two states are equal, equal raw sides
+        must resolve to equal results.
         """
 
     def resolve(self, raw: RawSide, state: StateT) -> Side | VariableSide:
         """Resolves an entire side in a state from :meth:`state`. The result must be immutable."""
 
     def advance(self, now_boot_ns: int) -> int:
-        """Apply new information since the last call.
+        """Applies information that has arrived since the last call.
 
-        Returns the boottime up to which information is complete. A sample waits for this boottime
-        to pass its timestamp, but at most half a second.
+        Returns the boottime up to which information is complete. A sample waits until this boottime
+        passes the sample's timestamp, but at most half a second.
         """
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for pending reads. No samples may follow.
+        """Wait for pending reads. No new samples may arrive afterwards.
 
         Provisional samples are then resolved again.
         """
@@ -87,7 +87,7 @@ class Stateless:
     """A resolver whose results depend on neither process nor time."""
 
     def state(self, sample: RawSample) -> None:
-        """Returns None for every sample, so callers need not call it per sample."""
+        """Returns None for every sample. :class:`StackResolver` does not call this method."""
 
 
 class RawAddresses(Stateless):
@@ -206,7 +206,7 @@ def _cache_sides(
 
 
 def _join(states: Sequence[Callable[[RawSample], Hashable]]) -> Callable[[RawSample], Hashable]:
-    """Returns a function that maps a sample to its states, or to a single resolver's state."""
+    """Returns a function that maps a sample to its states in all resolvers."""
     return (
         states[0]
         if len(states) == 1
@@ -225,7 +225,7 @@ class _VariableStack:
         self._stack = Stack()
 
     def of(self, sample: RawSample) -> Stack:
-        """Returns a sample's stack; the same object until a side changes."""
+        """Returns a sample's stack. It is the same object until a side changes."""
         sides = [side if isinstance(side, Side) else side.of(sample) for side in self._sides]
         if list(map(id, sides)) != list(map(id, self._last)):
             self._last, self._stack = sides, Stack(self._arrange(sides))

@@ -1,4 +1,4 @@
-"""Loads the library that publishes the current span of each thread; its source is ``record.c``.
+"""Loads the library that publishes the current span of each thread (source: ``record.c``).
 
 ``build.sh`` compiles it for each processor, and the results are committed, like the eBPF objects.
 """

@@ -1,7 +1,7 @@
 """Reads ``/proc/kallsyms`` with addresses, in processes from which the kernel hides addresses.
 
 The iterator ``ksym`` (kernel 6.0, Documentation/bpf/bpf_iterators.rst) passes every symbol with its
-address to a BPF program. It needs CAP_BPF, CAP_PERFMON and BTF, and ignores
+address to a BPF program. The iterator needs CAP_BPF, CAP_PERFMON and BTF, and ignores
 ``kernel.kptr_restrict``.
 """
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """Reads this host's files; the iterator reads :data:`PROC_KALLSYMS` if addresses are hidden.
+    """Reads this host's files. Reads kallsyms through the iterator if addresses are hidden.
 
     The first read of kallsyms decides whether to use the iterator. ``refused`` is the reason why
     the iterator cannot be used; empty if it can be used, or is not needed.
@@ -91,8 +91,8 @@ def read_kallsyms() -> bytes:
 def clean_symbols(text: bytes) -> bytes:
     """Remove the iterator program's own symbol and the repeated last line.
 
-    At the end, the kernel calls the program again for the last symbol, possibly with the name of
-    another block (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
+    At the end, the kernel calls the program again for the last symbol, possibly with another name
+    in brackets (kernel/kallsyms.c, ``bpf_iter_ksym_seq_stop``).
     """
     lines = text.splitlines(keepends=True)
     if len(lines) > 1 and lines[-1].split()[:3] == lines[-2].split()[:3]:

@@ -150,7 +150,7 @@ class PerfChunk(NamedTuple):
 
 
 class PerfMemory:
-    """The mapped pages of an event's ring; tests replace it."""
+    """The mapped pages of an event's ring. Tests replace this class."""
 
     def __init__(self, fd: int, size: int) -> None:
         # If the mapping is writable, the kernel drops new records instead of unread ones.

@@ -28,11 +28,11 @@ from otel_kprofiler.tracking.program_details import describe
 from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, RecordLoss
 
 QUEUE_BYTES: Final = 8 << 20
-"""Limit on data queued for ``poll``; beyond it, data is dropped and everything is reread."""
+"""Limit on data queued for ``poll``. Beyond it, data is dropped and everything is reread."""
 SETTLE_NS: Final = 5_000_000
 """Maximum delay of a record. A virtual CPU may pause between the timestamp and the write."""
 FOLLOW_INTERVAL_S: Final = 5.0
-"""Interval between checks for new CPUs; all symbols are reread when a CPU comes online."""
+"""Interval between checks for new CPUs. All symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two reads of kallsyms."""
@@ -50,7 +50,7 @@ class KsymbolCounts(NamedTuple):
 
     Attributes:
         lost: number of lost records by cause and CPU; a loss of unknown size counts as one.
-        readings: number of times that all programs were read after losses.
+        readings: number of times that all programs were reread after losses.
         kallsyms_reads: number of times that ``/proc/kallsyms`` was read, for other symbols.
         wakeups: number of times that the thread was woken.
     """
@@ -73,8 +73,8 @@ class KsymbolWatch(ForkAware):
     Args:
         missed_since_ns: boottime since which changes were missed, as in a forked child; all symbols
             are then read again.
-        ring_bytes: size of each CPU's ring; the number of pages is a power of two. None: see
-            :func:`plan_ring_bytes`; any user may lock this much memory.
+        ring_bytes: size of each CPU's ring; the number of pages is a power of two. None selects a
+            size that any user may lock; see :func:`plan_ring_bytes`.
         queue_bytes: limit on data queued for ``poll``.
     """
 

@@ -1,9 +1,9 @@
 """Tracks modules as they are loaded and unloaded.
 
-A thread, started by the first poll, sleeps until the kernel announces a module. It then reads the
-sections and build ids of new modules, which suffice for file id and RVA, and finally the modules'
-symbol names. ``poll`` also checks the list of modules, because a module is not announced while its
-init function is running, and never if the function fails.
+A thread, started by the first poll, sleeps until the kernel announces a module. The thread then
+reads the sections and build ids of new modules, which suffice for file id and RVA, and finally the
+modules' symbol names. ``poll`` also checks the list of modules, because a module is not announced
+while its init function is running, and never if the function fails.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Returns whether the module list is unchanged. Call it with lock held and thread idle."""
+        """Returns whether the module list is unchanged. Requires the lock, and an idle thread."""
         looked_ns = self._now()
         try:
             lines = self._read_list()
@@ -259,7 +259,7 @@ class ModuleWatch(ForkAware):
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Record announcements, with bounds on their times."""
+        """Record announcements, with lower and upper bounds on their times."""
         with self._lock:
             asked_ns = self._now()
             try:
@@ -411,7 +411,7 @@ class ModuleWatch(ForkAware):
         self._share.spend(time.thread_time_ns() - began_cpu_ns)
 
     def _collect(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Collects kallsyms lines of some modules, and handles announcements while reading."""
+        """Collects the kallsyms lines of modules, and handles announcements during the read."""
         collector = LineCollector(names, until_bpf=self._until_bpf)
         try:
             descriptor = self._files.open_fd(PROC_KALLSYMS)

@@ -80,8 +80,8 @@ class ProcessEvents(ForkAware):
     Args:
         pids: ids of the processes to report; empty for all.
         children: whether to report all descendants of ``pids``, too.
-        ring_bytes: size of each CPU's kernel buffer; the number of pages is a power of two. None:
-            512 KiB, or less on hosts with more than 16 CPUs; any user may lock this much memory.
+        ring_bytes: size of each CPU's kernel buffer; the number of pages is a power of two. None
+            selects a size that any user may lock: 512 KiB, or less on hosts with more than 16 CPUs.
 
     Raises:
         HostError: the kernel refuses the events, which need CAP_PERFMON. Without CAP_SYS_PTRACE,
@@ -257,7 +257,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Returns a process's reading and the time when it ended; None if unreadable."""
+        """Reads a process. Returns the reading and the time after reading; None if unreadable."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

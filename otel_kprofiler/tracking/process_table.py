@@ -131,7 +131,7 @@ class _Process:
     ) -> None:
         self.key = key
         self.threads = set(threads)
-        self.mappings = mappings  # by address; children share the tuple
+        self.mappings = mappings  # sorted by address; forked children share the tuple
 
 
 class ProcessTable:
@@ -200,7 +200,7 @@ class ProcessTable:
         events = []
         if tracked is not None:
             if time_ns <= (tracked.key.start_time_ns or 0) + self._same_start_ns:
-                return []  # the process was read before its record arrived
+                return []  # the process was read from /proc before its record arrived
             events = self._forget(pid, time_ns)
         process = ProcessKey(pid, time_ns)
         self._processes[pid] = _Process(process, [tid], self.mappings(parent_pid))

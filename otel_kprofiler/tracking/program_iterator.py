@@ -1,4 +1,4 @@
-"""Runs the iterators of iterators.bpf.c, and lists the functions of all BPF programs.
+"""Runs the iterators in iterators.bpf.c, and lists the functions of all BPF programs.
 
 Running the iterators needs CAP_BPF, CAP_PERFMON and BTF; ``kernel.kptr_restrict`` has no effect.
 """

@@ -92,7 +92,7 @@ class HiddenAddressesError(OSError):
 
 
 class ProgramFacts(NamedTuple):
-    """A program's data from BPF_OBJ_GET_INFO_BY_FD; each function has a start and a length."""
+    """A program's data from BPF_OBJ_GET_INFO_BY_FD. Each function has a start and a length."""
 
     type: int
     id: int
@@ -237,7 +237,7 @@ def _find_facts(number: int, arrays: _Arrays) -> ProgramFacts | None:
 def iterate_ids(command: int = _PROG_GET_NEXT_ID) -> Iterator[int]:
     """Yields the ids of all programs (or other objects), ascending.
 
-    Raises ``OSError``, with ``EPERM`` without CAP_SYS_ADMIN.
+    Raises ``OSError`` (``EPERM`` if CAP_SYS_ADMIN is missing).
     """
     attributes = _IdAttributes()
     while True:

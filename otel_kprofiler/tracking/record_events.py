@@ -50,7 +50,7 @@ class RecordLoss(enum.Enum):
     RING_FULL = "ring_full"
     QUEUE_FULL = "queue_full"
     CPU_CAME = "cpu_came"
-    """A CPU came online; records from before the CPU's event was opened are missing."""
+    """A CPU came online. Records from before the CPU's event was opened are missing."""
     DAMAGED = "damaged"
 
 
@@ -106,7 +106,7 @@ class _LockLimitError(OSError):
 
 
 class RecordEvents(EventPerCpu[_CpuEvent]):
-    """A perf event per CPU; the constructor opens all of them, or raises and leaves none open.
+    """A perf event per CPU. The constructor opens all of them, or raises and leaves none open.
 
     The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. It is halved
     while the kernel refuses to lock the memory. ``epoll`` wakes when a ring is half full.

@@ -33,7 +33,7 @@ _JUMPS: Final = (Effect.JUMP, Effect.BRANCH)
 _PADDING: Final = (b"\x90", b"\x0f\x1f", b"\xcc")
 """First bytes of nop instructions (of any length), and int3."""
 _PADDING_PREFIXES: Final = b"\x2e\x66"
-_ALIGNMENT: Final = 16  # as compilers align functions
+_ALIGNMENT: Final = 16  # alignment of functions by compilers
 
 
 class Function(NamedTuple):
@@ -147,7 +147,7 @@ class Flow:
                 yield value
 
     def add_functions(self, starts: Iterable[int]) -> None:
-        """Follow functions, and the functions that they call."""
+        """Add functions and, transitively, their callees."""
         self._add_all(starts)
         self._settle()
         self.states = self._join()
@@ -251,9 +251,10 @@ class Flow:
     def _drop_dead_ends(
         self, states: dict[int, State], ends: set[int], starts: list[int]
     ) -> dict[int, State]:
-        """Drop code that follows only calls and never returns, because those calls may not return.
+        """Drop code that may be unreachable, because it follows a call that may not return.
 
-        Code that leads to ``ends``, such as returns, or follows ``starts`` is certain.
+        Keeps code that leads to ``ends``, such as returns, and code reached from there or from
+        ``starts`` without such a call.
         """
         sources: defaultdict[int, list[int]] = defaultdict(list)
         near: dict[int, list[int]] = {}
@@ -296,7 +297,7 @@ class Flow:
         return targets
 
     def add_rest(self) -> None:
-        """Follow the code not reached so far, such as cases of a switch, backwards from returns."""
+        """Follow unreached code, such as the cases of a switch, backwards from its returns."""
         rest = self._sweep()
         forward: dict[int, list[int]] = {}
         linked: defaultdict[int, list[int]] = defaultdict(list)
@@ -372,7 +373,7 @@ class Flow:
     def _grounds(
         self, targets: list[int], members: set[int], effect: int, value: int
     ) -> Iterator[State]:
-        """Yields the states before an instruction that its successors' known states imply."""
+        """Yields the states before an instruction, each derived from a known successor."""
         if effect == Effect.RETURN:
             yield ENTRY
         for target in targets:

@@ -1,4 +1,4 @@
-"""Makes ``.eh_frame`` for x86-64 code that has none, such as musl's, from its instructions.
+"""Makes ``.eh_frame`` from the instructions of x86-64 code that has none, such as musl's.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -138,7 +138,7 @@ def follow(
 
 
 def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator[int]:
-    """Yields the targets of calls and jumps outside gaps, and of bytes that look like either."""
+    """Yields the targets of calls and jumps (or bytes that look like them) outside gaps."""
     for address, code in texts:
         at = 0
         while (match := _CALL_OR_JUMP.search(code, at)) is not None:
@@ -152,7 +152,7 @@ def _called(texts: Sequence[tuple[int, bytes]], gaps: Sequence[Gap]) -> Iterator
 
 
 class FrameMaker:
-    """Makes ``.eh_frame`` entries; ``address`` is the address of the first byte."""
+    """Makes ``.eh_frame`` entries that will be loaded at ``address``."""
 
     def __init__(self, flow: Flow, address: int) -> None:
         self._flow, self._address = flow, address
@@ -207,7 +207,8 @@ def _rule(state: State) -> bytes:
 def cut_trampolines(code: bytes, start: int) -> Iterator[Gap]:
     """Yields ranges of code, except signal trampolines, which the BPF program recognizes.
 
-    The byte before a trampoline is also excluded, because the BPF program looks it up.
+    Also excludes the byte before a trampoline, where the BPF program looks up a handler's return
+    address.
     """
     at = 0
     while (trampoline := code.find(SIGRETURN, at)) >= 0:

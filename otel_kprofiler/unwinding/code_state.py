@@ -1,4 +1,4 @@
-"""Describes where a function's return address is on the stack, and how instructions move it.
+"""Computes where the caller's registers are before and after each instruction.
 
 Runs in a child process, so it imports only :mod:`x86_code`.
 """
@@ -29,16 +29,16 @@ ENTRY_SP: Final = 8
 ENTRY: Final = State(ENTRY_SP, 0, None)
 UNKNOWN: Final = State(None, -1, None)
 OUTERMOST: Final = State(None, -2, None)
-"""State without a caller: rbp is cleared without being saved, as the ABI advises at entry."""
+"""State without a caller: an entry point clears rbp without saving it, as the ABI advises."""
 _MAX_SP: Final = 1 << 27
 
 
 class Inconsistent(Exception):  # noqa: N818 - an outcome
-    """Raised if code does not look like a compiler's function."""
+    """Raised if code does not look like a compiled function."""
 
 
 def step(state: State, effect: int, value: int) -> State:
-    """Returns the state after an instruction. Raises :class:`Inconsistent` if it is impossible."""
+    """Returns the state after an instruction. Raises :class:`Inconsistent` if rsp is invalid."""
     change = _FORWARD.get(effect)
     return state if change is None or state == OUTERMOST else change(state, value)
 

@@ -12,7 +12,7 @@ class TableCounts(NamedTuple):
     """Counts of requests for unwind tables, all taken at the same instant.
 
     Attributes:
-        requested: sum of the loaded, refused and pending requests since the start.
+        requested: number of requests since the start, whether loaded, refused or pending.
         evicted: number of tables removed to free space.
         tables: number of tables currently loaded in the kernel.
         bytes: kernel memory used by the loaded tables.

@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Space reserved for a table: a slot, perhaps a victim's, and the victims to remove first."""
+    """Space reserved for a table: a slot, possibly a victim's, and the victims to remove first."""
 
     slot: int
     size: int
@@ -59,7 +59,7 @@ class TableSpace:
     def claim(
         self, size: int, last_uses_ns: Sequence[int], now_ns: int, *, evicts: bool = True
     ) -> Claim:
-        """Claim space for a table. :meth:`removed` and :meth:`add`, or :meth:`cancel`, must follow.
+        """Claim space for a table. Then call :meth:`removed` and :meth:`add`, or :meth:`cancel`.
 
         ``last_uses_ns`` contains the boottime of each slot's last use. If there is no space,
         nothing is claimed, and :class:`TableRefused` is raised. ``evicts`` allows evicting other

@@ -114,8 +114,8 @@ def write_tables(make: Callable[[mmap.mmap], bytes]) -> None:
     """Map the file on standard input, and write its tables to standard output.
 
     Limits the address space to ``MEMORY_BYTES``. ``make`` returns the packed tables of the mapped
-    file. If it fails, ``SystemExit`` is raised with the reason, which Python prints to standard
-    error.
+    file. If ``make`` fails, ``SystemExit`` is raised with the reason, which Python prints to
+    standard error.
     """
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

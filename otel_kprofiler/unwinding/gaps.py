@@ -14,25 +14,25 @@ from otel_kprofiler.unwinding.table import Tables, read_chunks
 Gap = tuple[int, int]
 
 _FAR_BYTES: Final = 4096
-"""Minimum distance between two functions' starts, in bytes, that may contain a gap."""
+"""Minimum distance, in bytes, between the starts of two functions at which to look for a gap."""
 _LEAST_BYTES: Final = 1024
-"""Minimum total size of gaps worth a child process, in bytes. Linkers leave about 200 bytes."""
+"""Minimum total size, in bytes, of gaps worth a child process. Linkers leave gaps of about 200."""
 _PADDING: Final = 64
 _ALIGNMENT: Final = 16
 _MAX_SIZES: Final = 20_000
-"""Maximum number of table entries whose functions' sizes are read if ``main`` has no rule."""
+"""Maximum number of table entries whose function sizes are read if ``main`` has no rule."""
 _ENTRY_BYTES: Final = 48
 _TAKE_MAIN: Final = re.compile(rb"\x48(?:\x8d\x3d(.{4})|\xc7\xc7(.{4}))", re.DOTALL)
 """Code of an entry point: lea OFFSET(%rip), %rdi; or mov $ADDRESS, %rdi."""
 _ADDRESS: Final = struct.Struct("<i")
 _MAX_GAPS: Final = 1024
 _SIZE_AT: Final = 12
-"""Offset of the function's size in an entry with 32-bit pointers, as linkers write."""
+"""Offset of the function's size in an entry with 32-bit pointers, which linkers use."""
 _SIZE: Final = struct.Struct("<I")
 
 
 def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
-    """Finds code without unwind rules, in address order; empty if not worth filling.
+    """Finds code without unwind rules, in address order; empty if not worth a child process.
 
     Raises ``ElfError`` if the file cannot be read.
     """
@@ -40,13 +40,13 @@ def find_gaps(source: Source, elf: ElfFile, tables: Tables | None) -> list[Gap]:
         gaps = [(text.address, text.address + text.size) for text in elf.texts]
         return gaps if _size_of(gaps) >= _LEAST_BYTES else []
     if not elf.entry:
-        return []  # a library with tables
+        return []  # a library that has tables
     starts = find_starts(source, elf)
     gaps = _find(source, elf, tables, starts, _FAR_BYTES)
     lacking = [any(start <= at < end for start, end in gaps) for at in starts]
     # musl's entry point has no unwind rule; main has none in programs compiled without tables.
     # In other files, gaps are assembly or functions that V8 embeds. Filling such gaps is not worth
-    # a delay of the tables that these files already have.
+    # delaying the tables that these files already have.
     if lacking[-1] and tables.entries <= _MAX_SIZES:
         gaps = _find(source, elf, tables, starts, 0)
     elif any(lacking):

@@ -1,10 +1,10 @@
-"""Unwind rows of Go's functions on arm64, from frame sizes and machine code.
+"""Makes unwind rows for Go's functions on arm64 from frame sizes and machine code.
 
 A function with a frame stores the return address, x30, at the new stack pointer, and the caller's
 frame pointer, x29, below it (``cmd/internal/obj/arm64/obj7.go``). All compiled functions do this
-with the same instructions. In assembly functions, every instruction that may change x29, x30 or the
-stack pointer is checked. Code after an unclear change has no rule. Functions that switch stacks are
-recognized by their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``,
+with the same instructions. In assembly functions, this module checks every instruction that may
+change x29, x30 or the stack pointer. Code after an unclear change gets no rule. Functions that
+switch stacks are recognized by their code (``runtime/asm_arm64.s``, ``runtime/sys_linux_arm64.s``,
 ``runtime/preempt_arm64.s``).
 """
 
@@ -37,7 +37,7 @@ _SLOT: Final = 8
 _MAX_PUSH: Final = 0xF0
 """Size of the largest frame that one store allocates."""
 _MAX_ADD: Final = 1 << 12
-"""Minimum frame size that may take two instructions to drop. The table changes after both."""
+"""Minimum frame size that may take two instructions to drop. The table shows only the second."""
 _PUSH: Final = 0xF8000FFE  # str x30, [sp, #-N]!
 _STORE_LINK: Final = 0xF80003FE  # stur x30, [sp, #-N]
 _DROP_SP: Final = 0xD10003FF  # sub sp, sp, #N
@@ -145,7 +145,7 @@ class Arm64:
         }
 
     def make_shape(self, sizes: Sizes) -> Shape:
-        """Returns the shape of functions that save x30 and x29, if they have a frame."""
+        """Returns the shape of functions with the given frame sizes."""
         size, first = sizes[-1][0], sizes[0][0]
         frame = next((depth for _, depth in sizes if depth), 0)
         if min(depth for _, depth in sizes) < 0 or frame % _SLOT or sizes[0][1]:
@@ -178,7 +178,7 @@ class Arm64:
         return make_rows(sizes, frame, keeps_link=proof.keeps_link, fp_lost=proof.fp_lost)
 
     def _find_frame(self, sizes: Sizes, code: bytes) -> int:
-        """Returns the size of the function's first frame; 0 if it is not made in the usual way."""
+        """Returns the size of the function's first frame; 0 if unusual code makes the frame."""
         shape = self.make_shape(sizes)
         end = shape.saving_at + len(shape.saving)
         if not shape.saving or code[shape.saving_at : end] != shape.saving:
@@ -190,8 +190,8 @@ class _Proof(NamedTuple):
     """Facts that a function's code proves.
 
     Attributes:
-        keeps_link: the function never changes x30, so it may overwrite the word where x30 is saved.
-        fp_lost: the function may change x29 without having saved x29.
+        keeps_link: whether x30 never changes, so that it always contains the return address.
+        fp_lost: whether the function may change x29 without having saved it.
     """
 
     keeps_link: bool
@@ -272,7 +272,8 @@ def _make_systemstack(sizes: Sizes, frame: int, code: bytes) -> Rows:
     changes = [(at, register) for at, register in find_changes(code) if at not in (left, back)]
     if not back or any(left < at <= back and register == FP for at, register in changes):
         return _WITHOUT
-    # If no switch is needed, the function drops its frame before the call, but the table does not.
+    # If no switch is needed, the function drops its frame before the call, which the table does not
+    # show.
     last = min((at for at, register in changes if register == SP and at not in ends), default=0)
     if last and last < back:
         return _WITHOUT
@@ -310,8 +311,8 @@ def _make_call_of_c(sizes: Sizes, frame: int, code: bytes) -> Rows:
 def _make_jump(_sizes: Sizes, _frame: int, code: bytes) -> Rows:
     """Makes the rows of a function without a frame that jumps to another stack or aborts.
 
-    The rules end after the first instruction that changes x30 or sp. If this is a call, they end
-    before it, because the row for the call also applies while the callee runs.
+    The rules end after the first instruction that changes x30 or sp. If that instruction is a call,
+    the rules end before it, because the row for the call also applies while the callee runs.
     """
     for at, register in find_changes(code):
         if register != FP:

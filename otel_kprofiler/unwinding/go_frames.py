@@ -1,8 +1,8 @@
 """Converts Go's ``.gopclntab`` to ``.eh_frame`` with a search table, for x86-64 and arm64.
 
-Go's compiler writes no ``.eh_frame``. With frame pointers, the caller of a function is skipped if
-the function has no frame or was interrupted in its prologue. The Go runtime unwinds with
-``.gopclntab``, which has the frame size at every instruction.
+Go's compiler writes no ``.eh_frame``. Unwinding by frame pointers skips the caller of a function
+that has no frame or was interrupted in its prologue. The Go runtime unwinds with ``.gopclntab``,
+which has the frame size at every instruction.
 
 :func:`main` runs in a child process that imports only a few modules of this package:
 
@@ -35,17 +35,17 @@ from otel_kprofiler.unwinding.go_table import Code, File, Function, Shape, Table
 from otel_kprofiler.unwinding.go_x86 import X86
 
 _INJECTED: Final = (b"runtime.asyncPreempt", b"runtime.sigpanic", b"runtime.cgocallback")
-"""Functions whose return address is exact: that of an interrupted instruction or call into C."""
+"""Functions whose return address is that of an interrupted instruction, or of a call into C."""
 _SPARE_BYTES: Final = 4096
-"""Entries may be this much larger than the table. Usually, they are a fifth of its size."""
+"""Entries may be this much larger than the table. Usually, they are a fifth of the table's size."""
 _CHECKED, _FIT = 200, 0.9
-"""Number of functions checked for register-saving instructions, and share that must match."""
+"""Number of functions checked for register-saving instructions; share of them that must match."""
 _MACHINES: Final[Mapping[int, type[X86 | Arm64]]] = {62: X86, 183: Arm64}
-"""By ``e_machine``: EM_X86_64, EM_AARCH64 (elf.h)."""
+"""The makers of rows, by ``e_machine``: EM_X86_64 and EM_AARCH64 (elf.h)."""
 
 
 class FrameMaker:
-    """Makes ``.eh_frame`` entries for functions, the first at the SVMA ``address``.
+    """Makes ``.eh_frame`` entries for functions. The first entry is at the SVMA ``address``.
 
     ``text`` is the SVMA that function offsets are relative to, from :func:`find_text`.
     """
@@ -55,7 +55,7 @@ class FrameMaker:
     ) -> None:
         self._table, self._code, self._text, self._address = table, code, text, address
         self._machine = machine
-        self._shapes: dict[int, Shape] = {}  # by location of the frame sizes, often shared
+        self._shapes: dict[int, Shape] = {}  # by location of the frame sizes
         self._injected = {table.number(name) for name in _INJECTED} - {-1}
         self._special = {table.number(name) for name in machine.SPECIAL_NAMES} - {-1}
         cies = [pack_cie(letters, machine.CIE_REST) for letters in (b"zR", b"zRS")]

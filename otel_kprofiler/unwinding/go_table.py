@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from otel_kprofiler.unwinding.frame_writing import Segment
 
 TOP_FRAME, WRITES_SP, IN_ASSEMBLY = 1, 2, 4
-"""Flags: has no caller; sets the stack pointer to values that the table lacks; is in assembly."""
+"""Flags of functions without a caller, with stack pointers missing in the table, or in assembly."""
 _HEADER: Final = struct.Struct("<IHBB8Q")
 _MAGIC: Final = 0xFFFFFFF1
 _ROW: Final = struct.Struct("<II")
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A row of the table: a function's start, number of its name, location of its frame sizes."""
+    """A row of the table: a function's start, name number, and location of frame sizes."""
 
     start: int
     name: int
@@ -82,7 +82,7 @@ class Table:
             yield Function._make(_FUNCTION.unpack_from(data, row))
 
     def number(self, name: bytes) -> int:
-        """Returns the number of a function name; -1 if the table does not contain it."""
+        """Returns the number of a function name; -1 if the table does not contain the name."""
         at = self._data.find(b"\0" + name + b"\0", self.names_at)
         return at + 1 - self.names_at if at >= 0 else -1
 

@@ -1,4 +1,4 @@
-"""Unwind rows of Go's functions on x86-64, from frame sizes and machine code.
+"""Makes unwind rows for Go's functions on x86-64 from frame sizes and machine code.
 
 A call pushes the return address, and the function then pushes rbp. Functions that switch stacks are
 recognized by their code (``runtime/asm_amd64.s``, ``runtime/sys_linux_amd64.s``).
@@ -89,8 +89,8 @@ def make_rows(sizes: Sizes, saves: bool) -> Rows:
 def make_switch(code: bytes, rows: Rows, behind: bytes) -> Rows:
     """Makes the rows of a function that switches to the stack of ``m.g0``.
 
-    ``rows`` come from the frame sizes alone, ascending by code offset. ``behind`` is the unwind
-    rule after the switch.
+    ``rows`` (in code order) are derived from the frame sizes alone. ``behind`` is the unwind rule
+    after the switch.
     """
     at = _find_load(code, 0)
     if at < 0:
@@ -113,8 +113,8 @@ def _find_load(code: bytes, start: int) -> int:
 def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
     """Makes the rows of a function that calls the vDSO on another stack, and keeps its rsp in r12.
 
-    ``rows`` come from the frame sizes alone, ascending by code offset. ``left`` is the end of the
-    instruction that saves rsp, and ``back`` the end of the one that restores it.
+    ``rows`` (in code order) are derived from the frame sizes alone. ``left`` is the end of the
+    instruction that saves rsp, and ``back`` is the end of the instruction that restores it.
     """
     size = next((size for end, size in sizes if left < end), 0) + 8
     if size > _MAX_BYTE:
@@ -125,14 +125,14 @@ def make_detour(sizes: Sizes, rows: Rows, left: int, back: int) -> Rows:
         (left, _BY_R12 + bytes([size])),
         (back, BY_RSP + pack_number(size)),
         *(row for row in rows if back < row[0] < returned),
-        (returned, NO_RULE),  # the function's fallback without a vDSO
+        (returned, NO_RULE),  # the fallback if there is no vDSO
     ]
 
 
 def make_call_of_c(code: bytes, rows: Rows) -> Rows:
     """Makes the rows of asmcgocall, which calls C on the stack of ``m.g0``.
 
-    C may call back into Go, and the runtime may then move the goroutine's stack. Therefore,
+    C code may call back into Go, and the runtime may then move the goroutine's stack. Therefore,
     asmcgocall saves the goroutine and the distance of its frame from the end of that stack.
     """
     parts = _CALL_OF_C.match(code)
@@ -174,7 +174,7 @@ class X86:
         self._called_by_c = table.number(b"runtime.cgocallback")  # same frames on both stacks
 
     def make_shape(self, sizes: Sizes) -> Shape:
-        """Returns the shape of functions that save rbp, if they have a frame."""
+        """Returns the shape of functions with the given frame sizes."""
         size, depths = sizes[-1][0], [depth for _, depth in sizes]
         if min(depths) < 0:
             return Shape(size, 0, b"", b"")

@@ -31,7 +31,7 @@ TIMEOUT_S: Final = 30.0
 FRAMES_CPU: Final = CpuRate(least_s=1, per_mib_s=0.25, most_s=10)
 """CPU time limit for ``.eh_frame``: ten times what compilers' tables need."""
 GO_CPU: Final = CpuRate(least_s=5, per_mib_s=0.25, most_s=20)
-"""CPU time limit for ``.gopclntab``: six times what tables of Go's linker need. Small tables get
+"""CPU time limit for ``.gopclntab``: six times what tables from Go's linker need. Small tables get
 more, because an emulated processor needs 2 s to start the process."""
 MAX_CODE_BYTES: Final = 4 << 20
 CODE_CPU: Final = CpuRate(least_s=5, per_mib_s=15, most_s=30)
@@ -48,7 +48,7 @@ for name, path in {packages}:
 from {module} import main
 main()
 """
-"""Script that imports a module without its parent packages, which would take time and memory."""
+"""Script that runs a module without importing its parent packages, to save time and memory."""
 _REFUSALS: Final = {
     ChildProblem.UNANSWERED: Refusal.UNREADABLE,
     ChildProblem.NO_PROCESS: Refusal.FAILED,
@@ -67,7 +67,7 @@ class Children(LimitedChildren):
     def run_script(
         self, script: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run a Python script that does not import this package. Returns its output.
+        """Run a Python script that does not import this package, and return its output.
 
         ``fd`` becomes the script's standard input. Raises :class:`TableRefused` if the script
         failed, took too long, or was stopped.
@@ -77,9 +77,9 @@ class Children(LimitedChildren):
     def run_module(
         self, module: str, fd: int, arguments: Iterable[object], limits: ChildLimits
     ) -> bytes:
-        """Run ``main`` of a module, which may import only modules of its package, as a script.
+        """Run a module's ``main`` as a script. The module may import only modules of its package.
 
-        Otherwise like :meth:`run_script`.
+        For arguments and errors, see :meth:`run_script`.
         """
         path = Path(__file__).parent
         packages = [(__package__, str(path)), (__package__.rpartition(".")[0], str(path.parent))]
@@ -147,7 +147,7 @@ def index_go(
     """Make tables from ``.gopclntab`` in a child process, and wait for the process.
 
     ``others`` are the file's existing tables, for C code. Raises :class:`TableRefused` if the table
-    is damaged, too large or unknown, or if the process exceeded a limit.
+    is damaged, too large or of an unknown version, or if the process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
         raise TableRefused(Refusal.TOO_LARGE, f".gopclntab of {table.size} bytes")

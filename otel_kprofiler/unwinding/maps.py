@@ -61,7 +61,7 @@ class TableMaps:
         self.ring = RingReader(RingMemory(self.ring_fd, sizes.ring_bytes), sizes.ring_bytes)
 
     def create(self, pages: int, fill: Callable[[memoryview], None]) -> int:
-        """Create and fill an inner map. Returns a descriptor, which the caller closes.
+        """Create and fill an inner map, and return a descriptor, which the caller closes.
 
         The map is mapped into memory only while it is filled, so it does not count as memory of
         this process. Raises ``OSError`` if the process lacks a capability, or memory is exhausted.
@@ -78,7 +78,7 @@ class TableMaps:
         return fd
 
     def publish_table(self, slot: int, fd: int) -> None:
-        """Fill a free slot with a table, and wait until no program sees its former content."""
+        """Fill a free slot with a table, and wait until no program sees the old content."""
         self._used.words[slot] = 0
         update_map(self._tables, slot.to_bytes(4, "little"), fd.to_bytes(4, "little"))
 
@@ -91,7 +91,7 @@ class TableMaps:
         update_map(self._files, key.pack(), _STATE.pack(state, slot, serial, 0))
 
     def forget_file(self, key: FileKey) -> None:
-        """Forget a file, which the BPF program requests again at the next sample in the file."""
+        """Forget a file. The BPF program requests it again at the next sample in the file."""
         with suppress(FileNotFoundError):
             delete_from_map(self._files, key.pack())
 

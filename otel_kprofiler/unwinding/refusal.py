@@ -37,7 +37,7 @@ class Refusal(enum.Enum):
 
 
 NO_TABLE: Final = frozenset({Refusal.NOT_ELF, Refusal.NO_TEXT, Refusal.NO_FRAMES})
-"""Reasons why a file without a table may have frame pointers."""
+"""Reasons why a file has no table. The BPF program may follow frame pointers in such a file."""
 MAY_PASS: Final = frozenset(
     {
         Refusal.GONE, Refusal.FORBIDDEN, Refusal.NOT_SAME, Refusal.CHANGED, Refusal.UNREADABLE,
@@ -46,7 +46,7 @@ MAY_PASS: Final = frozenset(
 )  # fmt: skip
 """Temporary failures, after which a retry may succeed."""
 COSTLY: Final = frozenset({Refusal.MEMORY_IN_USE, Refusal.NO_MEMORY, Refusal.FAILED})
-"""Temporary failures that waste all work on a table, and are retried at growing intervals."""
+"""Temporary failures that waste all work on a table. Retries occur at growing intervals."""
 
 
 class TableRefused(Exception):  # noqa: N818 - an outcome, which the store counts

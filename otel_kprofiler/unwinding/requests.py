@@ -13,7 +13,7 @@ from otel_kprofiler.host import FairQueue, FileRequest, Turn, find_user
 from otel_kprofiler.unwinding.loading import Code
 
 MAX_OPEN: Final = 64
-"""Maximum number of files kept open until their tables are loaded; others are reopened."""
+"""Maximum number of files kept open until their tables are loaded. Other files are reopened."""
 
 
 class Opened(NamedTuple):
@@ -26,8 +26,8 @@ class Opened(NamedTuple):
 class RequestQueue:
     """A queue of requests and opened files; thread-safe.
 
-    The long-term shares of one CPU are ``open_share`` for opening files and ``load_share`` for
-    loading tables. Workers beyond ``loaders`` only open files.
+    In the long term, opening files uses at most ``open_share`` of one CPU, and loading tables at
+    most ``load_share``. Workers beyond ``loaders`` only open files.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RequestQueue:
             self._changed.notify()
 
     def put_opened(self, opened: Opened) -> None:
-        """Add an opened file; a worker loads its tables. Closes the file if too many are open."""
+        """Add an opened file, whose tables a worker loads. Closes the file if too many are open."""
         with self._changed:
             if opened.code is not None and (self._stopping or self._open >= MAX_OPEN):
                 opened.code.close()

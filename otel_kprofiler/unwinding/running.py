@@ -1,6 +1,6 @@
 """Lists files mapped as code, to load their tables before the first sample.
 
-A BPF iterator (mapped_files.bpf.h) lists these files. Requests identify them by the same keys.
+A BPF iterator (mapped_files.bpf.h) lists these files, identified by the same keys as in requests.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ def list_running(
 ) -> list[FileRequest]:
     """Returns a request for each file that processes have mapped as code.
 
-    Sorts files by the CPU time of their processes, then by the number of processes. ``pids`` are as
-    in ``/proc``; empty for all processes. ``mapped`` contains the inode numbers of further files to
-    list, which this process has mapped (:func:`map_files`). ``is_inner`` states whether this
-    process is in a pid namespace other than the initial one. Listing ends at the monotonic time
-    ``until_s``, even if incomplete. Raises ``OSError`` if the kernel rejects the iterator.
+    Sorts files by the CPU time of their processes, then by the number of processes. ``pids``
+    selects processes by their ids in ``/proc``; if empty, all are listed. ``mapped`` contains the
+    inode numbers of further files to list, which this process has mapped (:func:`map_files`).
+    ``is_inner`` states whether this process is in a pid namespace other than the initial one.
+    Listing ends at the monotonic time ``until_s``, even if incomplete. Raises ``OSError`` if the
+    kernel rejects the iterator.
     """
     users: dict[FileKey, set[int]] = {}
     requests: dict[FileKey, FileRequest] = {}

@@ -58,7 +58,7 @@ share of the same size, so that a large Go program does not delay other files.""
 _LOADERS: Final = 4
 _WORKERS: Final = _LOADERS + 1
 _EARLY_MAKERS: Final = _LOADERS - 1
-"""Number of tables made at a time before the first sample; later, it is 1."""
+"""Number of tables made concurrently before the first sample. Later, one is made at a time."""
 _MOST_EARLY: Final = 16
 _POLL_S: Final = 1.0
 
@@ -98,7 +98,7 @@ class TableStore:
         self._pending: set[FileKey] = set()
         self._early: set[FileKey] = set()  # keys that no sample has requested yet
         self._answered = threading.Condition(self._lock)
-        self._is_preloading = False  # if so, elapsed time is limited, not CPU time
+        self._is_preloading = False  # while True, elapsed time is limited instead of CPU time
         self._holds = GrowingHolds()
         self._refused: dict[FileKey, int] = {}  # boottime at which the refusal expires; 0: never
         self._requested = self._loaded = self._evicted = self._cpu_ns = self._serial = 0
@@ -136,9 +136,9 @@ class TableStore:
     def load_early(self, requests: Iterable[FileRequest], until_s: float) -> None:
         """Load as many tables as fit, before samples request them, and wait for the tables.
 
-        Elapsed time is limited, not CPU time, because a Go program may take half a second.
-        ``requests`` are for files that are not pending, the most important first. ``until_s`` is
-        the monotonic time at which loading ends.
+        Elapsed time is limited, not CPU time, because the tables of a Go program may take half a
+        second of CPU time. ``requests`` are for files that are not pending, the most important
+        first. ``until_s`` is the monotonic time at which loading ends.
         """
         self._is_preloading = True
         try:
@@ -161,10 +161,10 @@ class TableStore:
             self._wait_early(0, until_s)
 
     def _wait_early(self, most: int, until_s: float) -> bool:
-        """Wait until at most ``most`` early requests are pending. Returns False on timeout.
+        """Waits until at most ``most`` early requests are pending. Returns False on timeout.
 
-        A file that waits for its turn to have tables made would delay other files, so it counts
-        only if ``most`` is 0.
+        Requests that wait for a turn to make tables count only if ``most`` is 0, because they would
+        delay the others.
         """
         left_s = until_s - time.monotonic()
         return self._answered.wait_for(
@@ -214,7 +214,7 @@ class TableStore:
         os.close(self._wake_fd)
 
     def before_fork(self) -> None:
-        """Finish work that a child would inherit half-done, such as open files and ring views."""
+        """Wait for running work, so that a child inherits no open files or ring views."""
         self._gate.before_fork()
 
     def after_fork(self) -> None:
@@ -249,7 +249,7 @@ class TableStore:
                 self._requests.done(taken, 0 if self._is_preloading else cpu_ns)
 
     def _serve(self, item: FileRequest | Opened) -> int:
-        """Open a file or load its tables. Returns the CPU time; 0 while the device hangs."""
+        """Opens a file or loads its tables. Returns the CPU time used; 0 if the device hangs."""
         request = item if isinstance(item, FileRequest) else item.request
         cpu_ns = 0
 
@@ -271,7 +271,7 @@ class TableStore:
         return cpu_ns
 
     def _answer(self, request: FileRequest, taken: FileRequest | Opened) -> bool:
-        """Open a file or load its tables. Returns whether the request is done."""
+        """Opens a file or loads its tables. Returns whether the request is done."""
         try:
             try:
                 if isinstance(taken, FileRequest):
@@ -378,7 +378,7 @@ class TableStore:
         os.eventfd_write(self._wake_fd, 1)
 
     def _is_always_gone(self, key: FileKey) -> bool:
-        """Count a failed open. Returns whether to give up, as on some overlay file systems."""
+        """Counts a failed open. Returns whether to give up, as on some overlay file systems."""
         self._gone[key] = self._gone.pop(key, 0) + 1
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]

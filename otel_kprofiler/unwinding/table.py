@@ -21,7 +21,7 @@ ENTRY_BYTES: Final = 8
 MAX_ENTRIES: Final = 1 << 22
 """Maximum number of entries for the BPF program's binary search. Browsers have about 600,000."""
 MAX_FRAMES_BYTES: Final = 0x0FFF0000
-"""Maximum size of ``.eh_frame``, in which a position takes 28 bits in the BPF program."""
+"""Maximum size of ``.eh_frame``. The BPF program stores positions in ``.eh_frame`` in 28 bits."""
 
 # DW_EH_PE_*: the encodings of all current linkers.
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])
@@ -41,8 +41,8 @@ class Tables(NamedTuple):
         origin: base address (SVMA) of the pairs.
         search_offset: offset of the pairs in the file; None if the pairs are in ``made``.
         frames: ``.eh_frame`` up to the end of the last entry that the pairs refer to.
-        made: the pairs, if they are not in the file.
-        made_frames: ``.eh_frame`` entries that were made, which follow the file's entries.
+        made: generated pairs; empty if the pairs are in the file.
+        made_frames: generated ``.eh_frame`` entries, which follow the file's entries.
     """
 
     origin: int
@@ -59,7 +59,7 @@ class Tables(NamedTuple):
 
     @property
     def made_at(self) -> int:
-        """Returns the offset of ``made_frames`` from the start of all entries."""
+        """Returns the offset of ``made_frames`` from the first entry of ``frames``, in bytes."""
         return (self.frames.size + _ALIGNMENT - 1) & -_ALIGNMENT
 
     @property

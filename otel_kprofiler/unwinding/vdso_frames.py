@@ -1,7 +1,7 @@
 """Makes unwind tables for arm64's vDSO, which lacks them, from the code of its functions.
 
-In Linux 6.1 and 6.12, the functions that read clocks do not change the registers of the return
-address, the frame pointer and the stack pointer (``arch/arm64/kernel/vdso``).
+In Linux 6.1 and 6.12, the functions that read clocks do not change the registers that hold the
+return address, the frame pointer and the stack pointer (``arch/arm64/kernel/vdso``).
 """
 
 from __future__ import annotations

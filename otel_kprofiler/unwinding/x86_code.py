@@ -1,4 +1,4 @@
-"""Decodes x86-64 instructions: their length and effect on stack and frame pointers.
+"""Decodes x86-64 instructions: their length and their effect on the stack and frame pointers.
 
 The opcode maps are in the Intel SDM, volume 2, appendix A. Of the writes to rsp, only those that
 compilers and C libraries use are decoded. Any other write is :attr:`Effect.LOSE_SP`. Runs in child
@@ -325,7 +325,7 @@ _READERS: Final[Mapping[int, Callable[[_Operands], tuple[int, int]]]] = {
 
 
 def _simple(code: bytes, start: int, at: int, rex: int, narrow: bool) -> Instruction:
-    """Decodes an instruction without ModRM that may have an effect; ``at`` follows the opcode."""
+    """Decodes an instruction without ModRM that may have an effect. ``at`` follows the opcode."""
     op = code[at - 1]
     register = op & 7 | (rex & _B) << 3
     if op & 0xF0 == 0x50:

@@ -1,6 +1,6 @@
 """Serves the local page of ``view``.
 
-Receivers are imported on first use, since they load gRPC and protobuf.
+Receivers are imported on first use, because they load gRPC and protobuf.
 """
 
 from __future__ import annotations

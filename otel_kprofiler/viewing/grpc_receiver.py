@@ -55,7 +55,7 @@ _OPTIONS: Final = (
 
 
 class GrpcReceiver:
-    """Receives over plaintext gRPC until closed.
+    """Receives profiles over plaintext gRPC until closed.
 
     ``endpoint`` is the ``host:port`` to listen on. Port 0 selects a free port, which :attr:`port`
     returns. Raises ``HostError`` if the receiver cannot listen there.
@@ -81,7 +81,7 @@ class GrpcReceiver:
             self._methods.cancel_slow()
 
     def close(self) -> None:
-        """Stop listening once running calls have ended."""
+        """Stop listening, and give running calls a short time to end."""
         self._server.stop(_STOP_S).wait()
         self._threads.shutdown()
         self._closed.set()
@@ -169,6 +169,6 @@ def _refuse_busy(_messages: Iterator[bytes], context: grpc.ServicerContext) -> N
     _abort_for_now(context, "too many calls are waiting")
 
 
-# Calls are rejected in a separate thread, since all other threads may be busy.
+# Calls are rejected in a separate thread, because all other threads may be busy.
 _refuse.experimental_thread_pool = ThreadPoolExecutor(1)  # type: ignore[attr-defined]
 _refuse_busy.experimental_thread_pool = _refuse.experimental_thread_pool  # type: ignore[attr-defined]

@@ -31,9 +31,9 @@ _UNSET: Final = 0xFFFFFFFF
 
 
 def find_trusted_users() -> frozenset[int]:
-    """Returns the users who may read from this server: root, its user, and the originating user.
+    """Returns the users who may read from this server.
 
-    The originating user is the user who ran sudo(8), or the login user before su(1).
+    These are root, the server's user, and the user who ran sudo(8) or logged in before su(1).
     """
     users = {0, os.getuid()}
     if os.getuid() == 0:
@@ -82,8 +82,8 @@ def _parse(name: tuple[str, int]) -> _End:
 def _ask_kernel(local: _End, remote: _End) -> _Socket | None:
     """Look up a socket by its addresses and ports (sock_diag(7)); None if there is none.
 
-    Raises ``OSError`` if this is not supported or forbidden. pyroute2's ``DiagSocket`` can only
-    list all sockets.
+    Raises ``OSError`` if the kernel does not support or permit the lookup. pyroute2's
+    ``DiagSocket`` can only list all sockets.
     """
     family = socket.AF_INET if local.address.version == 4 else socket.AF_INET6
     addresses = local.address.packed, remote.address.packed

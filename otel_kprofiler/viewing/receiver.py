@@ -98,8 +98,8 @@ class Intake:
 
         Args:
             read: returns the decompressed request; called only when the request's turn has come.
-            is_wanted: returns whether the sender is still waiting. If not, it will resend the
-                request.
+            is_wanted: returns whether the sender is still waiting. A sender that is not waiting
+                will resend the request.
 
         Raises:
             PayloadError: no part of the request can be read.
@@ -212,7 +212,7 @@ class _Handler(HttpHandler):
         if not length.isdecimal():
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "there is no Content-Length")
         if len(length) > _MOST_DIGITS or int(length) > MAX_BYTES:
-            # A client that is still sending would miss the response.
+            # Read on, because a client that is still sending would miss the response.
             left = int(length[:_MOST_DIGITS])
             for _ in range(min(left, _MOST_SKIPPED) // _PART_BYTES):
                 self.rfile.read(_PART_BYTES)

@@ -1,9 +1,9 @@
 """Serves the ``view`` page over HTTP, and its data to this page only.
 
 Requests must use a name or address of this server, so that a page of another site cannot read
-profiles through a name of that site that resolves to this server (DNS rebinding). No header allows
-other origins to read responses (CORS), and browsers state the requesting site in
-``Sec-Fetch-Site``. On a loopback address, only root and the user running the server get responses.
+profiles through a name of that site that resolves to this server (DNS rebinding). Other origins may
+not read responses (CORS). Other sites' pages may link to the page, but not request data
+(``Sec-Fetch-Site``). On loopback, only users in :func:`find_trusted_users` get responses.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Handler(HttpHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _find_user_problem(self) -> str:
-        """Returns why the client's user may not read a page on loopback; empty if the user may."""
+        """Returns why the client's user may not read the page; empty if the user may."""
         if not is_loopback(self.server.host):
             return ""
         try:

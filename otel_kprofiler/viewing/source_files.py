@@ -1,8 +1,8 @@
 """Reads source files named by frames of the profile that is shown.
 
 Profiles may come from anywhere, so the names in them are not trusted. Only regular files with the
-suffix of a programming language, and scripts that begin with ``#!``, are read, and only with the
-rights of the user who reads the page. The text contains no control characters except tabs.
+suffix of a programming language, and scripts that begin with ``#!``, are read. The user who reads
+the page must have the right to read them. The text contains no control characters except tabs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SourceError(KProfilerError):
 class SourceFile(NamedTuple):
     r"""A source file's lines, separated by ``\n``, and the Unix time of its last change.
 
-    Long lines are cut.
+    Long lines are truncated.
     """
 
     text: str

@@ -75,7 +75,7 @@ class Added(NamedTuple):
         kept: number of samples that were added.
         outdated: number of samples not added because they are older than the retention time, or so
             far in the future that they would never be removed.
-        repeated: number of samples already in the store, since senders resend requests that got no
+        repeated: number of samples that the store already had. Senders resend requests that got no
             response.
     """
 
@@ -134,7 +134,7 @@ class SampleStore:
         """Close the file, and remove it if it is temporary."""
         with self._lock:
             self._database.close()
-            os.close(self._lock_fd)  # last, since closing it earlier would release SQLite's locks
+            os.close(self._lock_fd)  # last, because closing it earlier would release SQLite's locks
             self._remove()
 
     def _remove(self) -> None:

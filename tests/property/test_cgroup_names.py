@@ -39,20 +39,20 @@ def test_every_match_is_a_substring_of_the_input(lines):
 
 
 @given(PATHS, HEX)
-def test_the_innermost_container_is_found_below_anything(path, container):
+def test_a_container_is_recognized_below_any_path(path, container):
     assert parse_cgroup_path(f"{path}/docker-{container}.scope").container == container
     assert parse_cgroup_path(f"{path}/crio-{container}/container").container == container
 
 
 @given(st.lists(st.sampled_from(["system.slice", "a.service", "init.scope", "user.slice"])), HEX)
-def test_sibling_cgroups_of_a_container_are_not_in_it(parts, container):
+def test_sibling_cgroups_of_a_container_do_not_belong_to_it(parts, container):
     above = "/" + "/".join(parts)
     for name in ("crio-conmon-{}.scope", "libpod-conmon-{}.scope", "{}.service", "{}0", "x{}"):
         assert not parse_cgroup_path(f"{above}/{name.format(container)}").container
 
 
 @given(st.binary(), st.integers(0, 2**32 - 1))
-def test_arbitrary_mounts_and_users_are_parsed(text, uid):
+def test_arbitrary_mountinfo_and_passwd_content_is_parsed(text, uid):
     line = b"1 2 3:4 / /x rw - cgroup2 none rw\n"
     assert ("/x", "/") in parse_mount_points(text + b"\n" + line, "cgroup2")
     assert re.fullmatch("([0-9a-f]{64})?", parse_own_container(text).id)

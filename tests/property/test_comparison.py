@@ -1,4 +1,4 @@
-"""Comparisons of profiles with known differences, with bursty and independent samples."""
+"""Profiles with known differences are compared, with bursty and with independent samples."""
 
 from functools import cache
 from itertools import accumulate
@@ -94,8 +94,8 @@ def test_at_most_five_percent_of_equal_profiles_show_any_change(count):
     assert false <= MOST
 
 
-def test_barely_different_groups_count_as_tests_and_rare_groups_do_not():
-    """If only different groups counted, the significance level would depend on test results."""
+def test_groups_too_rare_to_differ_do_not_count_as_tests():
+    """If only groups that differ counted, the significance level would depend on test results."""
     assert comparison._reject([0.0004, *[0.7] * 100]) == set()
     assert comparison._reject([0.0004, *[1.0] * 100]) == {0}
 

@@ -53,7 +53,7 @@ def window(name):
 
 @SETTINGS
 @given(NAMES)
-def test_human_readable_text_is_printable_lines(name):
+def test_human_readable_formats_consist_of_printable_lines(name):
     one = [window(name)]
     for text in (folded(one, threads=True), table(one, width=100)):
         assert all(map(str.isprintable, text.split("\n")))

@@ -89,7 +89,7 @@ def make_symbols(items):
 
 @given(ITEMS, st.integers(1, 500), st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
-def test_core_table_equals_brute_force(items, size, rng):
+def test_lookups_in_the_core_table_equal_brute_force(items, size, rng):
     symbols = make_symbols(items)
     data = "".join(f"{a:016x} {k} {n}\n" for a, k, n in symbols).encode()
     result = parse_kallsyms(data[at : at + size] for at in range(0, len(data), size))
@@ -107,7 +107,7 @@ def test_core_table_equals_brute_force(items, size, rng):
 
 @given(ITEMS, st.randoms(use_true_random=False), st.sampled_from([1, 3, 1024]))
 @settings(max_examples=100, deadline=None)
-def test_module_table_equals_brute_force_in_any_order(items, rng, at_once):
+def test_lookups_in_a_module_table_equal_brute_force_in_any_order(items, rng, at_once):
     symbols = make_symbols(items)
     lines = [f"{a:016x} {k} {n}\t[m]\n" for a, k, n in symbols]
     rng.shuffle(lines)
@@ -223,7 +223,7 @@ def full_fixtures():
 
 
 @pytest.mark.parametrize("path", full_fixtures(), ids=str)
-def test_full_kernel_equals_brute_force(path):
+def test_lookups_in_a_full_kernel_equal_brute_force(path):
     """All symbols of a captured kernel and 100,000 addresses are looked up (KPROFILER_FIXTURES)."""
     data = lzma.decompress(path.read_bytes())
     result = parse_kallsyms([data])

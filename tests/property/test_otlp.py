@@ -346,7 +346,7 @@ def test_json_and_protobuf_are_equivalent(window):
     assert json_text.notes == ()
 
 
-def test_more_frames_than_short_indices_can_hold_are_split_correctly():
+def test_windows_with_more_frames_than_short_indices_can_hold_are_split_correctly():
     """Frequent frames get the first indices, which must not leave unused frames in parts."""
     frames = [
         Frame(None, 2**63 + number, (Line(f"f{number}"),), 0, KERNEL_SIDE) for number in range(500)

@@ -91,7 +91,7 @@ def test_complete_stacks_match_the_calls(calls, start):
 
 
 @given(CALLS, C_FRAMES, st.integers(0, 20), st.integers(0, 20))
-def test_truncated_stacks_lose_and_move_no_frame(calls, start, kept, kept_python):
+def test_frames_of_truncated_stacks_are_neither_lost_nor_moved(calls, start, kept, kept_python):
     one = Calls(calls, start)
     sides = one.sides(kept, kept_python)
     merged = Interleaver()(sides)
@@ -150,7 +150,7 @@ def test_nameless_eval_loops_are_recognized_by_address():
     assert outside_kernel(Interleaver()((sides[0], named, sides[2]))) == merged
 
 
-def test_kernel_and_python_sides_alone_are_unchanged():
+def test_stacks_without_native_user_frames_are_unchanged():
     one = Calls([([], "_PyEval_EvalFrameDefault", ["f1"])], [])
     kernel, _, own = one.sides()
     assert Interleaver()((kernel, own)) == (kernel, own)

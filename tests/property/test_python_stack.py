@@ -39,7 +39,7 @@ def test_a_stack_survives_a_round_trip(end, frames, tag):
 
 
 @given(ENDS, FRAMES, st.binary(min_size=1, max_size=20), st.integers(1, 7))
-def test_other_sizes_are_rejected(end, frames, more, less):
+def test_stacks_with_missing_or_extra_bytes_are_rejected(end, frames, more, less):
     raw = pack_python_stack(end, frames)
     for damaged in (raw + more, raw[:-less]):
         with pytest.raises(ValueError, match="damaged"):

@@ -143,7 +143,7 @@ def test_intact_records_are_recovered_and_the_rest_is_counted(steps, damages, cl
 
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=60), FIELD), max_size=30))
-def test_files_with_arbitrary_content_do_not_fail(parts):
+def test_spool_files_with_arbitrary_content_cause_no_error(parts):
     content = b"".join(
         part if isinstance(part, bytes) else part.to_bytes(8, "little") for part in parts
     )

@@ -1,4 +1,4 @@
-"""Functions named by several sources are those that a byte-by-byte search finds."""
+"""Functions from several sources equal those that a byte-by-byte search finds."""
 
 from array import array
 

@@ -58,7 +58,7 @@ def test_a_kind_that_only_a_spool_holds_is_accounted_for():
     assert [gap.partition(":")[0] for gap in account.gaps()] == ["other"]
 
 
-def test_an_exporter_without_samples_of_a_kind_leaves_them_unaccounted():
+def test_samples_of_a_kind_that_an_exporter_never_got_are_reported_as_a_gap():
     account = Account.of_kinds({"on_cpu": Account(3, 3)}, (ExporterAccount("a"),))
     assert len(account.gaps()) == 1
     offered = ExporterAccount("a").add_not_offered({"on_cpu": 3})

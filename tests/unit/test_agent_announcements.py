@@ -57,7 +57,7 @@ def test_the_account_is_a_sentence_in_a_text_log():
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_missed_ticks_are_explained_if_there_are_any(as_json):
+def test_missed_ticks_are_explained_if_there_are_many(as_json):
     def line(missed):
         return JsonFormatter().format(make_account_record(account(missed), as_json=as_json))
 
@@ -105,7 +105,7 @@ def test_the_warning_about_a_plaintext_receiver_has_a_fix(protocol, plain_http, 
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_commands_name_the_plaintext_address(protocol, plain_http, plain_grpc):
+def test_the_hint_for_a_plaintext_receiver_has_its_address(protocol, plain_http, plain_grpc):
     port = plain_grpc if protocol == "grpc" else plain_http
     with pytest.raises(ExportError) as caught:
         open_receiver(f"{protocol}s://127.0.0.1:{port}")

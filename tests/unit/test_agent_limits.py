@@ -1,4 +1,4 @@
-"""The agent keeps its limits, and its watchdog detects stalls."""
+"""The agent stays within its limits, and its watchdog detects stalls."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 ONE_PERCENT = Limits(cpu=0.01)
 
 
-def test_the_rate_falls_until_the_limit_holds_and_recovers_slowly():
+def test_the_rate_falls_until_usage_is_within_the_limit_and_recovers_slowly():
     governor, rate, cost, seen = Governor(), 1000, 0.00004, []
     for _ in range(5):
         rate = governor.decide(Usage(rate * cost, 0), ONE_PERCENT, rate, 1000)
@@ -43,13 +43,13 @@ def test_a_single_low_measurement_does_not_raise_the_rate():
         (Usage(50.0, 0), Limits(cpu=0.01), 25),
         (Usage(0.5, 200), Limits(cpu=1.0, rss_bytes=100), 40),
     ],
-    ids=["no limit", "memory", "far above", "the worse counts"],
+    ids=["no limit", "memory", "far above the limit", "the stricter limit decides"],
 )
-def test_each_limit_applies_if_set(usage, limits, expected):
+def test_the_rate_is_lowered_only_for_limits_that_are_set(usage, limits, expected):
     assert Governor().decide(usage, limits, 100, 100) == expected
 
 
-def test_the_rate_is_never_zero_and_follows_a_lowered_setting():
+def test_the_rate_is_at_least_1_hz_and_at_most_the_configured_rate():
     assert Governor().decide(Usage(100.0, 0), ONE_PERCENT, 1, 100) == 1
     assert Governor().decide(Usage(0.0, 0), ONE_PERCENT, 100, 20) == 20
 
@@ -109,7 +109,7 @@ def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, c
 
 
 @pytest.mark.system
-def test_a_frozen_process_has_not_stalled():
+def test_a_process_suspended_by_sigstop_is_not_reported_as_stalled():
     program = """
 import sys, threading, time
 from otel_kprofiler.agent.watchdog import Watchdog

@@ -33,7 +33,7 @@ def mapping(number, *, permissions="r-xp", inode=7, dirty=0, anonymous=0, swap=0
     ).encode()
 
 
-def test_only_pages_that_equal_their_file_are_unmapped():
+def test_only_pages_identical_to_their_file_are_unmapped():
     smaps = b"".join(
         [
             mapping(1),

@@ -208,7 +208,7 @@ def test_a_port_in_use_is_reported():
             HealthServer(endpoint, {})
 
 
-def test_a_port_in_use_is_waited_for(monkeypatch, caplog):
+def test_the_agent_waits_until_a_port_in_use_is_free(monkeypatch, caplog):
     monkeypatch.setattr("otel_kprofiler.agent.health.RETRY_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -273,7 +273,7 @@ def test_a_client_that_sends_byte_by_byte_is_disconnected(health):
         assert time.monotonic() < deadline
 
 
-def test_a_reset_connection_is_one_log_line(health, caplog, capfd):
+def test_a_reset_connection_causes_one_log_line(health, caplog, capfd):
     with socket.create_connection(("127.0.0.1", health.port)) as client:
         client.sendall(b"GET /livez HTTP/1.0\r\nX-Slow: ")
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

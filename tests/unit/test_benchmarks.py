@@ -8,5 +8,5 @@ from benchmarks.__main__ import TOPICS
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_benchmark_can_be_loaded(topic):
+def test_each_benchmark_can_be_loaded(topic):
     assert importlib.import_module(f"benchmarks.bench_{topic}").rows

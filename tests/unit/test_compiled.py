@@ -26,7 +26,7 @@ def classes(*, compiled: bool) -> Iterator[tuple[ast.ClassDef, set[str]]]:
                     yield node, {ast.unparse(base).partition("[")[0] for base in node.bases}
 
 
-def test_all_modules_have_the_same_form():
+def test_all_modules_have_the_requested_form():
     names = [path.removesuffix(".py").replace("/", ".") for path in MODULES]
     endings = {Path(import_module(name).__file__).suffix for name in names}
     assert endings == {".so" if os.environ.get("KPROFILER_COMPILED") else ".py"}
@@ -42,7 +42,7 @@ def test_no_compiled_class_is_a_dataclass():
     assert not decorated, "frozen compiled dataclasses cannot be unpickled"
 
 
-def test_compiled_code_raises_no_exception_from_another():
+def test_compiled_modules_do_not_use_raise_from():
     raised = [
         f"{path}:{node.lineno}"
         for path, tree in syntax_trees().items()
@@ -54,7 +54,7 @@ def test_compiled_code_raises_no_exception_from_another():
 
 
 def test_the_encoder_lets_other_threads_run():
-    """Compiled functions never let other threads run, even when they call each other."""
+    """Compiled functions that call each other never let other threads run by themselves."""
     assert inspect.isfunction(go_on)
     assert os.path.relpath(inspect.getfile(go_on), PACKAGE.parent) not in MODULES
 

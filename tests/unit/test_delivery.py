@@ -106,7 +106,7 @@ def test_a_slow_exporter_does_not_delay_others():
     assert len(slow.batches) == 5
 
 
-def test_an_encoder_bug_costs_one_window_and_is_counted(caplog):
+def test_an_encoder_bug_loses_only_one_window_and_is_counted(caplog):
     def broken(window, encoding):
         if window.sample_count == 3:
             raise ZeroDivisionError
@@ -149,7 +149,7 @@ def test_the_oldest_window_is_dropped_and_counted_above_the_capacity(windows):
     assert (account.lost.get(LossCause.QUEUE_FULL, 0) > 0) == (windows > 3)
 
 
-def test_waiting_windows_are_also_limited_by_samples():
+def test_the_number_of_samples_in_waiting_windows_is_limited():
     entered, release = threading.Event(), threading.Event()
 
     def waiting(window, encoding):
@@ -224,7 +224,7 @@ def test_losses_of_a_window_at_shutdown_are_counted_and_reported():
     assert arrived + 7 == last.profiles[0].totals.samples
 
 
-def test_each_receiver_is_sent_its_own_losses():
+def test_the_losses_of_one_receiver_are_not_sent_to_another():
     seen = []
 
     def watching(window, encoding):
@@ -305,7 +305,7 @@ class Disk(ExportQueue):
         return self.returns.wait(30)
 
 
-def test_accounts_do_not_wait_for_a_disk_and_stay_exact():
+def test_accounts_are_available_and_exact_while_a_disk_blocks():
     def in_two(window, encoding):
         half = batch_of(encoding.form, window.sample_count // 2)
         return Encoded((half, half), {})
@@ -418,7 +418,7 @@ def test_no_final_request_is_sent_without_new_losses():
     assert len(exporter.batches) == 1
 
 
-def test_samples_not_offered_to_a_receiver_are_reported():
+def test_samples_taken_before_a_receiver_was_added_are_reported_to_it():
     first, second = Refusing("a"), Refusing("b")
     queues = [ExportQueue(first)]
     reporter = Reporter(queues)

@@ -37,7 +37,7 @@ def log():
 def fork(log):
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # the process has other threads
         pid = os.fork()
     if not pid:
         os.write(writing, "\n".join(log).encode())
@@ -49,7 +49,7 @@ def fork(log):
     return log, child
 
 
-def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
+def test_hooks_run_in_reverse_order_before_a_fork_and_in_order_after_it(log):
     restart, release = Recording("restart", log), Recording("release", log)
     forks.register(ForkStep.RESTART, restart)
     forks.register(ForkStep.RELEASE, release)
@@ -62,7 +62,7 @@ def test_hooks_run_in_order_and_in_reverse_before_the_fork(log):
     assert child == ["before restart", "before release", "child release", "child restart"]
 
 
-def test_unregistered_and_collected_objects_are_not_called(log):
+def test_hooks_of_unregistered_and_collected_objects_are_not_called(log):
     kept, collected = Recording("unregistered", log), Recording("collected", log)
     forks.register(ForkStep.RENEW, kept)
     forks.register(ForkStep.RENEW, collected)
@@ -89,7 +89,7 @@ def test_a_failing_hook_is_logged_and_the_others_still_run(log, caplog):
     assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
-def test_forks_of_two_threads_are_serialised(log):
+def test_forks_by_two_threads_are_serialised(log):
     """Each thread releases the locks that it acquired."""
 
     class Locking(ForkAware):
@@ -133,7 +133,7 @@ def registered(log):
 IN_CHILD = ["child release", "child restart"]
 
 
-def test_a_child_forked_in_c_catches_up_once(registered, log):
+def test_catch_up_runs_the_hooks_once_in_a_child_forked_in_c(registered, log):
     def child():
         before = list(log)
         forks.catch_up()
@@ -146,7 +146,7 @@ def test_a_child_forked_in_c_catches_up_once(registered, log):
 
 
 @pytest.mark.parametrize("call", [forks.register, lambda _, one: forks.unregister(one)])
-def test_objects_registered_in_a_child_forked_in_c_catch_up(registered, log, call):
+def test_registering_or_unregistering_in_a_child_forked_in_c_runs_the_hooks(registered, log, call):
     def child():
         call(ForkStep.RENEW, Recording("late", log))
         return log
@@ -154,7 +154,7 @@ def test_objects_registered_in_a_child_forked_in_c_catch_up(registered, log, cal
     assert run_in_raw_child(child) == (str(IN_CHILD), 0)
 
 
-def test_child_hooks_run_even_without_hooks_before_the_fork(registered, log):
+def test_child_hooks_run_even_if_no_hook_ran_before_the_fork(registered, log):
     """With py-call-osafterfork, uWSGI calls only PyOS_AfterFork_Child."""
 
     def child():
@@ -165,7 +165,7 @@ def test_child_hooks_run_even_without_hooks_before_the_fork(registered, log):
     assert run_in_raw_child(child) == (str(IN_CHILD), 0)
 
 
-def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
+def test_catch_up_does_nothing_if_the_fork_ran_the_hooks(registered, log):
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -181,7 +181,7 @@ def test_a_fork_that_ran_the_hooks_leaves_nothing_to_catch_up(registered, log):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_threads_in_a_child_forked_in_c_wait_for_the_first_catch_up(log):
+def test_threads_that_call_catch_up_wait_until_the_hooks_have_run(log):
     class Slow(Recording):
         def after_fork_in_child(self):
             threading.Event().wait(0.2)

@@ -1,4 +1,4 @@
-"""Unit tests without the marker ``system`` cannot leave their process."""
+"""Unit tests without the marker ``system`` cannot use the system outside their process."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def test_a_system_access_is_blocked_and_recorded(use, guard):
     with pytest.raises(Exception, match="mark the test"):
         USES[use]()
     assert len(guard.uses) == 1
-    guard.uses.clear()  # otherwise, this test would fail for its access
+    guard.uses.clear()  # otherwise, this test would fail, too
 
 
 def test_a_system_access_in_a_thread_is_recorded_even_if_its_error_is_caught(guard):

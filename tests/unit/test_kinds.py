@@ -1,4 +1,4 @@
-"""Samples of each kind of events go from a recording to every report and account."""
+"""Samples of each kind in a recording reach every report and account."""
 
 import gzip
 import json
@@ -191,7 +191,7 @@ def test_the_page_keeps_kinds_apart_and_names_their_units(windows):
     assert sums == {0: 2, 1: 706}
 
 
-def test_pprof_has_a_value_for_each_kind(windows):
+def test_a_pprof_file_has_a_value_for_each_kind(windows):
     (pprof,) = [row for row in FORMATS if row.name == "pprof"]
     profile = list(fields(gzip.decompress(pprof.write(windows))))
     strings = [text.decode() for number, text in profile if number == 6]

@@ -1,4 +1,4 @@
-"""Lock waits and their totals go from a recording to the reports."""
+"""Lock waits and their totals in a recording reach the reports."""
 
 import json
 
@@ -90,7 +90,7 @@ def run(*words):
     return done.output
 
 
-def test_a_report_by_lock_has_only_locks_beside_the_exact_totals(path):
+def test_a_report_by_lock_has_only_lock_waits_and_their_exact_totals(path):
     text = run("--by", "lock", path)
     assert "on_cpu" not in text
     expected = "all 92 waits for locks: 0.0 ms exactly (rwsem:W 0.0 ms in 2, mutex 0.0 ms in 90)"
@@ -115,6 +115,6 @@ def test_a_report_by_holder_names_the_thread(path):
     assert groups == [("-", 9000), ("writer\\xff (12)", 700)]
 
 
-def test_totals_of_all_processes_are_not_shown_for_some(path):
+def test_totals_of_all_samples_are_omitted_if_only_some_are_selected(path):
     assert "exactly" not in run("--function", "pipe_write", path)
     assert "exactly" in run("--kind", "lock_contention", path)

@@ -48,7 +48,7 @@ class NoNames:
 
 
 class Runtime(NoNames):
-    """A symbolizer whose name for kernel code is its address during the recording."""
+    """A symbolizer that names kernel code after its address during the recording."""
 
     def find_kernel(self, module, rva, address):
         return Frame(module, rva, (Line(f"{address:x}"),), 0, KERNEL_SIDE)
@@ -92,7 +92,7 @@ def callers_exact(stack):
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-def test_samples_are_those_of_perf_script(name):
+def test_samples_match_those_of_perf_script(name):
     window, _ = read(content(name), Runtime())
     expected = script(name)
     first = min(sample[5] for sample in expected)
@@ -126,12 +126,12 @@ def test_a_process_has_the_name_of_its_program_and_attributes_of_its_host():
     assert "/tmp/work/work" in paths
 
 
-def test_the_last_record_has_the_time_of_the_file():
+def test_the_last_record_gets_the_modification_time_of_the_file():
     window, _ = read(content("seekable"))
     assert WRITTEN - 10**9 < window.end_unix_ns <= WRITTEN + 1
 
 
-def test_code_without_symbols_keeps_file_offset_and_reason():
+def test_code_without_symbols_has_a_file_offset_and_a_reason():
     window, problems = read(content("seekable"))
     frames = {frame for _, sample in window.samples for frame in sample.stack.frames}
     user = {frame for frame in frames if frame.module and frame.module.name == "work"}
@@ -140,13 +140,13 @@ def test_code_without_symbols_keeps_file_offset_and_reason():
     assert problems == []
 
 
-def test_a_recording_without_build_ids_has_a_remark_with_the_fix():
+def test_a_recording_without_build_ids_causes_a_remark_with_the_fix():
     _, problems = read(content("pipe"))
     assert len(problems) == 1
     assert "perf inject -b" in problems[0]
 
 
-# The functions below make files of an event, then records.
+# The functions below make files that have an event and its records.
 
 
 def string(text):
@@ -207,8 +207,8 @@ def frames(window):
     }  # fmt: skip
 
 
-def test_records_apply_by_their_time_not_their_place():
-    """Files have the records of each CPU in blocks, one CPU after the other."""
+def test_records_are_applied_in_order_of_time_not_of_position():
+    """Files consist of blocks of records, each from one CPU."""
     window, _ = read(made(
         sample(7, 30, USER, 0x1010, 0x2021),
         mmap(7, 10, 0x1000, 0x1000, 0, "/bin/a"),
@@ -234,7 +234,7 @@ def test_a_forked_process_has_its_parents_mappings_until_it_executes_a_program()
     }
 
 
-def test_execve_has_the_stack_of_its_caller_until_the_program_runs():
+def test_samples_in_execve_have_the_callers_stack_until_the_new_program_runs():
     start = [comm(7, 1, "a", EXEC), mmap(7, 2, 0x1000, 0x1000, 0, "/bin/a")]
     end = [comm(7, 3, "b", EXEC), mmap(7, 4, 0x5000, 0x1000, 0, "/bin/b")]
     window, _ = read(made(
@@ -260,7 +260,7 @@ def test_a_mapping_replaces_what_it_overlaps():
     assert space.find(100) is None
 
 
-def test_kernel_and_user_part_of_a_stack_each_have_an_exact_leaf():
+def test_the_kernel_and_user_parts_of_a_stack_each_have_an_exact_leaf():
     kernel = mmap(2**32 - 1, 0, 0xFFFFFFFF81000000, 2**24, 0xFFFFFFFF81000000,
                   "[kernel.kallsyms]_text", 1)  # fmt: skip
     module = mmap(2**32 - 1, 0, 0xFFFFFFFFC0000000, 4096, 0, "/lib/modules/6/nf-tables.ko.xz", 1)
@@ -292,7 +292,7 @@ def test_lost_samples_are_counted():
     assert (profile.kind, profile.period_ns) == (ON_CPU, 10_000_000)
 
 
-def test_throttling_and_copies_of_stacks_are_remarked():
+def test_throttling_and_copied_user_stacks_cause_remarks():
     throttle = record(5, struct.pack("<QQQ", 4, 0, 0) + ids(0, 4))
     kind = 1 << 0 | 1 << 1 | 1 << 2 | CALLCHAIN | 1 << 13
     _, problems = read(made(sample(7, 3, USER, 1), throttle, sample_type=kind))
@@ -312,7 +312,7 @@ def test_throttling_and_copies_of_stacks_are_remarked():
         (b"PERFILE2" + struct.pack("<Q", 50) + bytes(100), "unknown size, 50"),
     ],
 )
-def test_files_that_cannot_be_read_have_a_reason(data, message):
+def test_the_error_for_an_unreadable_recording_states_the_reason(data, message):
     with pytest.raises(PayloadError) as refused:
         read(data)
     assert message in refused.value.message
@@ -350,13 +350,13 @@ class TestNames:
     def recorded(self, build_id):
         return Module("vmlinux", ModuleKind.VMLINUX, build_id, FileId(""), 0x9000)
 
-    def test_the_same_kernel_at_another_address_has_names(self):
+    def test_a_recording_of_the_same_kernel_at_another_address_gets_names(self):
         frame = self.names().find_kernel(self.recorded(self.LIVE.build_id), 0x10, 0x9010)
         assert (frame.function, frame.address) == ("read", 0x10)
 
     @pytest.mark.parametrize("build_id", [BuildId("cd" * 20), None])
-    def test_another_kernel_has_no_names(self, build_id):
+    def test_a_recording_of_another_kernel_gets_no_names(self, build_id):
         assert self.names().find_kernel(self.recorded(build_id), 0x10, 0x9010) is None
 
-    def test_files_without_build_id_have_no_names(self):
+    def test_a_user_file_without_a_build_id_gets_no_names(self):
         assert CodeNames(symbolizer=None).find_user("/bin/sh", "", 0x1000) is None

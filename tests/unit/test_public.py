@@ -1,4 +1,4 @@
-"""A Python that any user can run is built if other users cannot access the checkout or Python."""
+"""If other users cannot access the checkout or its Python, a Python for all users is built."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Files and streams that are read up to a limit."""
+"""Files and streams are read up to a limit."""
 
 import io
 import subprocess
@@ -28,7 +28,7 @@ def test_a_stream_is_read_up_to_the_limit(stream, limit):
 
 
 @pytest.mark.system
-def test_a_limit_above_the_hosts_memory_does_not_matter(tmp_path):
+def test_a_small_file_is_read_with_a_limit_above_the_hosts_memory(tmp_path):
     file = tmp_path / "small"
     file.write_bytes(b"content")
     program = f"""

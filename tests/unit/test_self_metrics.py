@@ -269,7 +269,7 @@ def test_only_changed_settings_restart_metrics(receiver, telemetry):
     assert len(receiver.requests) == count
 
 
-def test_the_sdk_is_not_loaded_without_metrics():
+def test_the_sdk_is_not_loaded_if_metrics_are_disabled():
     code = (
         "import sys\n"
         "from types import SimpleNamespace as N\n"

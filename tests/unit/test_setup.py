@@ -107,7 +107,7 @@ def chosen(done):
 
 
 @pytest.mark.system
-def test_the_system_python_is_preferred_over_the_path(clone, elsewhere, older):
+def test_the_system_python_is_preferred_over_those_on_the_path(clone, elsewhere, older):
     ages = set()
     for path in ([elsewhere], [], [older]):
         done = set_up(clone, "show", path=path)
@@ -174,7 +174,7 @@ def test_a_directory_that_is_not_a_virtual_environment_is_kept(clone):
 @pytest.mark.long
 @pytest.mark.system
 @needs_root
-def test_the_path_and_then_the_environment_are_searched_without_a_usable_system_python(
+def test_the_path_then_the_environment_is_searched_if_the_system_python_is_unusable(
     clone, elsewhere, older
 ):
     done = set_up(clone, "show", path=[older, elsewhere], system="/dev/null")
@@ -188,13 +188,13 @@ def test_the_path_and_then_the_environment_are_searched_without_a_usable_system_
     assert chosen(done) == str(elsewhere / "python3")
     assert "by the PATH, since the system's cannot be used" in done.stderr
 
-    done = set_up(clone, "show", system="/dev/null")  # sudo resets the PATH likewise
+    done = set_up(clone, "show", system="/dev/null")  # as under sudo, which resets the PATH
     assert chosen(done) == str(elsewhere / "python3")
     assert "which .venv is of" in done.stderr
 
 
 @pytest.mark.system
-def test_an_explicit_python_is_used_or_rejected(clone, elsewhere, older):
+def test_only_the_python_given_explicitly_is_considered(clone, elsewhere, older):
     done = set_up(clone, "show", PYTHON=str(older / "python3"))
     assert done.returncode == 1
     assert re.search(r"error: PYTHON cannot be used: .* \(3\.9\.2\) is older.*\nfix: ", done.stderr)
@@ -283,7 +283,7 @@ def test_a_failing_step_aborts_the_setup(clone):
 
 @pytest.mark.long
 @pytest.mark.system
-def test_an_installed_clone_is_installed_again_only_if_something_changed(clone):
+def test_a_clone_is_reinstalled_only_if_something_changed(clone):
     def installs(*words):
         done = set_up(clone, *words)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The counter of phrases that the house style avoids is right on samples and the checkout."""
+"""The counter finds phrases that the house style avoids, in samples and in the checkout."""
 
 import pytest
 
@@ -24,7 +24,7 @@ from tests.voice import Place, exceeds, find_places
         ("# It is read anew, and goes on a list.\n", ["anew"]),
     ],
 )
-def test_places_are_found_by_kind(text, kinds):
+def test_phrases_to_avoid_are_found_by_kind(text, kinds):
     assert sorted(place.kind for place in find_places("a.py", text)) == sorted(kinds)
 
 

@@ -4,8 +4,8 @@
  * the targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. A thread slept during the whole read if it then is
- * on no CPU, and its count of context switches, which grows when it leaves a CPU, is unchanged.
+ * The stacks of a sleeping thread do not change. A thread slept during the whole read if afterwards
+ * it is on no CPU, and has the same count of context switches, which grows when it leaves a CPU.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -142,7 +142,7 @@ struct bpf_iter__task {
 
 SCRATCH(dump_rows, struct dump_row);
 
-/* Finds the task's ids in the pid namespace of user space; returns whether it has ids there. */
+/* Finds the task's ids in the profiler's pid namespace; returns whether it has ids there. */
 INLINE int find_ids(const struct config *options, const struct task_struct___dump *task,
 		    struct dump_row *row)
 {
@@ -190,7 +190,7 @@ INLINE int is_on_cpu(const struct task_struct___dump *task)
 {
 	int on = 0;
 
-	if (HAS(task->on_cpu)) /* CONFIG_SMP; otherwise, only this process is on a CPU */
+	if (HAS(task->on_cpu)) /* only with CONFIG_SMP; without it, the sole CPU runs this */
 		GET(on, task->on_cpu);
 	return on;
 }
@@ -248,7 +248,7 @@ INLINE void note_state(const struct task_struct___dump *task, struct dump_row *r
 	row->state |= dead;
 	GET(row->comm, task->comm);
 	row->cpu = -1;
-	if (HAS(task->wake_cpu)) /* CONFIG_SMP; also set by __set_task_cpu() */
+	if (HAS(task->wake_cpu)) /* only with CONFIG_SMP; __set_task_cpu() sets it, too */
 		GET(row->cpu, task->wake_cpu);
 	bpf_probe_read_kernel(&bits, BIT_FIELD(task->in_iowait, BYTE_SIZE),
 			      (u8 *)task + BIT_FIELD(task->in_iowait, BYTE_OFFSET));

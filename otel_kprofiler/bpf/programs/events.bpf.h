@@ -8,7 +8,7 @@
  */
 #pragma once
 
-/* Where the kernel keeps an event's attributes. */
+/* Offsets that lead to an event's attributes, and other constants. */
 struct event_layout {
 	u64 in_context; /* offset of bpf_perf_event_data_kern.event; 0: all events are cpu-clock */
 	u64 attributes; /* offset of perf_event.attr */
@@ -87,7 +87,7 @@ INLINE void count_event(void *ctx, struct cpu_line *line, struct record *record,
 	record->value = by_rate ? 1 : period;
 	if (!period || bpf_perf_prog_read_value(ctx, now, sizeof(*now)))
 		return;
-	if (now->count < line->counted) /* another event has counted here since it was offline */
+	if (now->count < line->counted) /* a new event, opened after this CPU was offline */
 		line->counted = line->overflows = 0;
 	if (by_rate) {
 		record->value = now->count - line->counted;

@@ -84,7 +84,7 @@ static void write_row(void *seq, struct row *row, struct bpf_prog_aux *aux)
 	READ(row->end, aux->ksym.end);
 	length = bpf_probe_read_kernel_str(row->name, NAME_BYTES, &aux->ksym.name);
 	if (length < 2 || length > NAME_BYTES)
-		return; /* no name: the program is not compiled */
+		return; /* no name: the program has no machine code */
 	row->name_bytes = length;
 	bpf_seq_write(seq, row, sizeof(*row) - NAME_BYTES + length);
 }

@@ -55,7 +55,7 @@ typedef long long s64;
 #define HASH(name, value, entries) MAP(name, 1, u32, value, entries, 0)
 #define HASH_OF(name, key, value, entries) MAP(name, 1, key, value, entries, 0)
 #define LRU_HASH_OF(name, key, value, entries) MAP(name, 9, key, value, entries, 0)
-/* An array whose slots hold arrays of pages, each of any length. */
+/* An array of arrays of pages. The inner arrays can have any number of pages. */
 #define ARRAY_OF_TABLES(name, page_bytes, slots) \
 	struct { \
 		int(*type)[12]; \
@@ -130,7 +130,7 @@ char license_text[] SECTION("license") = "Dual BSD/GPL";
 #define READ_KERNEL(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
 #define READ_USER(to, from) bpf_probe_read_user(&(to), sizeof(to), (void *)(from))
 /*
- * Bounds x for the verifier with a mask, an immediate of all ones. The asm keeps the compiler from
- * optimizing the mask away, which not every verifier can do without.
+ * Bounds x with a mask of consecutive ones, so that the verifier knows its range. The asm keeps the
+ * compiler from removing the mask, which some verifiers need.
  */
 #define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))

@@ -4,9 +4,9 @@
  * (since 5.19). Included by sampler.bpf.c.
  *
  * The programs run with any lock held, and in interrupts. They take no lock, except when they write
- * samples to the ring, whose lock may be the lock that was just waited for. Only two kinds of code
- * take locks of the sampler's maps and rings: its programs, while they have the scratch memory, and
- * its process. Therefore, no sample is taken without that memory or in that process.
+ * samples to the ring, whose lock may be the one that the thread waited for. The locks of the maps
+ * and rings are taken only by the sampler's programs, while they have the scratch memory, and by
+ * the profiler's process. So no sample is taken without that memory, or in that process.
  */
 #pragma once
 
@@ -54,12 +54,12 @@ struct lock_sums {
 	u64 total_ns;
 };
 
-/* Cache lines for each CPU, which only that CPU writes, and user space reads by mmap. */
+/* Cache lines for each CPU. Only that CPU writes them; user space reads them by mmap. */
 struct lock_line {
 	u64 no_room;   /* waits for which no place was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
 	u64 unended;   /* waits whose end is unknown */
-	u64 skipped;   /* waits inside another BPF program, which could not be filtered */
+	u64 skipped;   /* waits not counted: another program had the memory for filtering */
 	u64 random;
 	struct sample_budget budget;
 	u64 unused;
@@ -122,7 +122,7 @@ INLINE struct lock_wait *claim_lock_wait(struct lock_bucket *bucket)
 	return 0;
 }
 
-/* Records which thread holds a lock, as far as the lock shows this. */
+/* Records which thread holds a lock, if the lock's fields identify it. */
 INLINE void note_holder(const struct config *options, struct lock_wait *wait, u64 lock, u32 flags)
 {
 	u64 owner = 0, offset = 0;

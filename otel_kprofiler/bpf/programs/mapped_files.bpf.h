@@ -67,7 +67,7 @@ INLINE u32 find_inner_tgid(struct task_struct *task)
 
 /*
  * Returns whether a file is on a file system served by another host or process (see include/uapi/
- * linux/magic.h). Reading such a file may take arbitrarily long, which only a sample justifies.
+ * linux/magic.h). Reading such a file may take arbitrarily long, so it waits for a sample.
  */
 INLINE int is_remote(u64 address)
 {

@@ -35,7 +35,7 @@ enum {
 struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of an entry that hold the physical address */
-	u64 tried;	   /* number of starts tried, from the page table down by 1 GiB each */
+	u64 tried;	   /* number of starts tried, down from the page table, 1 GiB apart */
 	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
 };
@@ -134,7 +134,7 @@ GLOBAL u64 find_bytes(u64 address, u64 bytes)
 	if (bpf_probe_read_kernel(own->pieces, room, (void *)first) ||
 	    bpf_probe_read_kernel(own->pieces + room, bytes, (void *)second))
 		return 0;
-	/* Functions cannot return pointers: to the verifier, a value from a map is a number. */
+	/* Return the pointer as a number, reread from a map: functions cannot return pointers. */
 	*(u8 *volatile *)&own->pieces_at = own->pieces;
 	return *(volatile u64 *)&own->pieces_at;
 }

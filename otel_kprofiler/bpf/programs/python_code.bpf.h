@@ -30,7 +30,7 @@ INLINE u32 code_half(const struct python_work *w, u64 at)
 	return *(const u32 *)((const u8 *)w->code + at);
 }
 
-/* Copies a code object without its instructions; returns whether it is a code object. */
+/* Copies what may be a code object, without instructions; returns whether it is one. */
 INLINE int read_code(struct python_work *w, const struct python_layout *l, u64 code)
 {
 	u64 bytes = l->code_bytes;
@@ -49,7 +49,7 @@ INLINE u64 code_check(const struct python_work *w, const struct python_layout *l
 	u32 version = l->code_version ? code_half(w, l->code_version) : 0;
 
 	sum = mix(sum, code_word(w, CODE_SIZE_AT) << 32 | code_half(w, l->code_first_line));
-	if (version && !w->several) /* unique, until its interpreter runs out of versions */
+	if (version && !w->several) /* unique, until the interpreter runs out of versions */
 		return mix(sum, version);
 	if (!bpf_probe_read_user(content, 16, (void *)(name + STRING_LENGTH_AT)))
 		sum = mix(mix(sum, content[0]), content[1]);

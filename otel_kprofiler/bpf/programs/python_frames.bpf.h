@@ -68,7 +68,7 @@ INLINE int put_word(struct python_work *w, u64 word)
 	return GO_ON;
 }
 
-/* Marks the last frame: C code has called the interpreter for it. */
+/* Marks the last frame as entered from C code. */
 INLINE int put_entry(struct python_work *w)
 {
 	u64 above = w->open - 1;
@@ -209,7 +209,7 @@ INLINE int same_image(struct python_process *process, u64 image)
 	return process->image == image;
 }
 
-/* Prepares the walk; returns an outcome, PYTHON_COMPLETE if there is a thread. */
+/* Prepares the walk; returns PYTHON_COMPLETE if the thread has a state, else another outcome. */
 INLINE int begin_python(struct python_work *w, struct python_process *process,
 			const struct python_config *c, const struct record *record)
 {

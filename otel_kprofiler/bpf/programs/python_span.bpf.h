@@ -28,7 +28,7 @@ enum {
 	SPAN_CLASSES = 4,
 };
 
-/* Where instances of a class keep their attributes. */
+/* Places where instances of a class keep their attributes. */
 enum values_style {
 	VALUES_BY_POINTER, /* 3.11: before the object, or in a dictionary */
 	VALUES_TAGGED,	   /* 3.12: the same word; its lowest bit is 0 for a dictionary */
@@ -123,7 +123,7 @@ INLINE const struct span_path *get_span_path(void)
 	return LOOKUP(span_path, &zero);
 }
 
-/* Returns whether this is the state of a living thread with this id: its neighbour points to it. */
+/* Returns whether this is the state of a live thread with this id: a neighbour must point to it. */
 INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 {
 	struct thread_links links;
@@ -162,7 +162,7 @@ GLOBAL u64 find_thread_state(u32 tid)
 		if (id == tid) {
 			if (!is_state_of(path, state, tid))
 				return 0;
-			w->found.image = 0; /* frames cannot use it */
+			w->found.image = 0; /* keeps the frame walk from using this entry */
 			w->found.address = state;
 			bpf_map_update_elem(&python_threads, &tid, &w->found, BPF_ANY);
 			return state;
@@ -180,7 +180,7 @@ INLINE u32 count_bits(u32 bits)
 	return ((bits + (bits >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24;
 }
 
-/* Returns the value of OpenTelemetry's context variable among entries of equal hash. */
+/* Returns the value of OpenTelemetry's context variable among entries with equal hashes. */
 INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 {
 	struct entry entry;
@@ -195,7 +195,7 @@ INLINE u64 find_among_equals(const struct span_path *path, u64 node, u64 words)
 	return 0;
 }
 
-/* Returns the value of OpenTelemetry's context variable in a HAMT, by its root; 0 if absent. */
+/* Returns the value of OpenTelemetry's context variable in the HAMT at `node`; 0 if absent. */
 GLOBAL u64 find_variable(u64 node)
 {
 	const struct span_path *path = get_span_path();

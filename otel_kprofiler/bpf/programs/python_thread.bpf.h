@@ -118,8 +118,8 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 
 /*
  * Examines one thread of the list; returns whether the search is over. A state that this thread
- * creates for another one has this thread's id (in 3.11), but no frame. Several interpreters are
- * all searched. If the thread seems to have used two states last, neither is used.
+ * creates for another one has this thread's id (in 3.11), but no frame. If there are several
+ * interpreters, all are searched. If the thread seems to have used two states last, uses neither.
  */
 GLOBAL int try_thread(void)
 {
@@ -158,7 +158,7 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	for (tried = 0; tried < MAX_PYTHON_THREADS; tried++)
 		if (try_thread())
 			break;
-	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) { /* not all were looked at, or two are the thread's */
+	if (w->several && (w->next_thread || tried == MAX_PYTHON_THREADS)) { /* not all were examined, or two belong to the thread */
 		w->thread = 0;
 		return PYTHON_INTERPRETERS;
 	}

@@ -23,7 +23,7 @@ enum {
 	CODE_COUNTER_BITS = 27,
 	NO_INSTRUCTION = (1 << 22) - 1,
 	MAX_NEW_CODES = 32, /* code objects described in one interrupt */
-	MAX_NEW_BYTES = 1 << 15, /* bytes of these objects' line tables, except the first */
+	MAX_NEW_BYTES = 1 << 15, /* limit on bytes of line tables; the first may exceed it */
 	MAX_NAME_BYTES = 508,
 	MAX_TABLE_PIECES = 16,
 	TABLE_PIECE_BYTES = 4096,
@@ -40,7 +40,7 @@ enum {
 
 enum python_flags {
 	PYTHON_CFRAME = 1, /* the current frame is in a struct on the C stack */
-	PYTHON_IS_ENTRY = 2, /* a flag marks frames entered from C; without it, entry frames do */
+	PYTHON_IS_ENTRY = 2, /* frames entered from C have a flag; else, entry frames mark them */
 };
 
 struct python_config {
@@ -106,7 +106,7 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* start of the loop; next, size of its code before the frame is current */
+	u64 eval_start; /* start of the loop; next, the length of its prologue */
 	u64 eval_bytes;
 	u64 image; /* the program at its first sample; 0: not sampled yet */
 };

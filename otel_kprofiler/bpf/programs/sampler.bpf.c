@@ -21,13 +21,13 @@ enum {
 	PYTHON_STACK_BYTES = 2048, /* more than the largest stack; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record has at most 640 bytes */
 	CONTEXT_MASK = 1023,
-	CONTEXT_BYTES = 1152, /* a record's head, and attributes within the verifier's bound */
+	CONTEXT_BYTES = 1152, /* a record's head, and CONTEXT_MASK bytes of attributes */
 	ALL_STACKS_BYTES = STACK_BYTES + USER_STACK_BYTES + PYTHON_STACK_BYTES,
 	ALL_STACKS_MASK = 8191,
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* no misses are counted in gaps over this plus two periods */
+	LONGEST_GAP_NS = 500000000, /* in gaps over this plus two periods, no misses are counted */
 	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -98,8 +98,8 @@ struct config {
 };
 
 /*
- * Cache lines for each CPU, and for each event on it, which only that CPU writes, and user space
- * reads through a mapping.
+ * Counters of an event on a CPU, in separate cache lines. Only that CPU writes them. User space
+ * reads them through a mapping.
  */
 struct cpu_line {
 	u64 taken;
@@ -412,7 +412,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 	if (flags & SPAN_LINKS && in_namespace)
 		has_span = collect_span();
 #endif
-	/* The process's published context is needed only for spans that the path does not cover. */
+	/* The published thread context is read only if the interpreter's objects have no span. */
 	if (!has_span && flags & THREAD_CONTEXTS && in_namespace && may_publish(record->tgid)) {
 		context_bytes = collect_thread_context(kernel_bytes + user_bytes + python_bytes);
 		BOUND(context_bytes, CONTEXT_MASK);

@@ -51,7 +51,7 @@ enum {
 
 HASH_OF(thread_contexts, u32, struct context_place, SIZED_BY_LOADER);
 
-ARRAY(context_slots, u64, SLOTS / 64); /* a bit for the low bits of each key of thread_contexts */
+ARRAY(context_slots, u64, SLOTS / 64); /* one bit per value of the keys' low bits */
 
 /* Returns whether a process may publish contexts; if not, the hash lookup can be skipped. */
 INLINE int may_publish(u32 tgid)
@@ -132,7 +132,7 @@ GLOBAL int collect_thread_context(u64 behind)
 	if (behind > ALL_STACKS_BYTES)
 		return 0;
 	if (place->kind >= GO_LABELS) {
-#ifdef KPROFILER_BCC /* only reads this process */
+#ifdef KPROFILER_BCC /* with bcc, only this process is read */
 		return 0;
 #else
 		at = find_go_labels(place, thread_pointer);

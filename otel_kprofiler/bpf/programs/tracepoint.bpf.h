@@ -24,7 +24,7 @@ struct tracepoint {
 	u64 member;   /* offset of the 32-bit value in that struct */
 	u64 is_order; /* whether the value is 1 << argument */
 	u64 unit;     /* multiplier of the value */
-	u64 calls;    /* number of the only system call, plus 1; 0: all */
+	u64 calls;    /* number of the only system call to count, plus 1; 0: all */
 };
 
 const volatile struct tracepoint tracepoint SECTION(".rodata.tracepoint");

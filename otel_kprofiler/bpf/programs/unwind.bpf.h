@@ -98,7 +98,7 @@ INLINE void take_block(struct unwind_work *w, u32 registers)
 		w->preserved[i] = 0;
 }
 
-/* Carries the registers that calls preserve over to the caller. */
+/* Updates the locations of the registers that calls preserve, for the caller. */
 INLINE void follow_preserved(struct unwind_work *w, const struct row *row, u64 cfa)
 {
 	w->called = 1;
@@ -158,7 +158,7 @@ INLINE int get_cfa(struct unwind_work *w, const struct unwind_config *c, const s
 	} else if (row->cfa_kind >= CFA_GOROUTINE) {
 		u64 goroutine, depth;
 
-		/* the frame's distance below the end of the stack, which may move; struct g */
+		/* struct g, and the frame's distance below the end of the stack, which may move */
 		if (READ_USER(w->pair, *cfa))
 			return stop(w, END_UNREADABLE);
 		goroutine = w->pair[row->cfa_kind == CFA_GOROUTINE];
@@ -211,7 +211,7 @@ INLINE int step_by_table(struct unwind_work *w, const struct unwind_config *c)
 	    (cfa < w->sp || (cfa == w->sp && !w->leaf)))
 		return stop(w, END_NO_PROGRESS);
 	if (row->ra == AT_CFA && row->fp == AT_CFA && row->fp_offset == row->ra_offset - 8) {
-		if (READ_USER(w->pair, cfa + row->fp_offset)) /* most frames: one read for both */
+		if (READ_USER(w->pair, cfa + row->fp_offset)) /* usual case: one read */
 			return stop(w, END_UNREADABLE);
 		fp = w->pair[0];
 		ra = w->pair[1];
@@ -296,7 +296,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 		return stop(w, END_UNREADABLE);
 	w->pc = w->pair[1] & c->address_mask;
 	w->sp = fp + 16;
-	w->sp_lost = !!(c->flags & LINK_REGISTER); /* arm64's frame record may be at the bottom */
+	w->sp_lost = !!(c->flags & LINK_REGISTER); /* on arm64, locals may be above fp */
 	w->fp = w->pair[0];
 	w->leaf = 0;
 	w->registers = NO_BLOCK;
@@ -309,7 +309,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 {
 	int call;
 
-	if (!w->pc) /* a register that is no frame pointer may point to zeros */
+	if (!w->pc) /* if fp is not used as a frame pointer, it may point to zeros */
 		return stop(w, w->source == FROM_FRAME_POINTER ? END_NO_RULE : END_COMPLETE);
 	if (find_mapping(w->pc - !w->leaf))
 		return stop(w, END_NOT_EXECUTABLE);

@@ -534,8 +534,8 @@ INLINE int search(struct unwind_work *w, void *table, s32 relative)
 }
 
 /*
- * Returns RULE_NONE, or sets a row that ends the stack at the dynamic linker's entry point, which
- * has no rule. Functions that it calls return to it, and its frame is the outermost.
+ * Handles an address without a rule. At the entry point, whose frame is the outermost, sets a row
+ * that ends the stack, and returns RULE_FOUND. Otherwise, returns RULE_NONE.
  */
 INLINE u32 without_rule(struct unwind_work *w, const struct table_header *header, u64 address)
 {

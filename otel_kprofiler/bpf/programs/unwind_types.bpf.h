@@ -2,10 +2,10 @@
 /*
  * Maps, settings and state of the user unwinder.
  *
- * User space copies the search table of .eh_frame_hdr and .eh_frame of each file into `tables`
- * unchanged; the program interprets them. unwind.py reads and writes the structs up to
- * `unwind_config`; change both together. Nothing here depends on a processor: registers, alignment
- * and the bytes of instructions are part of the settings.
+ * For each file, user space copies .eh_frame and the search table from .eh_frame_hdr into `tables`,
+ * and the program interprets them. unwind.py reads and writes the structs up to `unwind_config`;
+ * change both together. Nothing here depends on a processor: registers, alignment and the bytes of
+ * instructions are part of the settings.
  */
 #pragma once
 

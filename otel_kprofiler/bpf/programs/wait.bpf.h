@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Follows threads while they are off the CPU: for how long, and in which state. Included by
+ * Measures how long threads are off the CPU, and in which state. Included by
  * sampler.bpf.c after its own programs.
  *
  * Programs at sched_switch run with interrupts off and the run queue locked: they may not wait, and
@@ -29,7 +29,7 @@ INLINE u64 find_clock(const struct wait_line *line)
 /*
  * Returns the time of a switch, which the scheduler has just read: reading a clock again would cost
  * more than everything else here. After a preemption by a wake-up, it is the time of the wake-up.
- * `task` is the kernel's own pointer.
+ * `task` is the tracepoint's argument.
  */
 INLINE u64 find_switch_time(struct wait_line *line, u64 task)
 {
@@ -148,7 +148,7 @@ GLOBAL int add_thread(u64 task, u64 now)
 	return place;
 }
 
-/* Returns whether less than `eighths` / 8 of the ring is used, so that every kind gets some. */
+/* Returns whether less than `eighths` / 8 of the ring is used, so that every kind gets space. */
 INLINE int has_room(const struct config *options, u64 eighths)
 {
 	return RING_USED(ring) < options->wakeup_bytes / 4 * eighths; /* the mark is at one half */
@@ -265,8 +265,8 @@ GLOBAL int admit(u64 task, u64 now, u32 is_dead)
 }
 
 /*
- * Handles a thread that leaves its CPU; returns whether to report its wait's start. `task` is the
- * kernel's own pointer.
+ * Handles a thread that leaves its CPU; returns whether to report the start of its wait. `task`
+ * is the tracepoint's argument.
  */
 INLINE int leave(const struct wait_config *c, const struct config *options, struct wait_line *line,
 		 struct thread *thread, u64 task, u64 now, u64 state, u32 preempted, int sampled)
@@ -386,7 +386,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	return fits_budget(c, line, thread, duration, now);
 }
 
-/* Writes the record, which has the end of a wait, with `kernel_bytes` of kernel stack. */
+/* Writes the record, which has the end of a wait, and `kernel_bytes` bytes of kernel stack. */
 GLOBAL int write_end(u64 kernel_bytes)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -559,7 +559,7 @@ INLINE int arrive(const struct wait_config *c, struct wait_line *line, struct th
 		       0;
 }
 
-/* Returns how long a woken thread has waited for a CPU, by run delay or since its wake-up. */
+/* Returns how long a woken thread has waited for a CPU: its run delay, or time since wake-up. */
 INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 {
 	u64 waited, queued, clock;
@@ -611,9 +611,9 @@ INLINE u64 find_run_ns(u64 task)
 }
 
 /*
- * The kernel skips the tracepoint at some switches (a few in a thousand, measured on 6.18): the
- * task that leaves is then not the last that was seen to come. Its run time shows when it
- * came, and the other task's shows when the other left; if unknown, the shortest waits are assumed.
+ * The kernel skips the tracepoint at some switches (a few in a thousand, measured on 6.18). The
+ * task that leaves is then not the last one seen to arrive. Its run time shows when it arrived, and
+ * the other task's run time shows when that task left. If unknown, the shortest waits are assumed.
  */
 GLOBAL int repair(u64 task, u64 now)
 {
@@ -761,7 +761,7 @@ PROGRAM("tp_btf/sched_switch") int kprofiler_switch(u64 *ctx)
 	return follow(ctx, 0, BY_FRAME_POINTERS, 0);
 }
 
-/* Totals and samples, whose stacks are collected like those of on-CPU samples. */
+/* Totals and samples. Their stacks are collected like those of on-CPU samples. */
 PROGRAM("tp_btf/sched_switch") int kprofiler_switch_sample(u64 *ctx)
 {
 	return follow(ctx, 1, BY_FRAME_POINTERS, 0);
@@ -826,10 +826,10 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Runs for each task from time to time. Woken threads that have no CPU yet report since when they
- * have been waiting for one. Threads whose waits are certain to be sampled, but whose starts were
- * not reported, report them late, so that a stuck thread is seen before its wait ends; their number
- * is limited, to keep space in the ring. Can be interrupted, so it has its own scratch memory.
+ * Runs for each task from time to time. Records since when a woken thread has been waiting for a
+ * CPU. Reports late the start of a wait that is certain to be sampled, but whose start was not
+ * reported, so that a stuck thread is seen before its wait ends. The number of late starts is
+ * limited, to keep space in the ring. The program can be interrupted, so it has a separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {

@@ -30,7 +30,7 @@ _PAD: Final = PAD_PREFIX.decode()
 
 
 class ReadingPacker:
-    """Packs successive readings as JSON values that refer to earlier ones."""
+    """Packs successive readings as JSON values that omit unchanged modules."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -59,7 +59,7 @@ class ReadingPacker:
 
 
 class ReadingUnpacker:
-    """Unpacks the values from a :class:`ReadingPacker`, in the same order."""
+    """Unpacks the values of a :class:`ReadingPacker`, in the order in which they were packed."""
 
     def __init__(self) -> None:
         self._known: dict[int, LoadedModule] = {}
@@ -121,7 +121,7 @@ def _make_lines(table: SymbolTable, module: str) -> str:
     for index in range(len(table)):
         name, start, _ = table.symbol(index)
         if index + 1 < len(table) and table.address(index + 1) == start:
-            continue  # the last of several aliases is the preferred one
+            continue  # the preferred alias is the last one
         if name and _reaches(table, start, 1):
             # All functions have padding of the same size.
             pad = pad or next(n for n in range(MAX_PAD_BYTES, 0, -1) if _reaches(table, start, n))

@@ -1,8 +1,8 @@
 """Finds the BPF function, trampoline, ftrace page or kprobe page at an address at a given time.
 
 Each symbol has an interval of addresses and an interval of boottime, so a single table covers all
-times. One thread changes the table while others look up symbols without a lock. Each change
-replaces single values, and never alters the result for an earlier time.
+times. One thread changes the table while others look up symbols without a lock. A change replaces
+values in atomic steps, and does not affect lookups for earlier times.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from otel_kprofiler.symbols.kernel.table import MAX_FUNCTION_BYTES
 KEEP_NS: Final = 15_000_000_000
 """How long an unloaded symbol is kept, for samples taken before it was unloaded."""
 MAX_KEPT: Final = 16_384
-"""Limit on unloaded symbols that are kept."""
+"""Maximum number of unloaded symbols that are kept."""
 PROGRAM_PREFIX: Final = "bpf_prog_"
-"""Prefix of the names of BPF program functions. The program's tag follows it."""
+"""Name prefix of a BPF program's function. The program's tag follows the prefix."""
 
 _LINGER_NS: Final = 10_000_000  # CPUs may still run code when its removal is announced
 _MAX_BYTES: Final = 32 << 20
@@ -51,7 +51,7 @@ class KsymbolSource(Protocol):
     """A source of symbol changes: the running kernel, or a recording."""
 
     def poll(self, now_ns: int) -> KsymbolBatch:
-        """Returns the changes since the last call, without blocking; ``now_ns`` is the boottime."""
+        """Returns changes since the last call; never blocks. ``now_ns`` is the current boottime."""
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:
         """Returns the details of a BPF program's function; None if unknown. Thread-safe."""
@@ -64,7 +64,7 @@ class KsymbolSource(Protocol):
 
 
 class LoadedKsymbol:
-    """A symbol from loading to unloading, when ``until_ns`` is set.
+    """A symbol, and the period in which it is loaded. When it is unloaded, ``until_ns`` is set.
 
     If ``sure_ns`` is before ``until_ns``, records were lost from ``sure_ns`` on, so the symbol may
     have been unloaded and replaced. A separate entry with ``is_uncertain``, whose frames have no
@@ -165,7 +165,7 @@ class KsymbolTable:
         return len(self._live)
 
     def apply(self, change: KsymbolChange) -> None:
-        """Apply a change. Changes of a symbol must be applied in time order."""
+        """Apply a change. Changes to a symbol must be applied in chronological order."""
         if change.action is KsymbolAction.ADDED:
             for symbol in change.symbols:
                 self._add(symbol, symbol.since_ns or change.time_ns)
@@ -182,7 +182,7 @@ class KsymbolTable:
     def lookup(self, address: int, time_ns: int = NOW_NS) -> LoadedKsymbol | None:
         """Returns the symbol at an address at a boottime (by default, now); None if there is none.
 
-        For times in which records were lost, the result may be an entry with ``is_uncertain``.
+        If records were lost at that time, the result may be an entry with ``is_uncertain`` set.
         """
         best: LoadedKsymbol | None = None
         below = -1
@@ -356,7 +356,7 @@ class KsymbolTable:
 
 
 def _is_still(entry: LoadedKsymbol, present: Ksymbol | None) -> bool:
-    """Returns whether the symbol in a full read is the entry's, and was not loaded again."""
+    """Returns whether a symbol from a full read is the entry's symbol, and was not reloaded."""
     if present is None or present.name != entry.symbol.name:
         return False
     return entry.sure_ns == _FOREVER or present.since_ns <= entry.since_ns

@@ -33,7 +33,8 @@ _END = re.compile(rb"[\x01\x02]\x00")
 class TableBuilder:
     """Builds a :class:`SymbolTable` from symbols in address order.
 
-    Python code iterates only over aliases and ends, which are few. The rest is done in C.
+    Python code iterates only over aliases and ends, which are few. Built-in functions written in C
+    process all other symbols.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class TableBuilder:
         self._last_address = b""
 
     def add(self, addresses: Sequence[bytes], types: bytes, names: list[bytes]) -> bool:
-        """Add symbols. Returns False, and adds nothing, if they are out of order.
+        """Adds symbols. Returns False, and adds nothing, if they are out of order.
 
         Each address has 16 lower-case hexadecimal digits. Types are the letters in
         ``/proc/kallsyms``. The list of names is changed in place. All aliases of an address must be
@@ -165,7 +166,7 @@ def _find_ties(addresses: Sequence[bytes]) -> list[range] | None:
 def _rank_aliases(
     ties: list[range], types: bytes, classes: bytes, names: list[bytes]
 ) -> tuple[bytes, bytes]:
-    """Order the symbols at each address: others, then functions (preferred last), then pads.
+    """Orders the symbols at each address: others, then functions (preferred last), then pads.
 
     A pad then directly precedes its function, and the last entry at an address names the address.
     Returns the types and classes in the new order, and changes ``names`` in place.
@@ -196,11 +197,11 @@ def _classify(types: bytes, names: list[bytes]) -> bytes:
     above = int.from_bytes(bytes(map(ge, names, repeat(PAD_PREFIX))), "little")
     beyond = int.from_bytes(bytes(map(ge, names, repeat(_PAST_PAD_PREFIX))), "little")
     both = text & (above ^ beyond)
-    return (text + both).to_bytes(len(types), "little")  # 1 + 1 = _PAD
+    return (text + both).to_bytes(len(types), "little")  # for a pad, 1 + 1 = _PAD
 
 
 def _measure_pad(addresses: Sequence[bytes], classes: bytes) -> int:
-    """Returns the size of pads, in bytes, which is the same in the whole kernel."""
+    """Returns the size in bytes of a pad, which is the same for all functions; 0 if unknown."""
     index = classes.find(bytes([_PAD, _FUNCTION]))
     if index < 0:
         return 0

@@ -1,4 +1,4 @@
-"""Reads which modules are built into vmlinux (``modules.builtin.ranges``, ``/proc/kallmodsyms``).
+"""Finds modules built into vmlinux, using ``modules.builtin.ranges`` or ``/proc/kallmodsyms``.
 
 ``modules.builtin.ranges`` (Linux 6.12 and later, scripts/generate_builtin_ranges.awk) has lines
 ``section start-end module...`` with offsets from the start of a section in vmlinux. A line
@@ -38,7 +38,7 @@ _MAX_HOMONYMS = 16  # symbols with the same name as an anchor
 
 
 class BuiltinRange(NamedTuple):
-    """The code ``[start, end)`` of an object file, and the modules (usually one) it is part of."""
+    """The code ``[start, end)`` of an object file, and the modules (usually one) with this code."""
 
     start: int
     end: int
@@ -96,7 +96,7 @@ NO_BUILTIN: Final = BuiltinRanges()
 
 
 def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int]:
-    """Returns the sections in ``modules.builtin.ranges`` by name, and the number of bad lines.
+    """Returns the sections in ``modules.builtin.ranges``, and the number of malformed lines.
 
     The kernel's script ends a range at the next object file, even if the linker placed that file
     lower. If a range's end is therefore below its start, an empty range is returned.
@@ -126,11 +126,12 @@ def parse_builtin_ranges(data: bytes) -> tuple[Mapping[str, BuiltinSection], int
 def place_ranges(
     sections: Mapping[str, BuiltinSection], core: SymbolTable
 ) -> tuple[list[BuiltinRange], list[str]]:
-    """Returns the ranges at runtime addresses, and the sections that do not match the kernel.
+    """Returns ranges of runtime addresses, and the names of sections that do not fit the kernel.
 
-    ``modules.builtin.ranges`` does not identify its build of the kernel. Ranges start at symbols,
-    so a section is rejected if fewer than three quarters of its ranges do. Sections whose anchor is
-    not code are skipped. An empty range is extended to the symbol at its start.
+    ``modules.builtin.ranges`` does not identify the kernel build that it belongs to. If it belongs
+    to this kernel, its ranges start at symbols, so a section is rejected if fewer than three
+    quarters of the section's ranges do. Sections whose anchor is not code are skipped. An empty
+    range is extended to the end of the symbol at the range's start.
     """
     placed: list[BuiltinRange] = []
     misfits = []
@@ -178,7 +179,7 @@ class KallModSyms(NamedTuple):
     Attributes:
         ranges: code of built-in modules. Adjacent code of the same modules is a single range. A
             symbol without a size extends to the symbol on the next line.
-        sizes: the address and the size, in turn, of each function whose size is listed.
+        sizes: alternately the address and the size of each function whose size is listed.
         bad: the number of malformed lines.
     """
 
@@ -188,7 +189,7 @@ class KallModSyms(NamedTuple):
 
 
 def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModSyms:
-    """Parse the lines for symbols in the code ``[start, end)``."""
+    """Parses the lines of symbols in the code ``[start, end)``."""
     merged: list[BuiltinRange] = []
     sizes = array("Q")
     bad = 0
@@ -227,7 +228,7 @@ def parse_kallmodsyms(pieces: Iterable[bytes], start: int, end: int) -> KallModS
 def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
     """Returns the symbols with function ends added; None if the sizes are from another kernel.
 
-    ``sizes`` contains the address and size of each function, in turn, sorted by address. If
+    ``sizes`` contains alternately the address and the size of each function, sorted by address. If
     functions overlap, only the last end is used.
     """
     if not sizes:
@@ -247,7 +248,7 @@ def with_sizes(core: SymbolTable, sizes: array[int]) -> SymbolTable | None:
 
 
 def _modules(brackets: bytes) -> tuple[str, ...]:
-    """Returns the names in ``a] [b]``, which an object file's name in braces may follow."""
+    """Returns the names in ``a] [b]``. Ignores an object file's name in braces at the end."""
     names = brackets.partition(b"{")[0].decode("utf-8", "backslashreplace").split()
     if not all(name.endswith("]") for name in names):
         return ()
@@ -308,8 +309,8 @@ def read_builtin(
 ) -> tuple[BuiltinRanges, SymbolTable]:
     """Returns the built-in modules, and the symbols with function sizes added.
 
-    The modules come from the first source that lists any, unless ``ranges_of_build`` is given. Most
-    kernels have no source. ``problems`` receives one sentence per unusable source.
+    The modules are ``ranges_of_build`` if given, else come from the first source that lists any.
+    Most kernels provide no such source. ``problems`` receives one sentence per unusable source.
     """
     if not len(core):
         return NO_BUILTIN, core

@@ -1,4 +1,4 @@
-"""Finds functions in kernel ELF files by RVA, named by the same rules as in a running kernel."""
+"""Finds functions in kernel ELF files by RVA, and names them as in a running kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LETTERS: Final = {STB_LOCAL: b"t", STB_GLOBAL: b"T", STB_WEAK: b"W"}
 _LABEL: Final = b".L"
 """Prefix of assembler labels, which kallsyms omits as well (scripts/mksysmap)."""
 _ADDRESS_LIMIT = 1 << 63
-_MAX_NAME_BYTES = 1 << 12  # a damaged string table has no terminators
+_MAX_NAME_BYTES = 1 << 12  # a damaged string table may lack terminators
 
 
 class ElfSymbol(NamedTuple):
@@ -87,7 +87,7 @@ class ElfSymbols:
         self._table = self.table(0)
 
     def table(self, base: int) -> SymbolTable:
-        """Returns the symbols and their ends at runtime addresses, with RVA 0 at ``base``."""
+        """Returns a table of the symbols' runtime addresses; ``base`` is the address of RVA 0."""
         return _make_table(self.symbols, base)
 
     def find(self, rva: int) -> ElfMatch | None:
@@ -96,8 +96,8 @@ class ElfSymbols:
         if at < 0 or rva >= self._sections[at][0] + self._sections[at][1].size:
             return None
         base, section = self._sections[at]
-        # With this extra byte, the last function also ends at its symbol's size, not at the
-        # section's end.
+        # The extra byte lets the last function end where its symbol ends, rather than with the
+        # section.
         symbol = self._table.lookup(rva, (base, base + section.size + 1))
         if symbol is None:
             return None
@@ -107,11 +107,11 @@ class ElfSymbols:
 
 
 def layout(image: ElfImage, symtab: Section) -> dict[int, int]:
-    """Returns the RVA of each code section, by index.
+    """Returns the RVA of each code section, by section index.
 
     In vmlinux, the RVA is the offset from ``_text``, or from ``_stext`` if there is no ``_text``.
-    In a module, code sections other than ``.init*`` are laid out from 0, in section-header order
-    and aligned, as by the kernel's loader (kernel/module/main.c, ``layout_sections``).
+    In a module, the code sections except ``.init*`` start at 0 and follow one another, aligned, in
+    section-header order, as the kernel lays them out (kernel/module/main.c, ``layout_sections``).
     """
     code = {index: s for index, s in enumerate(image.sections) if s.is_code}
     if not image.relocatable:

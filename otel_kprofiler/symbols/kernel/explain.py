@@ -14,12 +14,13 @@ class Explanation(NamedTuple):
     """An explanation of an address, as shown to users.
 
     Attributes:
-        frame: the frame for a leaf at the address.
+        frame: the frame for the address as the leaf of a stack.
         section: name of the executable range that contains the address; empty if no range does.
         names: all names of the symbol, the displayed name first.
         start: runtime address of the symbol; 0 if there is no symbol.
         end: an upper bound on the symbol's end.
-        freed: clones of freed init functions at the symbol or address, which frames never show.
+        freed: clones of freed init functions at ``start`` or at the address. Frames never show
+            them.
     """
 
     address: int
@@ -33,7 +34,7 @@ class Explanation(NamedTuple):
 
 
 def explain_frame(frame: Frame, hidden: HiddenCause | None, freed: Sequence[FreedSymbol]) -> str:
-    """Returns one sentence on why an address has this frame."""
+    """Returns a clause that explains why an address has this frame."""
     if frame.unresolved is Unresolved.HIDDEN and hidden is not None:
         return hidden.value
     if frame.unresolved is not None:

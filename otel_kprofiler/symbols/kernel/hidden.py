@@ -13,7 +13,7 @@ class HiddenCause(enum.Enum):
     """The reason why kernel symbols are hidden. The value is shown to users."""
 
     KPTR_RESTRICT = "kernel.kptr_restrict is 2, which hides kernel addresses from everybody"
-    NO_CAP_SYSLOG = "CAP_SYSLOG is missing, without which the kernel hides its addresses"
+    NO_CAP_SYSLOG = "the process lacks CAP_SYSLOG, so the kernel hides addresses from it"
     NO_FILE = "there is no /proc/kallsyms (kernel without CONFIG_KALLSYMS, or /proc not mounted)"
     UNREADABLE = "/proc/kallsyms cannot be read"
 
@@ -39,6 +39,6 @@ def find_hidden_cause(files: HostFiles) -> HiddenCause:
         if int(files.read_bytes(_KPTR_RESTRICT)) >= 2:
             return HiddenCause.KPTR_RESTRICT
     except (OSError, ValueError):
-        # no /proc/sys, as in a container without CAP_SYSLOG
+        # /proc/sys is missing, as in a container without CAP_SYSLOG
         return HiddenCause.NO_CAP_SYSLOG
     return HiddenCause.NO_CAP_SYSLOG

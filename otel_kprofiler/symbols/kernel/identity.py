@@ -5,8 +5,8 @@ hexadecimal text. opentelemetry-ebpf-profiler sends this hash as ``htlhash`` for
 symbol stores use it as a key. For other code, the file id is the hash of a text (UTF-8):
 
 - vmlinux: ``vmlinux@`` and the content of ``/proc/version``, which identifies the build;
-- a module: ``NAME@`` and the file id of the running vmlinux, and ``@SRCVERSION`` if the module has
-  one (RVAs are comparable only between the same builds of kernel and module);
+- a module: ``NAME@``, the file id of the running vmlinux, and ``@SRCVERSION`` if the module has one
+  (RVAs are comparable only between the same builds of kernel and module);
 - a BPF program or trampoline: the symbol's name, which contains the program's tag.
 """
 

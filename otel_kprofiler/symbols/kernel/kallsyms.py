@@ -59,8 +59,8 @@ class Kallsyms(NamedTuple):
         core: the symbols of vmlinux, including init code.
         blocks: the other symbols, by the name in brackets, in file order.
         freed: the clones of freed init functions, which are never used as names.
-        bad_lines: the number of malformed or out-of-order lines that were skipped. Each ends the
-            preceding function, which might otherwise include the skipped symbol's code.
+        bad_lines: the number of malformed or out-of-order lines that were skipped. A skipped line
+            ends the preceding function, which might otherwise include the skipped symbol's code.
         hidden: whether all addresses are zero, in which case there are no symbols.
         cut: whether the last line is incomplete. This line and its module, if any, are skipped.
     """
@@ -164,7 +164,7 @@ class KallsymsParser:
         return Kallsyms(core, blocks, tuple(self._freed), self.lines, bad_lines, self.hidden, cut)
 
     def _fold_preambles(self, text: bytes) -> bytes:
-        """Convert preambles to padding, so that they also belong to the function that follows."""
+        """Convert preambles to padding, which belongs to the function that follows it."""
         if self._has_preambles is False:
             return text
         if _PREAMBLE in text:
@@ -322,7 +322,7 @@ class KallsymsParser:
 
 
 def parse_kallsyms(pieces: Iterable[bytes]) -> Kallsyms:
-    """Parse a whole file, in pieces of any size. Bad content raises no exception."""
+    """Parses a whole file, given in pieces of any size. Bad content raises no exception."""
     parser = KallsymsParser()
     for piece in pieces:
         parser.feed(piece)
@@ -346,7 +346,7 @@ def _split_point(text: bytes) -> int:
 
 
 def _columns(tokens: list[bytes], count: int) -> _Fields | None:
-    """Returns the columns of lines of ``count`` fields; None if an address or type is invalid."""
+    """Returns the columns of lines with ``count`` fields; None if an address or type is invalid."""
     lines, surplus = divmod(len(tokens), count)
     addresses = tokens[0::count]
     types = b"".join(tokens[1::count])
@@ -363,7 +363,7 @@ def _columns(tokens: list[bytes], count: int) -> _Fields | None:
 
 
 def _address(token: bytes) -> bytes | None:
-    """Returns an address as 16 lower-case hexadecimal digits; None for any other token."""
+    """Returns an address as 16 lower-case hexadecimal digits; None if it is malformed."""
     if len(token) > _HEX_DIGITS:
         return None
     padded = token.rjust(_HEX_DIGITS, b"0").lower()
@@ -375,9 +375,9 @@ def _address(token: bytes) -> bytes | None:
 
 
 def _sort_code(text: _Fields, others: array[int]) -> Iterator[_Fields]:
-    """Sort a module's code symbols by address, with end entries for the other symbols.
+    """Yields a module's code symbols by address, with end entries for the other symbols.
 
-    Yields the symbols in parts to limit memory. All symbols at an address are in the same part.
+    Yields the symbols in parts, to limit memory. Symbols at the same address are in the same part.
     """
     if not text.addresses:
         return

@@ -71,9 +71,10 @@ def read_snapshot(
 ) -> Snapshot:
     """Reads a host's kallsyms, its loaded modules and their build ids.
 
-    ``files`` are those of the host, or a captured tree. Missing or unreadable files are not errors,
-    but are noted in the snapshot's ``problems`` or ``hidden``. The snapshot is valid from boottime
-    ``since_ns`` on, and reuses the ``Module`` objects of ``previous`` for unchanged modules.
+    ``files`` are the files of the host, or a captured tree. A missing or unreadable file raises no
+    exception, but is reported in the snapshot's ``problems`` or ``hidden``. The snapshot is valid
+    from boottime ``since_ns`` on, and reuses the ``Module`` objects of ``previous`` for unchanged
+    modules.
     """
     problems: list[str] = []
     kallsyms, hidden = _read_kallsyms(files, problems)
@@ -126,7 +127,7 @@ def _read_kallsyms(files: HostFiles, problems: list[str]) -> tuple[Kallsyms, Hid
         return kallsyms, find_hidden_cause(files)
     problems += _find_damage(kallsyms)
     if not len(kallsyms.core) and not kallsyms.blocks:
-        problems.append(f"{PROC_KALLSYMS}: no symbols in it")
+        problems.append(f"{PROC_KALLSYMS}: contains no symbols")
         return kallsyms, HiddenCause.UNREADABLE
     return kallsyms, None
 
@@ -179,13 +180,13 @@ def _read_proc_modules(
 ) -> tuple[list[ProcModule], int]:
     """Returns the loaded modules, newest first, and the number of malformed lines.
 
-    Adds modules that only kallsyms lists.
+    Modules that only kallsyms lists come last.
     """
     names = [name for name in kallsyms.blocks if name not in NO_MODULES]
     try:
         listed, bad = parse_modules(files.read_bytes(PROC_MODULES))
     except OSError as error:
-        if names:  # missing if the kernel lacks module support
+        if names:  # else, the kernel may lack module support
             problems.append(f"{PROC_MODULES}: {error.strerror or error}")
         listed, bad = [], 0
     if bad:
@@ -206,7 +207,7 @@ def _make_vmlinux(core: SymbolTable, build_id: BuildId | None, file_id: FileId) 
 def _find_taken(
     listed: Iterable[ProcModule], folders: Mapping[str, ModuleFiles], kallsyms: Kallsyms
 ) -> list[int]:
-    """Returns the start addresses of modules, and of pages that contain no module's code."""
+    """Returns the start addresses of modules, and of pages that hold no module's code."""
     taken = [module.address for module in listed if module.address]
     for module_files in folders.values():
         taken += taken_pages(module_files.sections)

@@ -54,7 +54,7 @@ class FoundModule(NamedTuple):
         return has_sections and module.build_id == files.build_id
 
     def started(self, line: ProcModule, time_ns: int) -> FoundModule:
-        """Returns a copy with a new ``/proc/modules`` line, which may show that init returned."""
+        """Returns a copy with a new ``/proc/modules`` line, in which the state may have changed."""
         if self.listed.state != LOADING or line.state == LOADING:
             return self._replace(listed=line)
         loaded = self.loaded._replace(init_until_ns=time_ns)
@@ -72,9 +72,9 @@ def make_found(
 ) -> FoundModule:
     """Makes a module whose symbol names have not been read.
 
-    ``taken`` contains the start addresses of other modules, and pages that hold no code. ``number``
-    is the module's generation. The init function returned at the boottime ``init_until_ns`` or
-    earlier. The value is ``FOREVER`` while it runs, and None if unknown.
+    ``taken`` contains the start addresses of other modules, and of pages that hold no code.
+    ``number`` is the module's generation. ``init_until_ns`` is a boottime by which the init
+    function had returned; ``FOREVER`` while the function runs; None if unknown.
     """
     file_id = make_file_id(files.build_id, line.name, kernel_file_id, files.source_version)
     module = make_module(line, files, None, taken, file_id)
@@ -89,7 +89,7 @@ def make_found(
 
 
 def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]) -> FoundModule:
-    """Add names from the module's kallsyms lines; ``lines`` is None if there are no lines."""
+    """Returns a copy with names from the module's kallsyms ``lines``, or without names if None."""
     main, init, _ = nameless.loaded
     if lines is None or all(line.startswith(_ZERO) for line in lines.splitlines()):
         loaded = nameless.loaded._replace(
@@ -109,7 +109,7 @@ def add_names(nameless: FoundModule, lines: bytes | None, taken: Collection[int]
 
 
 class LineCollector:
-    """Collects kallsyms lines of the named modules, optionally only until the first BPF program."""
+    """Collects kallsyms lines of the named modules, and can stop at the first BPF program."""
 
     def __init__(self, names: Iterable[str], *, until_bpf: bool) -> None:
         self.lines: dict[str, bytes] = {}
@@ -118,7 +118,7 @@ class LineCollector:
         self._rest = b""
 
     def feed(self, piece: bytes) -> bool:
-        """Scan the next piece. Returns False if no further piece is needed."""
+        """Scans the next piece. Returns False if no further piece is needed."""
         text = self._rest + piece
         cut = text.rfind(b"\n") + 1
         text, self._rest = text[:cut], text[cut:]
@@ -149,7 +149,7 @@ def _split(lines: bytes, sections: Mapping[str, int]) -> tuple[bytes, bytes]:
     """Split a module's kallsyms lines into those of the core code and those of the init code.
 
     While a module's init function runs, kallsyms also shows the module's references to kernel
-    symbols, whose addresses are below all modules.
+    symbols, whose addresses are below those of all modules.
     """
     if INIT_TEXT not in sections:
         return lines, b""

@@ -17,7 +17,7 @@ _UNRESOLVED: Final = attrgetter("unresolved")
 
 
 def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
-    """Makes the kernel side of a stack; provisional if a frame may be resolved later."""
+    """Makes the kernel side of a stack. It is provisional if a frame may be resolved later."""
     is_provisional = not _MAY_BE_KNOWN_LATER.isdisjoint(map(_UNRESOLVED, frames))
     return Side(KERNEL_SIDE, tuple(frames), status, is_provisional)
 
@@ -25,7 +25,7 @@ def make_kernel_side(frames: Sequence[Frame], status: StackStatus) -> Side:
 class MixedSide:
     """The kernel side of a stack with addresses outside vmlinux and modules.
 
-    ``side`` is resolved with vmlinux and modules alone; ``table`` has the code at other addresses.
+    ``side`` was resolved with only vmlinux and modules. ``table`` resolves the other addresses.
     """
 
     __slots__ = ("_last", "_places", "_side", "_table")
@@ -40,7 +40,7 @@ class MixedSide:
         )
 
     def at(self, time_ns: int) -> Side:
-        """Returns the side as of ``time_ns``; the same object until the loaded code changes."""
+        """Returns the side as of ``time_ns``. Returns the same object until loaded code changes."""
         whole, (side, old_codes) = self._side, self._last
         frames = whole.frames
         codes = tuple(

@@ -1,4 +1,4 @@
-"""Reads loaded modules: ``/proc/modules`` and ``/sys/module/NAME`` (sections, notes, srcversion).
+"""Reads loaded modules from ``/proc/modules`` and ``/sys/module`` (sections, notes, srcversion).
 
 Executable ranges come from the section addresses. Since kernel 6.4, a module's text, data and
 read-only data are separate allocations, so ranges from ``address`` and ``size`` in

@@ -1,4 +1,4 @@
-"""Interprets kernel symbol names: compiler suffixes, boundary markers, the choice among aliases."""
+"""Interprets kernel symbol names: compiler suffixes, boundary markers, and ranks of aliases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CLONE_SUFFIX = re.compile(
 
 
 def fold_preamble(name: bytes) -> bytes:
-    """Replaces the prefix of a preamble with that of padding. Other names are unchanged."""
+    """Replaces a preamble's prefix with the prefix of padding. Other names are unchanged."""
     return PREAMBLE.sub(b" " + PAD_PREFIX, b" %b\n" % name)[1:-1]
 
 
@@ -45,7 +45,7 @@ def is_marker(name: bytes) -> bool:
 
 
 def alias_rank(kind: int, name: bytes) -> tuple[int, int, int, bytes]:
-    """Returns a sort key for symbols at one address. The symbol with the smallest is displayed.
+    """Returns a sort key for the symbols at an address. The one with the smallest key is displayed.
 
     Functions come before boundary markers, specific names before generic names, then global before
     weak before local symbols, then shorter names before longer names. ``kind`` is the code of the

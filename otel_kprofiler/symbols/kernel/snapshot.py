@@ -159,9 +159,9 @@ class Snapshot:
         since_ns: int,
         gone: Sequence[AddressRange] = (),
     ) -> Snapshot:
-        """Returns a copy whose modules, besides vmlinux, are ``loaded``, oldest first.
+        """Returns a copy in which ``loaded`` replaces all modules but vmlinux.
 
-        ``gone`` contains the address ranges of unloaded modules.
+        ``loaded`` is sorted oldest first. ``gone`` has the address ranges of unloaded modules.
         """
         other = copy(self)
         core = [
@@ -176,7 +176,8 @@ class Snapshot:
     def with_tables(self, make: Mapping[str, Callable[[int], SymbolTable]]) -> Snapshot:
         """Returns a copy in which some modules have different symbol tables.
 
-        ``make`` maps a module's build id to a function that makes the table from the base address.
+        ``make`` maps a module's build id to a function that takes the base address and makes the
+        table.
         """
         symbols = []
         for module_symbols in self._by_name.values():
@@ -191,7 +192,7 @@ class Snapshot:
         return other
 
     def module(self, name: str) -> Module | None:
-        """Returns the module with this name (``vmlinux``, ``ext4``); None if not loaded."""
+        """Returns the module with this name (``vmlinux``, ``ext4``); None if it is not loaded."""
         symbols = self._by_name.get(name)
         return symbols.module if symbols else None
 
@@ -236,9 +237,10 @@ class Snapshot:
         return tuple(matches)
 
     def interrupt_ranges(self) -> tuple[AddressRange, ...]:
-        """Returns the ranges of interrupt and system call entry code between linker markers.
+        """Returns the ranges of interrupt and system call entry code, as marked by the linker.
 
-        They are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing or nested.
+        The ranges are named ``entry``, ``irqentry`` and ``softirqentry``. Some may be missing or
+        nested.
         """
         core = self._by_name.get(VMLINUX)
         if core is None or core.table is None:
@@ -288,7 +290,7 @@ class Snapshot:
         )
 
     def ksymbols(self) -> tuple[Ksymbol, ...]:
-        """Returns the symbols outside modules. Their lengths are 0, because kallsyms has none."""
+        """Returns the symbols outside modules, with length 0, because kallsyms has no lengths."""
         return tuple(
             Ksymbol(symbol.start, 0, symbol.name, block.kind)
             for block in self._blocks
@@ -297,7 +299,7 @@ class Snapshot:
         )
 
     def without_ksymbols(self) -> Snapshot:
-        """Returns a copy without symbols outside modules, for callers that track these."""
+        """Returns a copy without symbols outside modules, for callers that track such symbols."""
         other = copy(self)
         other._blocks = ()  # noqa: SLF001 - a copy of this very class
         return other
@@ -314,7 +316,7 @@ class Snapshot:
         return sum(len(table) for table in tables if table is not None)
 
     def _frame_outside(self, address: int, below: int) -> Frame:
-        """Makes a frame outside modules; ``below`` is the start of the module range below it."""
+        """Makes a frame outside modules; ``below`` is the start of the next lower module range."""
         vmlinux, init_text = self._by_name.get(VMLINUX), self._init_text
         if vmlinux and init_text and init_text.start <= address < init_text.end:
             # Nothing else is mapped in the init text, so the RVA is valid. The stack of the boot

@@ -59,8 +59,8 @@ class _View(NamedTuple):
 class KernelSymbolizer:
     """Resolves kernel stacks with the symbols that were loaded at the time of the sample.
 
-    Lookups are lock-free and thread-safe; ``advance``, ``reload`` and ``close`` belong to one
-    thread. Replaced snapshots are kept for a while, for samples taken before the replacement.
+    Lookups are lock-free and thread-safe. Only one thread may call ``advance``, ``reload`` and
+    ``close``. Replaced snapshots are kept for a while, for samples taken before the replacement.
 
     Example:
         >>> symbolizer = KernelSymbolizer.live()
@@ -73,7 +73,8 @@ class KernelSymbolizer:
         ksymbols: tracks BPF programs and other code outside modules. It must have been started
             before ``snapshot`` was read, and is closed with the symbolizer. If None, the snapshot's
             symbols for such code apply at all times.
-        modules: tracks modules. It is started and closed as ``ksymbols`` is.
+        modules: tracks modules. Like ``ksymbols``, it must have been started before ``snapshot``
+            was read, and is closed with the symbolizer.
         known_ksymbols: ksymbols to start with, instead of those in the snapshot.
     """
 
@@ -140,7 +141,7 @@ class KernelSymbolizer:
             builtin_ranges: copy of ``modules.builtin.ranges``.
             kallmodsyms: copy of ``/proc/kallmodsyms``.
             elf: vmlinux, ``.ko`` or debug files. They contain function sizes, which kallsyms lacks,
-                so that code past the end of a function does not get its name.
+                so that code past a function's end does not get the function's name.
 
         Raises:
             OSError: a copy does not exist, or is a directory instead of a file or vice versa.
@@ -175,9 +176,9 @@ class KernelSymbolizer:
         ksymbols: KsymbolSource | None = None,
         modules: ModuleSource | None = None,
     ) -> KernelSymbolizer:
-        """Returns a symbolizer for a forked child, with the same symbols but other change trackers.
+        """Returns a symbolizer for a forked child, with the same symbols but new change trackers.
 
-        ``ksymbols`` reports the changes of code outside modules since :attr:`complete_until_ns`.
+        ``ksymbols`` reports changes to code outside modules since :attr:`complete_until_ns`.
         """
         snapshot = self.snapshot
         without_init = snapshot.with_modules(
@@ -193,7 +194,7 @@ class KernelSymbolizer:
 
     @property
     def complete_until_ns(self) -> int:
-        """Returns the boottime up to which symbols are complete, as of :meth:`advance`."""
+        """Returns the boottime up to which symbols are complete, as of the last :meth:`advance`."""
         return self._complete_until_ns
 
     @property
@@ -222,16 +223,17 @@ class KernelSymbolizer:
         return self._views[0].snapshot.bad_lines
 
     def count_lost_records(self) -> Mapping[str, int]:
-        """Returns how many records of code outside modules have been lost, by cause.
+        """Returns the number of lost records of code outside modules, by cause.
 
-        After a loss, everything is reread from the kernel. Until then, frames may be unresolved.
+        After a loss, the symbols are reread from the kernel. Until then, frames may be unresolved.
         """
         return self._source.count_lost() if self._source else {}
 
     def advance(self, now_boot_ns: int) -> int:
-        """Apply the changes that ``ksymbols`` and ``modules`` have reported.
+        """Applies the changes that ``ksymbols`` and ``modules`` have reported.
 
-        Returns the boottime up to which symbols are complete. Samples up to then can be resolved.
+        Returns the boottime up to which symbols are complete. Samples taken up to then can be
+        resolved.
         """
         ksymbols_ns = modules_ns = now_boot_ns
         if self._source is not None and self._ksymbols is not None:
@@ -252,7 +254,7 @@ class KernelSymbolizer:
         return self._complete_until_ns
 
     def reload(self, now_boot_ns: int) -> Snapshot:
-        """Reread all symbols. Samples taken before ``now_boot_ns`` keep the old symbols.
+        """Rereads all symbols. Samples taken before ``now_boot_ns`` keep the old symbols.
 
         Does nothing if modules are tracked or the symbols cannot change.
         """

@@ -40,7 +40,7 @@ class Symbol(NamedTuple):
 
 
 class Addresses:
-    """Collects ascending addresses, as lower halves and the places where the upper half changes."""
+    """Collects ascending addresses: their lower 32 bits, and where the upper 32 bits change."""
 
     def __init__(self) -> None:
         self._low = array("I")
@@ -62,7 +62,7 @@ class Addresses:
             start = stop
 
     def offsets(self) -> tuple[int, int, array[int]]:
-        """Returns the base, the number of addresses dropped, and the offsets of the others."""
+        """Returns the base address, the number of dropped addresses, and the others' offsets."""
         if not self._highs:
             return 0, 0, array("I")
         if len(self._highs) == 1:
@@ -81,7 +81,7 @@ class Entries(NamedTuple):
     Attributes:
         lengths: length of each name; 255 if the length is in ``long_lengths``, 0 for an end.
         names: all names, concatenated.
-        padded: one byte per entry: 1 if a ``__pfx_`` pad precedes the entry.
+        padded: one byte per entry, which is 1 if a ``__pfx_`` pad precedes the entry.
         long_lengths: lengths of names of 255 bytes or more, by index.
         pad: size of each pad in bytes; 0 if there are no pads.
     """
@@ -117,7 +117,7 @@ class SymbolTable:
     def __init__(self, entries: Entries, *, max_function: int = MAX_FUNCTION_BYTES) -> None:
         self.base, first, self._offsets = entries.addresses.offsets()
         self.dropped = first
-        """Number of entries dropped because they are over 4 GiB below the last entry."""
+        """Number of entries dropped because they are more than 4 GiB below the last entry."""
         self._lengths = entries.lengths[first:]
         skipped = sum(entries.lengths[:first])
         self._long = _NO_LONG
@@ -142,7 +142,7 @@ class SymbolTable:
     def lookup(self, address: int, section: tuple[int, int] = (0, 0)) -> tuple[bytes, int] | None:
         """Returns the name and start of the function at an address; None in a gap.
 
-        The padding before a function belongs to it, though it is below the function's start.
+        The padding before a function is part of the function.
         ``section`` is the range ``[start, end)`` around the address. If another function or an end
         follows a function in the section, the function may have any size.
         """
@@ -169,7 +169,7 @@ class SymbolTable:
             return None
         if self._long:
             name = self.name(index)
-        else:  # self.name() inlined: every new address comes through here
+        else:  # self.name(), inlined because every new address comes through here
             group = index >> _GROUP_BITS
             at = self._checkpoints[group] + sum(lengths[group << _GROUP_BITS : index])
             name = self._names[at : at + length]
@@ -212,8 +212,8 @@ class SymbolTable:
     def symbol(self, index: int) -> Symbol:
         """Returns an entry as a :class:`Symbol`.
 
-        It ends at the next entry's padding or start, but at most ``max_function`` bytes after its
-        start.
+        The symbol ends at the next entry's padding or start, but at most ``max_function`` bytes
+        after its start.
         """
         start = self._offsets[index]
         following = bisect_right(self._offsets, start)
@@ -235,10 +235,10 @@ class SymbolTable:
         return tuple(dict.fromkeys(name for i in reversed(span) if (name := self.name(i))))
 
     def with_ends(self, ends: Iterable[int], *, missing: bool = False) -> SymbolTable:
-        """Returns a copy in which code from each of these addresses to the next symbol has no name.
+        """Returns a copy in which code from each of ``ends`` to the next symbol has no name.
 
         An end inside padding removes all of the padding. If functions are ``missing`` at the ends,
-        the padding before the next function may be theirs, and is removed.
+        the padding before the next function may belong to them and is removed.
         """
         pending = sorted(set(ends), reverse=True)
         addresses, lengths, padded = array("Q"), bytearray(), bytearray()

@@ -16,12 +16,12 @@ from otel_kprofiler.symbols.kernel.snapshot import ModuleSymbols, Snapshot
 KEEP_NS: Final = 15_000_000_000
 """How long an unloaded module is kept, for samples taken before it was unloaded."""
 MAX_SNAPSHOTS: Final = 64
-"""Limit on the number of snapshots that are kept."""
+"""Maximum number of snapshots that are kept."""
 FOREVER: Final = 1 << 63
 
 
 class LoadedModule(NamedTuple):
-    """A module from loading to unloading; ``main.module.generation`` is its number.
+    """A loaded module; ``main.module.generation`` is its number.
 
     ``init`` is the module's init code, or None if unknown. The init code was in memory until
     ``init_until_ns``.
@@ -45,8 +45,8 @@ class ModuleReading(NamedTuple):
     Attributes:
         looked_ns: boottime at which the list of modules was read.
         free_ns: boottime of the previous reading; modules that are not in it were loaded later.
-        removed: when modules were removed, by module number. A removed module without an entry was
-            unloaded between ``free_ns`` and ``looked_ns``.
+        removed: times of removals, by module number. A removed module without an entry was unloaded
+            between ``free_ns`` and ``looked_ns``.
         modules: the loaded modules, oldest first.
     """
 
@@ -57,7 +57,7 @@ class ModuleReading(NamedTuple):
 
 
 class ModuleCounts(NamedTuple):
-    """Counters of a module watch.
+    """Counters of the thread that watches modules.
 
     Attributes:
         events: number of announcements that a module was loaded or unloaded.
@@ -78,7 +78,7 @@ class ModuleSource(Protocol):
     """Source of readings: the running kernel, or a recording."""
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Start with the modules of a first snapshot. Call this once."""
+        """Start from the modules in the first snapshot. Call this only once."""
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
         """Returns the new readings, and the boottime up to which readings are complete."""
@@ -114,12 +114,13 @@ class _Lifetime:
 
 
 class Timeline:
-    """Snapshots of a kernel as modules are loaded and unloaded; not thread-safe."""
+    """The snapshots that result from loading and unloading modules; not thread-safe."""
 
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._generation = first.generation
-        # keyed by generation, and whether the code is core code (or init code)
+        # keyed by the module's generation, and by whether the code is core code rather than init
+        # code
         self._lifetimes: dict[tuple[int, bool], _Lifetime] = {
             (symbols.module.generation, True): _Lifetime(symbols, first.since_ns)
             for symbols in first.loaded()

@@ -2,7 +2,7 @@
 
 Each call from C code into the interpreter appears as one native frame, in the evaluation loop. This
 frame is identified by its name, or by its address if the loop's location in the file is known. It
-is replaced by a chain of Python frames, whose last one is the frame that C code entered. If the
+is replaced by a chain of Python frames, which ends with the frame that C code entered. If the
 numbers of chains and native frames differ, the Python frames follow all native frames, at the root
 end of the stack.
 """
@@ -50,7 +50,7 @@ class _Mark(enum.IntEnum):
     OTHER = 0
     LOOP = 1
     PART = 2
-    """The frame is in a part of the loop that the compiler split off."""
+    """The frame is in a function with the prefix :data:`_TAIL_CALL`."""
 
 
 class Interleaver:
@@ -58,8 +58,8 @@ class Interleaver:
 
     Args:
         loops: locations of evaluation loops in files, which identify frames without a name.
-        on_replaced: called with each native frame that may be replaced, named after its function,
-            so that a replay replaces the same frames.
+        on_replaced: called with each native frame that may be replaced. If the frame has no name,
+            it gets the evaluation loop's name, so that a replay replaces the same frames.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Interleaver:
         self._version = self._loops.version
 
     def __call__(self, sides: Sequence[Side]) -> tuple[Side, ...]:
-        """Arranges a stack's sides, given from leaf to root, with Python frames replacing loops."""
+        """Replaces evaluation loops in a stack's sides (leaf to root) by Python frames."""
         native = python = None
         for side in sides:
             if side.kind is USER_SIDE:
@@ -191,5 +191,5 @@ def _merge(native: Side, python: Side, chains: _Chains, marks: Mapping[int, int]
 
 
 def _make_side(kind: SideKind, run: tuple[Frame, ...]) -> Side:
-    # tuple.__new__ takes half the time of Side(…), which matters: a stack may have ten runs.
+    # tuple.__new__ takes half the time of Side(…). A stack may have ten runs.
     return tuple.__new__(Side, (kind, run, STACK_OK, False, ()))

@@ -17,7 +17,7 @@ NO_LINE: Final = 0
 """Line number of an instruction whose line is unknown."""
 _MAX_LINE: Final = (1 << 31) - 1
 _FIRST_ONE_LINE, _LAST_ONE_LINE, _NONE = 10, 12, 15
-"""Kinds of entries. Kinds 10 to 12 advance by kind - 10 lines; 13 and 14, by a number that follows.
+"""Entries of kinds 10 to 12 advance by kind - 10 lines. In kinds 13 and 14, the number follows.
 """
 
 
@@ -26,7 +26,7 @@ def _kind(head: int) -> int:
     return head >> 3 & 15 if head & 0x80 else -1
 
 
-# Properties by first byte, for bytes.translate, which needs no Python loop.
+# Tables for bytes.translate, which map the first bytes of entries to properties without a loop.
 _BYTES: Final = range(256)
 _FOLLOWING: Final = bytes(range(0x80))
 _LENGTHS: Final = bytes([(head & 7) + 1 for head in _BYTES])
@@ -35,7 +35,7 @@ _LINES: Final = bytes(
 )
 _WITHOUT_NUMBER: Final = bytes([head for head in _BYTES if not 0xE8 <= head <= 0xF7])
 
-# Varints: six bits per byte, lowest first; 0x40 marks continuation. Bit 0 is the sign.
+# Varints: six bits per byte, lowest first; 0x40 marks continuation. Bit 0 is the sign bit.
 _NUMBER: Final = rb"[\x40-\x7f]{0,5}[\x00-\x3f]"
 _NUMBERS: Final = re.compile(rb"[\xe8-\xf7](" + _NUMBER + rb")")  # kinds 13 and 14
 _DAMAGE: Final = re.compile(rb"[\xe8-\xf7](?!" + _NUMBER + rb")")
@@ -47,8 +47,8 @@ class LineTable(NamedTuple):
     Attributes:
         heads: the first byte of each entry.
         ends: end of the instructions of each entry, in code units.
-        lines: the first line, then the line after each entry with a number, as if no other entry
-            changed the line.
+        lines: the first line, then the line after each entry with a number. The line changes of
+            other entries are not included.
     """
 
     heads: bytes
@@ -61,7 +61,7 @@ class LineTable(NamedTuple):
         return self.ends[-1] if self.ends else 0
 
     def line(self, instruction: int) -> int:
-        """Returns the line of an instruction, 1-based, or :data:`NO_LINE`."""
+        """Returns the 1-based line of an instruction, or :data:`NO_LINE`."""
         if not 0 <= instruction < self.end:
             return NO_LINE
         entry = bisect_right(self.ends, instruction)

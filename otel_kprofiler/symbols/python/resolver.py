@@ -25,7 +25,7 @@ from otel_kprofiler.symbols.python.line_table import LineTable, parse_line_table
 from otel_kprofiler.symbols.resolver import Stateless
 
 MAX_PLACES_CACHED: Final = 16_384
-"""Maximum number of instructions with a cached frame. Most of them share a frame with others."""
+"""Maximum number of instructions with a cached frame. Many instructions share one frame."""
 MAX_PLACE_BYTES_CACHED: Final = 8 * 1024 * 1024
 """Memory limit for cached frames, counted as if frames shared no strings."""
 _PLACE_BYTES: Final = 300
@@ -33,7 +33,7 @@ _PLACE_BYTES: Final = 300
 MAX_TABLES_CACHED: Final = 1_024
 MAX_TABLE_BYTES_CACHED: Final = 4 * 1024 * 1024
 _TABLE_FACTOR: Final = 6
-"""Memory used per byte of a table. When parsed, two bytes may become a run of eight bytes."""
+"""Memory used per byte of a line table. Parsing may turn two bytes into a run of eight."""
 
 UNKNOWN: Final = Frame(None, 0, (), 0, PYTHON_SIDE, Unresolved.CODE_UNKNOWN)
 
@@ -64,11 +64,11 @@ class PythonResolver(Stateless):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with each described code object."""
+        """Returns a number that grows with each code object that is described."""
         return self._codes.version
 
     def resolve(self, raw: RawSide, state: None) -> Side | _PendingSide:
-        """Resolves a Python stack; provisional until all its code objects are described."""
+        """Resolves a Python stack. It is provisional until all its code objects are described."""
         version = self.version
         side = self.make_side(raw)
         return _PendingSide(self, raw, version, side) if side.is_provisional else side
@@ -123,7 +123,7 @@ class PythonResolver(Stateless):
 
 
 class _NotDescribedError(LookupError):
-    """Raised for a frame without a description, so that the cache does not keep it."""
+    """Raised if a code object has no description yet, so that its frames are not cached."""
 
 
 class _PendingSide:
@@ -135,7 +135,7 @@ class _PendingSide:
         self._resolver, self._raw, self._version, self._side = resolver, raw, version, side
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the names known so far; the same object until a name is added."""
+        """Returns the side with the current names. It is the same object until a name is added."""
         version = self._resolver.version
         if self._side.is_provisional and version != self._version:
             self._version = version

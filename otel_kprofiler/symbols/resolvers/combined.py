@@ -39,7 +39,7 @@ class ChainResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds functions with all resolvers, in resolver order."""
+        """Finds functions with every resolver, in the order of the resolvers."""
         matches: dict[tuple[ProcessKey | None, str, int], Resolution] = {}
         for resolver in self._resolvers:
             for answer in resolver.find(name, pid):

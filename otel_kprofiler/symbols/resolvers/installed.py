@@ -75,7 +75,8 @@ class InstalledFiles:
     def frame(self, wanted: FileIdentity, address: int, offset: int | None) -> Frame | None:
         """Returns the frame at an address (SVMA) of a file; None if no file on this host matches.
 
-        ``offset`` is the file offset of the address, which takes precedence; None if unknown.
+        ``offset`` is the file offset of the address; None if unknown. It takes precedence over
+        ``address``.
         """
         code = self.find(wanted)
         if code is None:

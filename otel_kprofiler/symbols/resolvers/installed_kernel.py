@@ -52,6 +52,6 @@ class InstalledKernel:
             try:
                 if open_elf(path).build_id == build_id:
                     return ElfSymbols(path)
-            except (OSError, KProfilerError):  # another kind of file
+            except (OSError, KProfilerError):  # not a kernel file
                 continue
         return None

@@ -15,9 +15,9 @@ class KernelResolver:
     """Resolves addresses in kernel code: vmlinux, modules, BPF programs. Thread-safe.
 
     Args:
-        symbolizer: the symbols, closed with the resolver. By default, this host's symbols as of the
-            first query. To follow code as it is loaded and unloaded, pass a symbolizer that tracks
-            changes, and call its :meth:`KernelSymbolizer.advance`.
+        symbolizer: provides the symbols, and is closed with the resolver. By default, this host's
+            symbols are read at the first query. To follow code as it is loaded and unloaded, pass a
+            symbolizer that tracks changes, and call its :meth:`KernelSymbolizer.advance`.
     """
 
     def __init__(self, symbolizer: KernelSymbolizer | None = None) -> None:
@@ -45,7 +45,7 @@ class KernelResolver:
         return answers
 
     def find(self, name: str, pid: int | None = None) -> list[Resolution]:
-        """Finds all kernel functions with a linker name, or none if ``pid`` is set."""
+        """Finds all kernel functions with a linker name. Finds none if ``pid`` is set."""
         return [] if pid is not None else [*map(_resolution, self.symbolizer.find(name))]
 
     def close(self) -> None:

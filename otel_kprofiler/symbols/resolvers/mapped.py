@@ -98,7 +98,7 @@ class MappedCode:
             self._add(identity, last)
 
     def _open(self, process: ProcessKey, mapping: MemoryMapping) -> _Place | None:
-        """Open a mapping's file, and read the file if it is new; None if it cannot be opened."""
+        """Opens a mapping's file, and reads it if new. Returns None if it cannot be opened."""
         pid = process.tgid
         request = FileRequest(
             FileKey(mapping.inode, mapping.device, 0), mapping.start, mapping.end,
@@ -129,7 +129,7 @@ class MappedCode:
             return None
 
     def _is_there(self, place: _Place) -> bool:
-        """Returns whether a path still leads to the same file, whose inode has not been reused."""
+        """Returns whether a path still leads to the same file, rather than to a reused inode."""
         try:
             fd = self._files.open_reference(place.path)
         except OSError:

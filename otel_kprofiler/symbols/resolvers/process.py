@@ -45,7 +45,7 @@ class ProcessesResolver:
     addresses are unresolved rather than named after the new process's code.
 
     Args:
-        symbols: reads the names in files; by default from files installed on this host.
+        symbols: reads function names; by default from the files, and installed debug files.
         max_bytes: memory limit for symbols; the least recently used files are evicted.
     """
 
@@ -83,7 +83,7 @@ class ProcessesResolver:
         return [] if process is None else self.find_in(process, name)
 
     def find_in(self, process: ProcessKey, name: str) -> list[Resolution]:
-        """Finds functions as :meth:`find` does; empty if the process has exited."""
+        """Finds functions by name. Returns an empty list if the process has exited."""
         matches = []
         with self._lock:
             for mapping, code in self._all_code(process):
@@ -132,7 +132,7 @@ class ProcessesResolver:
             return Unresolved.PROCESS_GONE
         finally:
             maps.close()
-        # Checked last: the process may have exited in between, and its pid may have been reused.
+        # Check this last, because the process may have exited, and its pid may have been reused.
         is_there = find_process(process.tgid, self._files) == process
         return answers if is_there else Unresolved.PROCESS_GONE
 
@@ -172,7 +172,7 @@ class ProcessResolver:
         return [] if process is None else self._processes.find_in(process, name)
 
     def close(self) -> None:
-        """Release all symbols, if this resolver opened them itself."""
+        """Release all symbols, unless ``processes`` was given."""
         if self._is_own:
             self._processes.close()
 

@@ -1,1 +1,1 @@
-"""Symbols of user files: executables, libraries, and runtime-generated code."""
+"""Symbols of user code: executables, libraries, and runtime-generated code."""

@@ -37,7 +37,7 @@ _PAIR_MEMORY_BYTES: Final = 28
 """Memory used to read a pair of the search table: the pair, two copies, and the function's size."""
 _BOUND_BYTES: Final = 8
 _INDEXED_FACTOR: Final = 16
-"""Memory for indexing ``.eh_frame``, per byte. A 16-byte entry becomes two tuples."""
+"""Memory used per byte of ``.eh_frame`` to index it. A 16-byte entry becomes two tuples."""
 _ENTRY_BYTES: Final = 8  # offset of the function's start address in an entry
 _PROBES: Final = 32
 _PART: Final = 4096  # functions per step
@@ -92,8 +92,8 @@ def _read_bounds(
 def make_bounds(pairs: bytes, origin: int, frames: bytes, address: int) -> Bounds | None:
     """Makes bounds from a search table's pairs and from the ``.eh_frame`` at the SVMA ``address``.
 
-    Returns None if the table points outside ``frames``, or if sampled entries have an encoding that
-    no compiler uses for a whole file. An unsorted table yields fewer bounds.
+    Returns None if the table points outside ``frames``, or if a sample of the entries has mixed or
+    unsupported encodings. An unsorted table yields fewer bounds.
     """
     columns = array("i", pairs)
     starts, entries = columns[::2], columns[1::2]
@@ -142,7 +142,7 @@ def _size_at(frames: bytes, at: int) -> int | None:
 def _read_search_table(
     source: Source, elf: ElfFile, limit: int, budget: ReadingBudget
 ) -> tuple[int, bytes] | None:
-    """Returns the address and pairs of ``.eh_frame_hdr``; None if missing or unusual."""
+    """Returns the address and pairs of ``.eh_frame_hdr``; None if it is missing or unusual."""
     if elf.search is None:
         return None
     origin, size = elf.search

@@ -54,7 +54,7 @@ class ReadingBudget:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Context in which no other file is read. At its end, its reservations are released."""
+        """Opens a context in which no other file is read. Reservations are released at its end."""
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: self._reader is None)
@@ -84,8 +84,8 @@ class ReadingBudget:
             if count_bytes > self.left_bytes:
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
-                    f"{purpose}: reading it takes {_mib(self._held + count_bytes)} MiB, but the "
-                    f"limit is {self.limit_bytes >> 20} MiB (three quarters of {_KEY}); "
+                    f"{purpose}: reading the file takes {_mib(self._held + count_bytes)} MiB, but "
+                    f"the limit is {self.limit_bytes >> 20} MiB (three quarters of {_KEY}); "
                     f"raise {_KEY}",
                 )
             self._held += count_bytes

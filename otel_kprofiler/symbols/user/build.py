@@ -1,12 +1,12 @@
 """Builds the function table of a user file from all its sources of names.
 
-The sources are, in this order: ``.symtab``; if unwind information shows functions without names,
-``.symtab`` of the debug file, ``.gnu_debugdata`` (an ELF file compressed with xz) and the table of
-Go's runtime; ``.dynsym``; and PLT stubs. Later sources do not name code inside functions of earlier
-sources.
+The sources are ``.symtab``, ``.dynsym`` and PLT stubs, in this order. If unwind information shows
+functions without names, ``.symtab`` is followed by ``.symtab`` of the debug file,
+``.gnu_debugdata`` (an ELF file compressed with xz), and the table of Go's runtime. Later sources do
+not name code inside functions of earlier sources.
 
-A symbol without a size ends with its unwind entry, at the next symbol or with its section. A symbol
-whose end is uncertain names only its first byte.
+A symbol without a size ends where its unwind entry ends, at the next symbol or at the end of its
+section. A symbol whose end is uncertain names only its first byte.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SORTED_BYTES: Final = 20
 """Memory used by a symbol while the table is built, without its columns."""
 _ALIAS_BYTES: Final = 200
 _WANTED_BYTES: Final = 160
-"""Memory used by an alias, and by an address with a list of aliases, in Python collections."""
+"""Memory that Python collections use for an alias, and for an address with a list of aliases."""
 _RANKS: Final = bytes((2, 0, 1, 3)[kind >> 4 & 3] << 1 for kind in range(256))
 """Rank by ``st_info``: global, weak, local. The lowest bit marks symbols without a size."""
 _UNKNOWN: Final = 1  # placeholder until the last step, which sets the sizes
@@ -203,7 +203,7 @@ class _Columns:
                 end_before = _find_end(starts, sizes, slice(near, first), reach)
                 following = bisect_right(starts, start, at)
                 reach = _find_end(starts, sizes, slice(first, following), end_before)
-            alias = reach - start  # size of a sized alias, or up to the end of the enclosing symbol
+            alias = reach - start  # to the end of the longest alias or enclosing symbol
             if self._kinds[index] & 0xF == STT_NOTYPE and (
                 alias > 0
                 or not limits.is_entry(start)
@@ -258,7 +258,7 @@ class _Limits:
 
 
 def _zeros(sizes: array[int]) -> Iterator[int]:
-    """Yields the indices of zeros. The caller may replace a zero once it is yielded."""
+    """Yields the indices of zeros. The caller may replace a zero once its index is yielded."""
     at = -1
     for _ in range(sizes.count(0)):
         at = sizes.index(0, at + 1)

@@ -43,7 +43,7 @@ class NamedCode(NamedTuple):
 
 
 def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, list[Sequence[int]]]:
-    """Copies columns to an unnamed temporary file, which exists as long as its mappings.
+    """Copies columns to an unnamed temporary file, which exists as long as it is mapped.
 
     Returns the columns themselves if no such file can be written. ``named`` must not be empty.
     """
@@ -59,7 +59,7 @@ def move_to_file(named: NamedCode, *others: Sequence[int]) -> tuple[NamedCode, l
             names = mmap(file.fileno(), len(named.names), access=ACCESS_READ, offset=end)
     except OSError as error:
         _log.info(
-            "cannot move a symbol table to a temporary file, keeping it in memory: %s",
+            "cannot move a symbol table to a temporary file, so it stays in memory: %s",
             describe_error(error),
         )
         return named, list(others)

@@ -66,7 +66,7 @@ def _convert() -> None:
     from symbolic.symcache import SymCache  # noqa: PLC0415
 
     ffi = FFI()
-    kind = ffi.typeof("uint8_t[]")  # imports pycparser, whose directory may require capabilities
+    kind = ffi.typeof("uint8_t[]")  # imports pycparser, and reading it may require capabilities
     give_up_capabilities()
     data = ffi.from_buffer(kind, mmap.mmap(0, 0, prot=mmap.PROT_READ))
     made = SymCache.from_object(next(Archive.from_bytes(data).iter_objects()))

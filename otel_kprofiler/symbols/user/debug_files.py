@@ -27,7 +27,7 @@ from otel_kprofiler.model import BuildId
 
 DEBUG_DIRECTORIES: Final = ("/usr/lib/debug",)
 MAX_SUMMED_BYTES: Final = 1 << 30
-"""Maximum size of a file whose checksum is computed. At this size, that takes half a second."""
+"""Maximum size of a file whose checksum is computed. A file of this size takes half a second."""
 _LINK: Final = b".gnu_debuglink"
 _ALTERNATE_LINK: Final = b".gnu_debugaltlink"
 _MAX_LINK_BYTES: Final = 8192
@@ -48,7 +48,8 @@ class WantedDebugFile(NamedTuple):
 
     Attributes:
         path: path of the file as seen by its process.
-        root: root directory of the process, such as ``/proc/PID/root``; empty for this process.
+        root: root directory of that process, such as ``/proc/PID/root``; empty for the root
+            directory of the calling process.
     """
 
     path: str
@@ -60,8 +61,8 @@ class WantedDebugFile(NamedTuple):
 class DebugSearch(NamedTuple):
     """A search for a file's debug file.
 
-    ``begin`` is called before the search, which may hang in users' directories, and returns whether
-    to search. For ``root``, see :class:`WantedDebugFile`.
+    ``begin`` is called before the search, and returns whether to search. The search may hang in
+    users' directories. For ``root``, see :class:`WantedDebugFile`.
     """
 
     root: str = ""

@@ -59,7 +59,7 @@ class _DownloadError(Exception):
 
 @dataclass(slots=True)
 class _Server:
-    """A server, with its consecutive failures and the monotonic time of the next attempt."""
+    """A server, its number of consecutive failures, and the monotonic time of the next attempt."""
 
     address: str
     failures: int = 0
@@ -90,7 +90,7 @@ class Debuginfod:
                 self._servers.append(_Server(address.rstrip("/")))
             else:
                 _log.warning(
-                    "ignoring an address that is not a debuginfod server: %s",
+                    "ignoring an invalid address of a debuginfod server: %s",
                     redact_address(address),
                 )
         self._cache, self._limits, self._clock = cache, limits, clock
@@ -196,7 +196,7 @@ class _Download:
         )
 
     def run(self, address: str, target: int) -> bool:
-        """Download a file to the descriptor ``target``. Returns False if the server lacks the file.
+        """Downloads a file to the descriptor ``target``. Returns False if the server lacks it.
 
         Raises ``_DownloadError`` if the download fails, or ``OSError`` if the file cannot be
         written.
@@ -243,7 +243,7 @@ class _Download:
         if length.isdecimal() and int(length[:20]) > left:
             raise _DownloadError(f"sends {length[:20]} bytes")
         # Read once more at the end, because only this detects a truncated response. Some proxies
-        # compress files without being asked to; the build id is checked after decompression.
+        # compress files without being asked to. The build id is checked after decompression.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
             if left < 0:
@@ -251,7 +251,7 @@ class _Download:
             view = memoryview(chunk)
             while view:
                 view = view[os.write(target, view) :]
-        if self._late.is_set():  # an aborted response without a length just ends
+        if self._late.is_set():  # an aborted response without a length ends without an error
             raise _DownloadError("the download took too long")
         return True
 

@@ -77,10 +77,10 @@ def _find_runtime() -> _Demangler | None:
 
 
 def _load(library: str) -> _Demangler:
-    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if missing."""
+    """Loads ``__cxa_demangle``. Raises ``OSError`` or ``AttributeError`` if it is not installed."""
     run = ctypes.CDLL(library)["__cxa_demangle"]
     run.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    run.restype = ctypes.c_void_p  # c_char_p would lose the pointer to free
+    run.restype = ctypes.c_void_p  # c_char_p would lose the pointer that must be freed
     free = ctypes.CDLL(None).free
     free.argtypes, free.restype = [ctypes.c_void_p], None
 

@@ -52,7 +52,7 @@ DEFAULT_LIMITS: Final = WorkerLimits()
 class DrgnLines:
     """Source lines and inlined functions of a file. Thread-safe, but lookups take turns.
 
-    A lookup takes about 0.3 ms, but may take seconds, so threads that sample must not perform
+    A lookup usually takes 0.3 ms, but may take seconds, so threads that sample must not perform
     lookups. A worker that takes too long or exits is replaced. After three such failures, lookups
     return nothing. Inlined functions have their source names, without namespaces or parameters.
     Split DWARF files are read from the paths recorded in the file, on this host.

@@ -1,8 +1,8 @@
 """Looks up source lines with drgn; runs as a child process.
 
-Each line of standard input is an address (SVMA) in hexadecimal. Each line of standard output is a
-response in JSON: ``[[function, file, line], …]``, innermost first. Before these, an initial line
-states why the file cannot be read, and is empty on success. The process exits after a while without
+Each line of standard input is an address (SVMA) in hexadecimal. The first line of standard output
+states why the file cannot be read, and is empty on success. Each further line is a response in
+JSON: ``[[function, file, line], …]``, innermost first. The process exits after a while without
 requests.
 """
 

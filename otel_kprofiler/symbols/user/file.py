@@ -1,4 +1,4 @@
-"""Looks up a file's functions, with the names shown in frames."""
+"""Looks up a file's functions, and names them as frames show them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FileSymbols:
     """The names of a file's functions, by address (SVMA); thread-safe.
 
     Args:
-        lines: source lines and inlined functions; None for physical functions only.
+        lines: source lines and inlined functions; None to name only physical functions.
         lines_problem: why lines cannot be read; None if they can be read, or if the file has no
             lines.
         lines_may_come: whether rereading the unchanged file may yield its lines.

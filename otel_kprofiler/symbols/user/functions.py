@@ -79,7 +79,7 @@ class Bounds(NamedTuple):
     Attributes:
         base: SVMA that the starts are relative to.
         starts: distance of each function's start from the base; may be negative.
-        samples: samples of ``starts``, if ``starts`` is in a file.
+        samples: the result of :func:`sample` for ``starts``; empty if ``starts`` is in memory.
     """
 
     base: int

@@ -42,7 +42,7 @@ from otel_kprofiler.symbols.user.go_pc_table import PcTable
 from otel_kprofiler.symbols.user.symbol_tables import COLUMN_BYTES, STB_LOCAL, STT_FUNC, Symbols
 
 MAX_PART_BYTES: Final = 128 << 20
-"""Size limit of the names, and of the functions, which suffices for a million functions."""
+"""Size limit for the names, and for the functions. It suffices for a million functions."""
 MAX_DATA_BYTES: Final = 64 << 20
 """Size limit of the sections that may contain the module data."""
 MAX_INLINED: Final = 64
@@ -99,7 +99,7 @@ class _Function(NamedTuple):
     lines: int
     unit: int
     inlined: int  # PCDATA table of inlined calls
-    calls: int | None  # offset of the inlined calls
+    calls: int | None  # file offset of the inlined calls
 
 
 _NUMBERS: Final = count()
@@ -120,8 +120,8 @@ class GoTable:
     """The function table of a Go program. Not thread-safe.
 
     Raises:
-        ElfError: the table is damaged or too large. The problem is ``NO_SECTION`` if the table's
-            version is unsupported, or if the start address of the code is unknown.
+        ElfError: the table is damaged or too large. The error's ``problem`` is ``NO_SECTION`` if
+            the table's version is unsupported, or if the start address of the code is unknown.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class GoTable:
         self._number = next(_NUMBERS)
         parts = words[form.parts : form.parts + 5]
         if max(parts) > self._size:
-            raise _damaged("a part out of bounds")
+            raise _damaged("a part is out of bounds")
         self._names, self._units, self._files, self._pc_tables, self._functions = parts
         self._starts, self._structs = self._read_starts(words[0])
         self._module = _Module(0, None)
@@ -169,7 +169,7 @@ class GoTable:
         field = struct.calcsize(self._form.start)
         names_at = array("I", (_WORD.unpack_from(functions, at + field)[0] for at in self._structs))
         if max(names_at, default=0) >= len(names):
-            raise _damaged("a name")
+            raise _damaged("a name is out of bounds")
         sizes = array("Q", map(sub, islice(self._starts, 1, None), self._starts))
         starts = array("Q", (text + start for start in islice(self._starts, len(sizes))))
         return Symbols(starts, sizes, bytes([_FUNCTION_KIND]) * len(starts), names_at, names)
@@ -216,14 +216,14 @@ class GoTable:
         form = self._form.start
         size = (2 * count + 1) * struct.calcsize(form)
         if not count or size > MAX_PART_BYTES:
-            raise _damaged(f"{count} functions")
-        self._budget.take(3 * size, ".gopclntab")  # the table, and its columns joined and split
+            raise _damaged(f"{count} is not a valid number of functions")
+        self._budget.take(3 * size, ".gopclntab")  # the table, a joined array, and two columns
         columns = array(form, self._read(self._functions, size))
         starts, structs = columns[0::2], columns[1::2]
         if any(low > high for low, high in pairwise(starts)):
-            raise _damaged("functions that are not sorted by address")
+            raise _damaged("functions are not sorted by address")
         if starts[-1] - starts[0] >= _SPAN_LIMIT or max(structs) > MAX_PART_BYTES:
-            raise _damaged("functions out of bounds")
+            raise _damaged("functions are out of bounds")
         return starts, structs
 
     def _read_function(self, at: int) -> _Function:
@@ -242,7 +242,7 @@ class GoTable:
                     address = self._module.calls + offset
                     calls = find_offset(self._elf.loads, address, _INLINED_CALL.size)
         except (struct.error, IndexError) as error:
-            raise _damaged("a function") from error
+            raise _damaged("a function is cut off") from error
         return _Function(name_at, files, lines, unit, inlined, calls)
 
     def _pc_value(self, table: int, target: int) -> int:
@@ -304,19 +304,19 @@ class GoTable:
         parts = (self._units, self._files, self._pc_tables, self._functions)
         end = min((part for part in parts if part > start), default=self._size)
         if end - start > MAX_PART_BYTES:
-            raise _damaged(f"names of {end - start} bytes")
+            raise _damaged(f"the names have {end - start} bytes")
         return end
 
     def _read(self, at: int, size: int) -> bytes:
         if not 0 <= at <= self._size - size:
-            raise _damaged(f"{size} bytes at {at} of {self._size}")
+            raise _damaged(f"{size} bytes at {at} exceed its size of {self._size}")
         return self._source.read(self._at + at, size)
 
     def _read_most(self, at: int, size: int) -> bytes:
         """Reads ``size`` bytes, or fewer at the end of the table."""
         size = min(size, self._size - at)
         if at < 0 or size < 0:
-            raise _damaged(f"a part at {at} of {self._size}")
+            raise _damaged(f"a part at {at} exceeds its size of {self._size}")
         return self._source.read(self._at + at, size)
 
     def _word(self, at: int) -> int:
@@ -359,7 +359,7 @@ class GoLines(GoTable):
             raise
 
     def lookup(self, svma: int) -> tuple[Line, ...]:
-        """Returns what :meth:`GoTable.lookup` does, but empty if the file is damaged or closed."""
+        """Returns the functions at an address; empty if the file is damaged or closed."""
         with self._lock:
             if self._fd < 0:
                 return ()

@@ -85,7 +85,7 @@ class ProcessCode:
         return self._read_ns
 
     def counts(self) -> JitCounts:
-        """Returns the sums of both files' :meth:`JitFile.counts`."""
+        """Returns the sum of :meth:`JitFile.counts` over both files."""
         return JitCounts(*map(sum, zip(*(file.counts() for file in self._files), strict=True)))
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class JitFile(ABC, Generic[EventT]):
         self._process, self._files = process, files
         self._lock = threading.Lock()  # guards the table and the read state
         self._table = JitTable()
-        self._read_ns = -1  # start of the last complete read
+        self._read_ns = -1  # boottime at which the last complete read began
         self._damaged = 0
         self._fd = -1
         self._offset = 0
@@ -122,7 +122,7 @@ class JitFile(ABC, Generic[EventT]):
             return self._table.has_code_at(address)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """End the functions in ``[start, end)`` at ``gone_ns``."""
+        """Mark the functions in ``[start, end)`` as gone after ``gone_ns``."""
         with self._lock:
             self._table.end_in(start, end, gone_ns)
 
@@ -147,7 +147,7 @@ class JitFile(ABC, Generic[EventT]):
 
     @abstractmethod
     def _open_file(self) -> int:
-        """Open the current file. Raises ``OSError`` if it is missing or not trusted."""
+        """Open the process's current file. Raises ``OSError`` if it is missing or not trusted."""
 
     @abstractmethod
     def _parse(self, text: bytes, left: int) -> Parsed[EventT]:
@@ -182,7 +182,7 @@ class JitFile(ABC, Generic[EventT]):
         self._offset, self._mark = 0, b""
 
     def _open(self) -> None:
-        """Open the current file. On failure, the file that was opened last is kept."""
+        """Open the process's current file. On failure, keep the file that was opened last."""
         try:
             fd = self._open_file()
         except OSError:

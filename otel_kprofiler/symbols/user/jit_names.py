@@ -13,7 +13,7 @@ from otel_kprofiler.symbols.user.file import NO_FILE, PENDING, NamedAddress
 from otel_kprofiler.symbols.user.jit_code import LOOK_AGAIN_NS, ProcessCode, make_named
 
 MAX_PROCESSES: Final = 512
-"""Limit on cached processes, whether or not their code is described."""
+"""Maximum number of cached processes, including processes whose code has no description."""
 MAX_BYTES: Final = 16 << 20
 """Memory limit for code of all processes; the least recently used process is evicted."""
 _MAX_NAMES: Final = 4096
@@ -71,7 +71,7 @@ class JitNames:
         return (self._named[function] if function else NO_FILE), False
 
     def read_one(self) -> None:
-        """Read new data of the next process in the queue, if any. May wait for a file system."""
+        """Read new data of the next queued process, if there is one. May block on a file system."""
         with self._lock:
             if not self._waiting:
                 return

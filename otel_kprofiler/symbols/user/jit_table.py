@@ -23,7 +23,7 @@ _FOREVER: Final = (1 << 64) - 1
 
 
 class JitCode(NamedTuple):
-    """A runtime-generated function ``[start, end)``. The form of ``lines`` depends on the file."""
+    """A runtime-generated function ``[start, end)``. The format of ``lines`` varies by file."""
 
     start: int
     end: int
@@ -67,10 +67,11 @@ class JitTable:
         return sum(map(bool, self._names))
 
     def add(self, code: JitCode, *, since_ns: int, seen_ns: int, gone_ns: int) -> None:
-        """Add a function in place of those that it overlaps.
+        """Add a function, which replaces the functions that it overlaps.
 
-        The function is at its address from boottime ``since_ns`` on, and was read at ``seen_ns``.
-        ``gone_ns`` is the latest boottime at which the overlapped functions certainly existed.
+        The function exists from boottime ``since_ns`` on, and its description was read at
+        ``seen_ns``. ``gone_ns`` is the latest boottime at which the overlapped functions certainly
+        existed.
         """
         first, last = self._overlapped(code)
         if self._is_only(code, first, last) and since_ns <= self._until[first]:
@@ -95,7 +96,7 @@ class JitTable:
         self._end_rows(range(len(self._seen)), gone_ns)
 
     def end_in(self, start: int, end: int, gone_ns: int) -> None:
-        """End the functions that overlap ``[start, end)``; see :meth:`end_all`."""
+        """Mark the functions that overlap ``[start, end)`` as gone; see :meth:`end_all`."""
         self._end_rows(range(*self._overlapped(JitCode(start, end, b""))), gone_ns)
 
     def _end_rows(self, rows: range, gone_ns: int) -> None:

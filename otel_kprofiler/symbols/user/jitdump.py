@@ -6,12 +6,12 @@ wasmtime. A file is read only if its process has mapped it.
 
 A name is valid from the timestamp of its record until other code is recorded at its address, the
 code moves, or the compiler closes or unmaps the file. Timestamps come from ``CLOCK_MONOTONIC``,
-which stops while the host is suspended. Code replaced around a suspension keeps its old name at
-most until the host is suspended, and has its new name once the host resumes. Records with
-timestamps of a different clock are dated by the time at which they were read.
+which stops while the host is suspended. After a suspension, it is unknown whether a record is from
+before or after it. Replaced code therefore loses its old name earlier, by the length of the
+suspension. Records with timestamps of another clock are dated by their time of reading.
 
 Compilers that buffer their output, such as V8, write their latest functions with a delay. Until
-then, the code formerly at their addresses keeps its name.
+then, lookups at their addresses return the names of the former code.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Moved(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The record with which a compiler closes the file, whose code does not run afterwards."""
+    """The record with which a compiler closes the file. The file's code does not run afterwards."""
 
     time_ns: int
 
@@ -292,7 +292,7 @@ class JitDump(JitFile[Record]):
         self._is_mapped = True
         self._shift_ns = 0  # offset of the file's clock from this process's clock
         self._suspended_ns = 0
-        self._slack_ns = 0  # time suspended since the last update, which may be after a record
+        self._slack_ns = 0  # time suspended since the last update, possibly after a record
 
     def update(self, now_ns: int) -> bool:
         """Reads new data; see :meth:`JitFile.update`."""
@@ -394,7 +394,7 @@ def _read_clock_shift(process: ProcessKey, files: HostFiles) -> int:
     """Reads the offset of another process's ``CLOCK_MONOTONIC`` from ours (time_namespaces(7))."""
     try:
         text = files.read_bytes(f"/proc/{process.tgid}/timens_offsets")
-    except FileNotFoundError:  # before Linux 5.5, there are no time namespaces
+    except FileNotFoundError:  # Linux before 5.5 has no time namespaces
         return 0
     for line in text.splitlines():
         name, *numbers = line.split()

@@ -28,8 +28,8 @@ class LineTables:
         """Open the lines of a file, or of its debug file; the caller closes them.
 
         Lookups take microseconds. They take longer if the DWARF is split or shared with other
-        files; see :class:`DrgnLines`. Raises :class:`LinesError`, or :class:`ElfError` if the file
-        cannot be read.
+        files; see :class:`DrgnLines`. Raises :class:`LinesError` if the lines cannot be opened, or
+        :class:`ElfError` if the file cannot be read.
         """
         table = self._symbolic.open(source)
         if table.is_partial and self._use_drgn:

@@ -66,10 +66,10 @@ class ConversionLimits(NamedTuple):
 
     Attributes:
         memory_bytes: memory limit of the process; at most half of the memory that the cgroup has
-            left. A debug file of 11 MB takes 60 MB of memory, and a file of 350 MB, about 1 GB.
+            left. Converting a file of 11 MB takes 60 MB, and a file of 350 MB about 1 GB.
         result_bytes: size limit of the result, which is kept on disk.
-        cpu: CPU time limit by size of the uncompressed DWARF: five times the time for the output of
-            common compilers.
+        cpu: limit on CPU time, by the size of the uncompressed DWARF. It is five times the time
+            that the output of common compilers takes.
         wall_s: limit on elapsed time, which allows for busy machines.
     """
 
@@ -86,13 +86,13 @@ DEFAULT_LIMITS: Final = ConversionLimits()
 class SymbolicLines:
     """Opens source lines and inlined functions with symbolic. Thread-safe.
 
-    Functions have no lines if their DWARF is split, and inlined functions have no names if these
-    are in the common file of ``dwz -m``. The cache identifies a file by its modification time and a
-    hash of its size and its first and last page. Files are converted one at a time, in a child
-    process without capabilities.
+    Functions have no lines if their DWARF is split, and inlined functions have no names if their
+    names are in the common file of ``dwz -m``. The cache identifies a file by its modification time
+    and a hash of its size and its first and last page. Files are converted one at a time, in a
+    child process without capabilities.
 
-    ``cache`` keeps converted lines for later runs. If it is None, they are kept only while in use.
-    Raises ``DependencyError`` if symbolic is not installed.
+    ``cache`` keeps converted lines for later runs. If it is None, the lines are kept only while in
+    use. Raises ``DependencyError`` if symbolic is not installed.
     """
 
     def __init__(
@@ -152,13 +152,13 @@ class SymbolicLines:
     def _convert_to(self, cache: CacheDirectory, name: str, source: FileSource) -> SymCache:
         try:
             file = cache.create(name)
-        except OSError as error:  # not retried in a temporary file, which may be in memory
+        except OSError as error:  # not retried with a temporary file, which may be in memory
             text = f"the converted lines cannot be kept in {cache.path}: {error.strerror}"
             raise LinesError(text, LinesProblem.NOT_KEPT, may_pass=True) from error
         try:
             self._run(source, file.fd)
             table = _map(file.fd)
-            with suppress(OSError):  # the disk is full: the result is not cached
+            with suppress(OSError):  # the disk is full, so the result is not cached
                 file.finish()
                 cache.trim()
             return table
@@ -195,7 +195,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
         text = f" of the file of {size} MiB takes more memory than {limit}"
-    else:  # the text begins with "took", or is a sentence if no limit was exceeded
+    else:  # {failed} begins with "took" if a limit was exceeded, else is a sentence
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)
 

@@ -10,7 +10,7 @@ from otel_kprofiler.errors import KProfilerError
 class LinesProblem(enum.Enum):
     """The reason why lines cannot be read. Each value is the key of a counter in ``/status``."""
 
-    DAMAGED = "damaged"  # also if unreadable, or of an unknown kind
+    DAMAGED = "damaged"  # also for DWARF that is unreadable, and for unknown failures
     TOO_LARGE = "too_large"
     MEMORY = "memory"
     CPU_TIME = "cpu_time"

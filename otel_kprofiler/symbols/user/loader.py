@@ -47,20 +47,20 @@ MAX_WAITING: Final = 256
 """Limit on queued files, each of which holds a descriptor."""
 DEFAULT_MAX_BYTES: Final = 32 << 20
 DEFAULT_CPU_SHARE: Final = 0.05
-"""Long-term share of one CPU for reading; a burst may take 1 s."""
+"""Long-term share of one CPU that reading may use. A burst may use 1 s of CPU time."""
 _UNUSED_WEIGHT: Final = 4
-"""Factor by which the size of an unused table is multiplied to choose tables to evict."""
+"""Factor by which the size of an unused table is multiplied when tables are chosen for eviction."""
 _DEBUG_FILES: Final = "debug files"
 _REOPENED: Final = "evicted files"
 _MADE_CODE: Final = "code"
-"""Queue owner of all code without files. Its turns alternate between processes."""
+"""Queue owner for all code that is not in files. Its turns go to processes in rotation."""
 _REFUSED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_REFUSED)
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CodeSink = Callable[[ProcessKey, int, int, NamedAddress], None]
-"""Function that receives process, address, boottime, and the code at that address at that time."""
+"""Function that receives a process, an address, a boottime, and the code there at that time."""
 
 
 class SymbolLoader(ForkAware):
@@ -72,8 +72,8 @@ class SymbolLoader(ForkAware):
         code: names code that is not in a file; closed with the loader. If None, such code has no
             names.
         reopen: reopens an evicted file that is needed again; returns None on failure.
-        max_bytes: memory limit for tables and for reading. Large tables and tables not used
-            recently are evicted first. A table larger than half of the limit is refused.
+        max_bytes: memory limit for symbol tables and for reading files. Large tables and tables not
+            used recently are evicted first. A table larger than half of the limit is refused.
         cpu_share: share of one CPU for reading, in CPU seconds per second.
     """
 
@@ -107,7 +107,7 @@ class SymbolLoader(ForkAware):
         self._reading = self._unread = 0
         self._code_waits = False
         self._keys: dict[FileKey, Entry] = {}
-        self._files: dict[object, QueuedFile] = {}  # by identity, the oldest first
+        self._files: dict[object, QueuedFile] = {}  # keyed by identity, the oldest first
         self._bytes = self._cpu_ns = 0
         self._loaded = self._refused = self._dropped = self._evicted = self._gone = 0
         self._lines_refused: Counter[str] = Counter()
@@ -117,16 +117,16 @@ class SymbolLoader(ForkAware):
 
     @property
     def version(self) -> int:
-        """Returns a number that grows with new names, and every 30 s, to repeat lookups."""
+        """Returns a number that grows with new names, and every 30 s to trigger new lookups."""
         return self._version + self._now_ns() // UNANSWERED_NS
 
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Queue a file; returns immediately.
+        """Queue a file, and return immediately.
 
         ``content`` is the open file, which the caller closes, or its image in memory. ``owner`` is
-        the pid of a process that has mapped the file. Processes take turns.
+        the pid of a process that has mapped the file. The loader serves processes in turn.
         """
         # Files without a build id may differ in bytes that their hash does not cover.
         identity = (details.build_id, details.file_id) if details.build_id else key
@@ -201,7 +201,7 @@ class SymbolLoader(ForkAware):
                 self._queue(Waiting(*entry, None))
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
-        """Returns the functions at a process's address in memory without a file; never waits."""
+        """Returns the functions at an address outside files in a process; never waits."""
         if self._code is None:
             return NO_FILE
         found, has_work = self._code.name(process, address, at_ns)
@@ -284,7 +284,7 @@ class SymbolLoader(ForkAware):
 
     def _work(self) -> None:
         while self._wait_for_work():
-            with self._gate.work():  # a fork would copy the descriptor
+            with self._gate.work():  # a fork during this work would copy the descriptor
                 if (turn := self._take()) is not None:
                     self._do(turn)
 
@@ -326,11 +326,12 @@ class SymbolLoader(ForkAware):
 
         with self._changed:
             self._code_waits &= turn.item is not None
-        # A process whose mapped files do not respond does not delay other processes.
+        # Code without a file gets a separate device, so a process that does not respond delays no
+        # other.
         device: Hashable = -next(self._unshared)
         if turn.item is not None:
             device = turn.item.wanted.key.device
-            if turn.item.content is None:  # reopening other files may hang
+            if turn.item.content is None:  # reopening may hang on other files
                 device = _REOPENED, device
         has_ended = self._calls.call(device, read, lambda: searched or device)
         with self._changed:
@@ -399,7 +400,7 @@ class SymbolLoader(ForkAware):
             self._changed.notify_all()
 
     def _make_space(self, new: QueuedFile | None = None) -> None:
-        """Evict tables until the others and the memory held by reading fit the limit.
+        """Evict tables until the other tables and the memory held for reading fit the limit.
 
         Large tables are evicted first, so that they do not displace many small ones. A table not
         used since the last eviction ranks as if it were larger than it is.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class LoaderCounts(NamedTuple):
-    """Numbers of files with sampled code by outcome, all taken at the same instant.
+    """Numbers of files with sampled code, by outcome. All numbers are from the same instant.
 
     Attributes:
         loaded: files that were read, even if evicted later.

@@ -15,7 +15,7 @@ from otel_kprofiler.symbols.user.reopening import WantedFile
 
 UNANSWERED_NS: Final = int(DEVICE_RETRY_S * 1e9)
 """Time until files on an unresponsive device are read again."""
-_AGAIN_NS: Final = 500_000_000  # an evicted file's second delay, which then doubles; the first is 0
+_AGAIN_NS: Final = 500_000_000  # second delay of an evicted file; the first is 0, later ones double
 _MOST_DOUBLINGS: Final = 10
 DROPPED: Final = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
 """Result for a file whose names are missing and will not be read."""
@@ -57,11 +57,11 @@ class QueuedFile:
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the file is not queued and may yield more when it is read again."""
+        """Returns whether the file is not queued, and may yield more symbols when it is reread."""
         return self.reading is None and (self.names is EVICTED or lacks_lines(self.names))
 
     def add_failure(self, failure: NamedAddress | LinesProblem) -> bool:
-        """Record why the file could not be read. Returns whether this is the first such failure."""
+        """Records why the file could not be read. Returns whether the reason is new."""
         is_first = failure not in self._failures
         self._failures |= {failure}
         return is_first
@@ -86,7 +86,7 @@ class QueuedFile:
 
 
 def lacks_lines(names: FileSymbols | NamedAddress) -> bool:
-    """Returns whether source lines are missing that reading the file again may yield."""
+    """Returns whether rereading the file may yield source lines that are missing."""
     return not isinstance(names, NamedAddress) and names.lines_may_come
 
 

@@ -70,8 +70,8 @@ def parse_perf_map(text: bytes) -> PerfMapLines:
 class PerfMap(JitFile[JitCode]):
     """The perf map of one process. Thread-safe, but only one thread may ``update`` it.
 
-    The map of a later process with the same pid is not read. The host's root directory is mounted
-    at ``root``; empty for ``/``.
+    The map of a later process with the same pid is not read. ``root`` is where the host's root
+    directory is mounted; empty for ``/``.
     """
 
     def __init__(self, process: ProcessKey, files: HostFiles, clock: Clock, root: str = "") -> None:

@@ -30,8 +30,8 @@ _MAX_LIKELY: Final = 64
 class WantedFile(NamedTuple):
     """A file that may have to be reopened.
 
-    ``owner`` is the pid of a process that has mapped the file, and ``modified_ns`` the Unix time at
-    which it was last written. Unknown values are 0.
+    ``owner`` is the pid of a process that has mapped the file. ``modified_ns`` is the Unix time of
+    the file's last modification. Unknown values are 0.
     """
 
     key: FileKey
@@ -42,9 +42,9 @@ class WantedFile(NamedTuple):
 
 
 def reopen(wanted: WantedFile, files: ReferableFiles) -> OpenFile | bytes | None:
-    """Reopen a file through a process that maps it, even if the file was deleted.
+    """Reopens a file through a process that maps it, even if the file was deleted.
 
-    The opened file matches in inode number, size, modification time, hash and build id. If no
+    The opened file has the wanted inode number, size, modification time, hash and build id. If no
     visible process maps the file, the file at its path is opened if it has the same hash and build
     id. Returns the file (which the caller closes), the vDSO's image, or None.
     """
@@ -108,7 +108,7 @@ def _find_requests(wanted: WantedFile, files: ReferableFiles) -> Iterator[FileRe
 
 
 def _list_processes(first: int, files: ReferableFiles) -> Iterator[int]:
-    """Yields pids: ``first``, then the others from the highest, within the CPU time limit."""
+    """Yields ``first``, then other pids in descending order, within the CPU time limit."""
     if first:
         yield first
     began_ns = time.thread_time_ns()

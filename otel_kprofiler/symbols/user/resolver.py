@@ -47,18 +47,18 @@ _FOUND_BY: Final[Mapping[int, str]] = {
     FrameSource.GUESS: "guess",
     FrameSource.DISASSEMBLY: "disassembly",
 }
-"""Names of unwind methods that do not prove that a frame is the caller."""
+"""Names of unwind methods that do not prove which frame is the caller."""
 _MOVED_TEXT: Final = "moved_text"
 _PENDING: Final = frozenset({Unresolved.FILE_UNKNOWN, Unresolved.SYMBOLS_PENDING})
 _AWAITED: Final = frozenset({Unresolved.SYMBOLS_PENDING, Unresolved.SYMBOLS_DROPPED})
 
 
 _Place = int | tuple[int, str]
-"""A file offset, with the unwind method if this does not prove that the frame is the caller."""
+"""A file offset, with the unwind method if it does not prove that the frame is the caller."""
 
 
 class UserNames(Protocol):
-    """Provides the loaded names of user code. Only ``finish`` waits.
+    """Provides the loaded names of user code. Only ``finish`` may block.
 
     The thread that drains samples calls all methods except ``add``, which other threads call.
     """
@@ -66,14 +66,14 @@ class UserNames(Protocol):
     def add(
         self, key: FileKey, details: FileDetails, content: OpenFile | bytes, owner: int = 0
     ) -> None:
-        """Queue a file with sampled code to be read; returns immediately."""
+        """Queue a file with sampled code, and return immediately."""
 
     @property
     def version(self) -> int:
         """Returns a number that grows when a file is loaded or lookups must be repeated."""
 
     def name(self, key: FileKey, address: int) -> NamedAddress:
-        """Names an address (SVMA) of a file; ``SYMBOLS_PENDING`` while the file is read."""
+        """Returns the functions at an SVMA, or ``SYMBOLS_PENDING`` while the file is being read."""
 
     def name_code(self, process: ProcessKey, address: int, at_ns: int) -> NamedAddress:
         """Returns the functions at an address outside files in a process, at boottime ``at_ns``."""
@@ -96,7 +96,7 @@ class _KnownFile:
         # Frames used since the last call to forget(), and frames last used earlier.
         self.final: dict[_Place, Frame] = {}
         self._earlier: dict[_Place, Frame] = {}
-        # The same for frames that may get names or source lines later.
+        # The same two groups of frames, for frames that may get names or source lines later.
         self._interim: dict[_Place, Frame] = {}
         self._earlier_interim: dict[_Place, Frame] = {}
 
@@ -148,7 +148,7 @@ class _KnownFile:
 
 
 class _Mapping(NamedTuple):
-    """A mapped file, or memory whose file is unknown for a given reason."""
+    """A mapping with its file, or with the reason why the file is unknown."""
 
     file: _KnownFile | None
     bias: int
@@ -177,7 +177,7 @@ class _Words(dict[int, Frame]):
 
     def __init__(self, mappings: list[_Mapping], *, has_files: bool) -> None:
         super().__init__()
-        # If there are too many mappings, a frame without one may be in a file.
+        # If there are too many mappings, a frame without a mapping may be in a file.
         is_complete = has_files and len(mappings) < NO_MAPPING
         outside = _Mapping(None, 0, Unresolved.NO_FILE if is_complete else Unresolved.USER_ADDRESS)
         self._mappings = mappings + [outside] * (NO_MAPPING + 1 - len(mappings))
@@ -188,8 +188,8 @@ class _Words(dict[int, Frame]):
     def __missing__(self, word: int) -> Frame:
         mapping = self._mappings[word >> ADDRESS_BITS & NO_MAPPING]
         if word >> SOURCE_BITS == _BY_TABLE and mapping.file:
-            # Most lookups for a new process are answered here. Its files have new addresses, but
-            # their frames are cached.
+            # A new process maps its files at new addresses, but most frames in these files are
+            # already cached.
             offset = (word & _ADDRESS_MASK) - 1 - mapping.bias & _WORD_MASK
             frame = mapping.file.final.get(offset)
             if frame is not None:
@@ -219,7 +219,7 @@ class _PendingSide:
         self._version, self._side, self._unknown = version, side, unknown
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side with the names read so far; the same object until a name is added."""
+        """Returns the side with the current names. It is the same object until a name is added."""
         version = self._resolver.version
         if self._unknown and version != self._version:
             self._version = version
@@ -239,7 +239,7 @@ class _SideWithCode:
         self._last: tuple[Side, tuple[NamedAddress, ...], Side] | None = None
 
     def of(self, sample: RawSample) -> Side:
-        """Returns the side for the sample's process; the same object until a name changes."""
+        """Returns the side for the sample's process. It is the same object until a name changes."""
         side = self._side if isinstance(self._side, Side) else self._side.of(sample)
         process = sample.process
         named = tuple([
@@ -278,7 +278,7 @@ class UserResolver(Stateless):
     """Resolves the user side of stacks; never waits for files.
 
     Args:
-        files: details of files. The table store adds a file when it is first sampled.
+        files: details of files. The table store adds a file when its code is first sampled.
         names: looks up function names; closed with the resolver. None leaves frames as addresses.
     """
 
@@ -294,7 +294,7 @@ class UserResolver(Stateless):
         self._files: dict[FileKey, _KnownFile] = {}
         self._mapped: dict[tuple[int, int, int, int], _Mapping] = {}
         self._words: dict[bytes, _Words] = {}
-        self._has_files = False  # with frame pointers alone, stacks have no files
+        self._has_files = False  # stacks unwound by frame pointers alone refer to no files
         self._kept = 0  # number of cached words, each with at most one frame, and of older frames
 
     @property
@@ -313,12 +313,12 @@ class UserResolver(Stateless):
         return resolved
 
     def make_side(self, raw: RawSide) -> tuple[Side, int]:
-        """Returns the side as of now, and the number of its frames that may get names later."""
+        """Returns the current side, and the number of its frames that may get names later."""
         side, words = self._find(raw)
         return side, words.pending
 
     def _find(self, raw: RawSide) -> tuple[Side, _Words]:
-        """Returns the side as of now, and the cached words of the stack's mappings."""
+        """Returns the current side, and the cached words of the stack's mappings."""
         if self._kept >= self._max_frames:
             self._forget()
         if not self._has_files and self._known.version:

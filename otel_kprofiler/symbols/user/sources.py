@@ -66,7 +66,7 @@ class SymbolSources:
         finders: find debug files, in order of preference; None for :func:`find_installed`.
         lines: reads source lines and inlined functions; None to read only function names.
         max_section_bytes: size limit for each section.
-        begin_search: called before a search for debug files, and returns whether to search.
+        begin_search: called before each search for debug files; returns whether to search.
         budget: memory budget for reading names, one file at a time; no limit by default.
     """
 
@@ -178,7 +178,7 @@ class SymbolSources:
             if functions.nbytes + table.nbytes <= self.budget.limit_bytes * _MOST_OF_READING:
                 return table, None
             table.close()
-            raise ElfError(ElfProblem.TOO_LARGE, f"Go's table: {table.nbytes >> 20} MiB of memory")
+            raise ElfError(ElfProblem.TOO_LARGE, f"Go's table takes {table.nbytes >> 20} MiB")
         except (KProfilerError, OSError) as error:  # names are useful without lines
             _log.info("no source lines of %s: %s", path, describe_error(error))
             return None, _as_lines_error(error)

@@ -39,7 +39,7 @@ from otel_kprofiler.symbols.user.symbol_tables import (
 MAX_UNPACKED_BYTES: Final = 64 << 20
 """Limit on the decompressed ``.gnu_debugdata``, and on the memory for decompressing it."""
 _UNPACKING: Final = 2.25
-"""Memory for decompression, per byte of its limit: the dictionary, and the result's capacity."""
+"""Memory used to decompress, per byte of the size limit: the dictionary and the result."""
 _PIECE_BYTES: Final = 256 << 10
 _LARGEST: Final = (1 << 64) - 1
 _PART: Final = 1 << 15  # functions compared per step
@@ -51,7 +51,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class StaticSymbols:
-    """Reads the symbols meant for debuggers. Each source fills the gaps that earlier ones leave."""
+    """Reads the symbols meant for debuggers. Each source fills the gaps of earlier sources."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ def _covered_bytes(tables: list[Symbols]) -> int:
 def _have_holes(
     tables: list[Symbols], bounds: Bounds, sections: list[Section], budget: ReadingBudget
 ) -> bool:
-    """Returns whether unwind information lists a function, other than a PLT stub, without a symbol.
+    """Returns whether a function in the unwind information, other than a PLT stub, has no symbol.
 
     The middle of each function is looked up, because some entries begin a byte before the function.
     """

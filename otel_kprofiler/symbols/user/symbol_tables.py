@@ -103,7 +103,7 @@ def read_table(
 def parse_symbols(table: SymbolTable, budget: ReadingBudget | None = None) -> Symbols:
     """Parses the symbols that may name code, without their versions (``@GLIBC_2.34``).
 
-    Keeps the whole string table, which takes more memory, but fewer copies, than selecting names.
+    Keeps the whole string table. This takes more memory than selecting names, but fewer copies.
     Raises ``ElfError`` if the symbols exceed the budget.
     """
     content, names, code = table
@@ -164,7 +164,7 @@ def _one_of(column: bytes, wanted: Collection[int]) -> int:
 
 
 def sort_bytes(count: int) -> int:
-    """Returns the bytes needed to sort ``count`` symbols, excluding four bytes per symbol."""
+    """Returns the bytes needed to sort ``count`` symbols, without the result's four bytes each."""
     return _SORT_BYTES * min(count, _RUN)
 
 

@@ -26,9 +26,9 @@ _RANGE_BYTES: Final = 4
 _ALIGNMENT: Final = 8
 _NONE: Final = (1 << 32) - 1
 _MAX_INLINED: Final = 1000
-"""Limit on functions at an address, for damaged files. Compilers inline far fewer functions."""
+"""Maximum number of functions at an address of a damaged file. Compilers inline far fewer."""
 _MAX_KEPT_CHARACTERS: Final = 2 << 20
-"""Limit on the characters of all cached names, and of all paths, at up to four bytes each."""
+"""Limit on the characters of all cached names, and of all cached paths (1 to 4 bytes each)."""
 _ENTRY_CHARACTERS: Final = 200
 """Memory used by an entry without its text, as a number of characters."""
 _MAX_STRING_BYTES: Final = 8192
@@ -82,7 +82,7 @@ class SymCache:
     def lookup(self, svma: int) -> tuple[Line, ...]:
         """Returns the functions at an address, innermost inlined first.
 
-        Returns nothing if there are no functions, or if the data adds nothing to symbol tables.
+        Returns nothing if the data has no function there, or only a function without a file.
         """
         at = bisect.bisect_right(self._starts, svma - self._base) - 1
         if at < 0 or svma - self._base >> 32:

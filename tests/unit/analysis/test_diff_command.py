@@ -74,7 +74,7 @@ def test_functions_are_compared_by_self_and_total(files):
     assert all(group["changed"] for group in kind["groups"])
 
 
-def test_option_per_time_compares_milliseconds_per_second(files):
+def test_the_option_per_time_compares_milliseconds_per_second(files):
     (kind,) = json.loads(run(*files, "--by", "syscall", "--per", "time", "--json").output)["kinds"]
     results = {group["name"]: group["self"] for group in kind["groups"]}
     assert results["read"]["before"] == pytest.approx(0.2e9, rel=0.01)
@@ -98,7 +98,7 @@ def test_a_load_change_is_reported_even_if_shares_are_equal(loads):
     assert lines[1].startswith("2 of 2 changed")
 
 
-def test_a_side_without_samples_is_compared_by_time(files, tmp_path):
+def test_a_profile_without_samples_can_be_compared_per_time(files, tmp_path):
     empty = write(tmp_path / "empty", [(20, 50)], pid=8)
     words = (files[0], empty, "--by", "syscall", "--process", "7")
     lines = run(*words).output.splitlines()
@@ -109,7 +109,7 @@ def test_a_side_without_samples_is_compared_by_time(files, tmp_path):
     assert [line.split()[0] for line in lines[4:]] == ["-800.00", "-200.00"]
 
 
-def test_the_compared_kind_is_selectable(files):
+def test_the_kind_to_compare_can_be_selected(files):
     assert "read" in run(*files, "--by", "syscall", "--kind", "on_cpu").output
     assert "no sample matches --kind off_cpu" in str(run(*files, "--kind", "off_cpu").exception)
 
@@ -133,7 +133,7 @@ def test_the_exit_status_reports_increases_above_a_limit(files, limit, status):
     assert run(*files, "--fail-above", limit).exit_code == status
 
 
-def test_insignificant_increases_do_not_fail(files):
+def test_insignificant_increases_do_not_change_the_exit_status(files):
     assert run(files[0], files[0], "--fail-above", "0").exit_code == 0
 
 
@@ -151,7 +151,7 @@ def test_filters_without_matches_are_an_error(files):
         (("--time-before", "3s", "--time-after", "1s..2s"), "is not a range such as 0s..30s"),
     ],
 )
-def test_one_file_requires_two_intervals(files, words, message):
+def test_comparing_a_single_file_requires_two_intervals(files, words, message):
     done = run(files[0], *words)
     assert done.exit_code == 2
     assert message in done.output

@@ -94,18 +94,18 @@ def test_threads_of_other_processes_do_not_count():
     assert sums == {"serial": 1000, "other": 1000}
 
 
-def test_a_thread_that_changes_its_cpu_is_one_thread():
+def test_a_thread_that_changes_its_cpu_counts_as_one_thread():
     rows = [row("serial", 1, times(0, 500, 3.0)), row("serial", 1, times(500, 1000, 8.0), cpu=1)]
     assert latencies(window((7, rows))) == {"serial": 1000}
 
 
-def test_windows_of_one_process_are_one_recording():
+def test_threads_of_a_process_are_counted_across_windows():
     first = window((7, [row("parallel", 1, times(0, 1000, 3.0))]))
     second = window((7, [row("parallel", 2, times(0, 1000, 6.0))]))
     assert latencies(first, second)["parallel"] == pytest.approx(1000, abs=10)
 
 
-def test_only_cpu_time_is_weighed():
+def test_only_on_cpu_samples_are_weighted_by_latency():
     waits = window((7, [row("other", 1, times(0, 1000, 1.0))]), kind=OFF_CPU, period=0)
     samples = weigh_latency(load_samples([window((7, program(2))), waits]))
     assert samples.kinds == (LATENCY,)
@@ -140,7 +140,7 @@ def invoke(*words):
     return done.output
 
 
-def test_reports_have_the_weights(path, tmp_path):
+def test_reports_can_be_weighted_by_latency(path, tmp_path):
     (kind,) = json.loads(invoke("--weight", "latency", "--json", path))["kinds"]
     groups = {group["name"]: group for group in kind["groups"]}
     assert (kind["kind"], kind["unit"], kind["samples"]) == ("latency", "nanoseconds", 300)

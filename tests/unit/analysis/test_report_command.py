@@ -120,7 +120,7 @@ def test_the_function_table_has_milliseconds_and_percent(profile):
         ("service", {"-": 6}),
     ],
 )
-def test_samples_are_grouped(profile, by, expected):
+def test_samples_are_grouped_by_each_grouping(profile, by, expected):
     seconds = {name: own // SECOND for name, (own, _) in rows("--by", by, profile).items()}
     assert seconds == expected
 
@@ -165,7 +165,7 @@ def test_callers_and_callees_have_shares_of_the_function(profile):
     ]
 
 
-def test_a_selected_side_counts_its_callees_as_self_time(profile):
+def test_time_in_omitted_sides_counts_as_self_time_of_the_caller(profile):
     seconds = {name: own // SECOND for name, (own, _) in rows("--side", "user", profile).items()}
     assert seconds == {"read": 5, "compute": 1, "main": 0}
 

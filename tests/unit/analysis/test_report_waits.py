@@ -113,7 +113,7 @@ def test_idle_waits_are_shown_on_request(profile):
         ("otel_kprofiler.wait.cause", {"pipe": 6 * MS, "run_queue": 5 * MS}),
     ],
 )
-def test_waits_are_grouped(profile, by, expected):
+def test_waits_are_grouped_by_each_grouping(profile, by, expected):
     (kind,) = json.loads(report("--by", by, "--json", profile).output)["kinds"]
     assert {row["name"]: row["self"] for row in kind["groups"]} == expected
     assert kind["waits"] == {
@@ -132,7 +132,7 @@ def test_waits_are_grouped(profile, by, expected):
     }
 
 
-def test_running_frames_are_not_part_of_causes(profile, tmp_path):
+def test_on_cpu_samples_are_not_grouped_with_waits(profile, tmp_path):
     stack = sample("vfs_read", None, 1)._replace(values=())
     nginx = Resource({"process.pid": 7})
     running = Profile(ON_CPU, 10 * MS, [ResourceSamples(nginx, [stack])])

@@ -36,7 +36,7 @@ def test_a_row_has_the_values_that_the_program_wrote():
         (0x200, WaitState.RUNNABLE),  # being woken
     ],
 )
-def test_states_are_those_of_the_task(state, expected):
+def test_wait_states_match_the_state_of_the_task(state, expected):
     assert row(state=state).wait_state is expected
 
 
@@ -58,7 +58,7 @@ def test_a_wait_begins_no_later_than_the_clock_of_the_run_queue_allows():
     assert row(ran=10_000).since_ns == 5_100
 
 
-def test_the_run_queue_dates_the_wait_if_the_last_arrival_is_unknown():
+def test_the_start_of_a_wait_comes_from_the_run_queue_if_the_last_arrival_is_unknown():
     assert row(arrived=0).since_ns == 5_100
     assert row(arrived=0, until=0).since_ns == 0
 

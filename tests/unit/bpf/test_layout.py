@@ -68,7 +68,7 @@ def words(*values):
 USER_STACK = pack_user_stack(StackEnd.COMPLETE, [(3, None, FrameSource.REGISTERS)])
 
 
-def test_a_record_becomes_a_sample():
+def test_a_record_is_parsed_into_a_sample():
     packed = pack((1, 2), trace=TRACE, span=SPAN, kernel=16, user=16, labels=0x8000_0001)
     sample = parse(packed + USER_STACK)
     assert isinstance(sample, RawSample)
@@ -183,7 +183,7 @@ def test_an_inconsistent_user_stack_is_rejected(damage):
         parse(pack(user=len(stack)) + stack)
 
 
-def test_unrequested_sides_and_stacks_at_the_limit_are_marked():
+def test_unrequested_sides_are_omitted_and_stacks_at_the_limit_are_truncated():
     sample = parse(pack((1, 2), kernel=16, user=-32768), 16)
     assert [(side.kind, side.status) for side in sample.sides] == [(KERNEL_SIDE, STACK_TRUNCATED)]
     assert parse(pack((1,), kernel=8), 16).sides[0].status == STACK_OK
@@ -246,7 +246,7 @@ def test_python_and_the_compiled_program_agree_on_every_struct():
     assert places("context_place", place) == tuple(range(0, PLACE_BYTES, 8))
 
 
-def test_the_path_to_spans_is_packed_with_its_classes():
+def test_the_path_to_spans_is_packed_with_the_span_classes():
     path = SpanPath(
         *range(1, len(SpanPath._fields)), (SpanClass(50, 51, 52), SpanClass(60, 61, 62))
     )

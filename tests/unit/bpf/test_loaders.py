@@ -37,7 +37,7 @@ needs_bcc = pytest.mark.skipif(
         ("bcc", True, False, "bcc"),
     ],
 )
-def test_auto_prefers_libbpf_and_an_explicit_loader_has_no_fallback(
+def test_the_loader_auto_prefers_libbpf_and_an_explicit_loader_has_no_fallback(
     monkeypatch, name, libbpf, has_bcc, chosen
 ):
     monkeypatch.setattr(LibbpfLoader, "is_installed", lambda: libbpf)

@@ -50,19 +50,19 @@ def test_a_kernel_without_both_tracepoints_has_no_offsets():
     assert find_lock_offsets(types) == (0, 8, 40)
 
 
-def test_locks_without_owners_are_still_measured():
+def test_missing_owner_members_do_not_prevent_lock_measurement():
     types = make_types("contention_begin", "contention_end", has_owners=False)
     assert find_lock_offsets(types) == (None, None, 40)
 
 
-def test_an_owner_at_offset_0_is_used():
+def test_an_owner_at_offset_0_is_distinguished_from_a_missing_owner():
     for offsets, owners in (((0, 8, 40), (1, 9)), ((None, None, 40), (0, 0))):
         packed = struct.unpack("=10Q", pack_lock_layout(LockOffsets(*offsets), 3, 1, python=True))
         assert packed[:3] == (3, 1, 1)
         assert packed[6:] == (os.getpid(), *owners, 40)
 
 
-def test_a_record_has_lock_and_holder_behind_its_stacks():
+def test_a_record_has_lock_and_holder_after_its_stacks():
     kinds = number_kinds([LOCK_CONTENTION])
     records = [
         pack_record(1, (2, 3), kind=FIRST_EVENT, value=500, phase=LOCK_PHASE + flags, holder=holder)

@@ -9,7 +9,7 @@ from tests.bpf_object import btf
 NOTHING = 255
 
 
-def test_without_a_value_each_event_counts_1():
+def test_each_event_counts_as_1_if_no_value_is_configured():
     constants = TracepointConstants(3, 10, 2, True, TracepointValue())
     assert struct.unpack("=10Q", constants.pack()) == (3, 10, 2, 1, NOTHING, 0, 0, 0, 1, 0)
 
@@ -51,7 +51,7 @@ class Btf:
         return struct.pack("=HBBIIIII", *head) + self.types + bytes(self.text)
 
 
-def test_arguments_are_named_by_type():
+def test_tracepoint_arguments_are_listed_by_type():
     made = Btf()
     number = made.add("unsigned int", 1, 4, tail=bytes(4))
     request = made.add("request", 4, 8)
@@ -74,7 +74,7 @@ def test_a_kernel_without_tracepoints_lists_none():
     assert list_tracepoints(btf(("request", 8, []))) == set()
 
 
-def test_descriptors_of_other_files_have_no_recursions():
+def test_the_recursion_count_of_a_file_that_is_not_a_bpf_program_is_0():
     with open("/dev/null") as file:
         assert count_recursions(file.fileno()) == 0
     assert count_recursions(-1) == 0

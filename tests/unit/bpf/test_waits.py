@@ -170,5 +170,5 @@ def test_elapsed_time_of_an_ongoing_wait_is_computed(since, woken, state, passed
     assert thread.passed(1500) == passed
 
 
-def test_a_kernel_without_the_members_is_rejected():
+def test_a_kernel_whose_structs_lack_members_is_rejected():
     assert find_wait_offsets(KernelTypes(object_btf())) is None

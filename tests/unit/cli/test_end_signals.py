@@ -1,4 +1,4 @@
-"""Signals that end a recording."""
+"""The first signal ends a recording, and the second exits immediately."""
 
 import os
 import signal

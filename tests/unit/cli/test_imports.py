@@ -1,4 +1,4 @@
-"""Commands that read profiles start without the packages that take them."""
+"""Commands that read profiles start without importing the packages that record them."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ UNUSED = ("bpf", "sampling", "symbols", "unwinding", "pipeline", "sdk")
 
 
 @pytest.mark.parametrize(("command", "count"), [("report", 1), ("diff", 2)])
-def test_reading_a_profile_imports_no_sampler(command, count):
+def test_commands_that_read_profiles_do_not_import_the_sampler(command, count):
     code = (
         "import sys; from otel_kprofiler.cli.main import cli\n"
         f"cli({[command] + [PROFILE] * count}, standalone_mode=False)\n"

@@ -28,7 +28,7 @@ def test_waits_are_sampled_on_request():
     assert not config(off_cpu=True, on_cpu=False).on_cpu
 
 
-def test_waits_of_a_command_are_found_by_its_process():
+def test_waits_are_sampled_for_the_command_and_its_descendants():
     assert config(4242).child_pid == 4242
     result = config(4242, off_cpu=True)
     assert (result.child_pid, result.target_pids, result.target_descendants) == (

@@ -1,4 +1,4 @@
-"""The error for a slip on the command line suggests the probable intention."""
+"""The error for an unknown command suggests what the user probably meant."""
 
 import pytest
 from click.testing import CliRunner

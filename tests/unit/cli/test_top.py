@@ -306,7 +306,7 @@ def test_enter_shows_callers_and_callees_and_escape_goes_back():
     assert screen(state, shown)[2].endswith("do_syscall_64")  # the filter is restored
 
 
-def test_enter_on_other_rows_shows_their_functions():
+def test_enter_on_a_process_or_system_call_shows_its_functions():
     state, shown = TopState(), filled().shown()
     press(state, shown, "p", DOWN, ENTER)
     assert screen(state, shown)[1] == "process nginx (7): 70.0% of all"
@@ -358,7 +358,7 @@ def test_every_page_fits_every_screen(key, size, then):
     screen(state, shown, *size)
 
 
-def test_the_help_has_every_key_in_any_size():
+def test_the_help_lists_every_key_on_a_screen_of_any_size():
     for size in ((80, 24), (30, 8)):
         state, shown = TopState(), filled().shown()
         press(state, shown, "h")
@@ -385,7 +385,7 @@ def test_failed_refreshes_are_marked():
     assert click.unstyle(head).startswith("STALE  clickhouse://db:8123/otel  on_cpu  ")
 
 
-def test_no_color_keeps_bold_and_reverse():
+def test_bold_and_reverse_are_kept_without_color():
     state, shown = TopState(), filled(window(0, lost=1)).shown()
     press(state, shown, " ")
     drawn = ["".join(page(state, shown, STATUS, Size(80, 24), color=color)) for color in (0, 1)]
@@ -408,7 +408,7 @@ def test_key_sequences_may_arrive_in_pieces():
     assert not parser.is_waiting
 
 
-def test_a_lone_escape_is_a_key_if_nothing_follows():
+def test_an_escape_byte_is_a_key_if_nothing_follows():
     parser = KeyParser()
     assert parser.feed(b"\x1b") == []
     assert parser.is_waiting

@@ -48,7 +48,7 @@ def test_the_remark_names_the_file_with_the_most_nameless_frames():
     )
 
 
-def test_code_without_a_file_has_a_separate_fix():
+def test_the_remark_on_code_without_a_file_suggests_a_perf_map():
     assert count((1, [nameless(None, Unresolved.NO_FILE)])).remark() == (
         "100% of unresolved user frames: the code is in memory without a file, such as "
         "JIT-compiled code; let the compiler write a perf map (docs/symbols.md)"
@@ -65,5 +65,5 @@ def test_code_without_a_file_has_a_separate_fix():
     ],
     ids=["names", "few", "no fix", "kernel"],
 )
-def test_few_frames_and_frames_without_a_fix_cause_no_remark(stacks):
+def test_few_nameless_frames_and_frames_without_a_fix_cause_no_remark(stacks):
     assert count(*stacks).remark() == ""

@@ -14,7 +14,7 @@ def load(line):
     return agent_config(config).sampler
 
 
-def test_events_are_sampled_beside_the_clock():
+def test_events_are_sampled_in_addition_to_the_clock():
     assert load("stacks: kernel").events == ()
     sampler = load('events: [page-faults, "cs:period=1000", "cycles:freq=49"]')
     assert sampler.on_cpu

@@ -1,4 +1,4 @@
-"""The manifests in config/kubernetes agree with the agent, the unit and each other."""
+"""The manifests in config/kubernetes agree with the agent, the systemd unit and each other."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def agent(tmp_path):
     return pod, load_config(str(path), environ=environ).config
 
 
-def test_the_agent_has_the_privileges_of_the_unit_and_no_more(agent):
+def test_the_agent_has_exactly_the_privileges_of_the_systemd_unit(agent):
     pod, _ = agent
     (container,) = pod["containers"]
     assert pod["hostPID"]

@@ -1,4 +1,4 @@
-"""A configuration is loaded with defaults, and every error reported with its position."""
+"""A configuration is loaded with defaults, and every error is reported with its position."""
 
 import os
 
@@ -35,7 +35,7 @@ def receiver(block, **environ):
     return [line.replace("agent.yaml:", "").replace("receivers.kprofiler.", "") for line in result]
 
 
-def test_a_minimal_file_has_the_defaults():
+def test_a_minimal_file_is_loaded_with_the_defaults():
     config = load(MINIMAL).config
     assert config.receiver.samples_per_second == 19
     assert config.receiver.reporter_interval.seconds == 5
@@ -69,7 +69,7 @@ def test_types_are_not_coerced():
     )
 
 
-def test_substituted_variables_are_typed_and_shown_as_origins():
+def test_substituted_variables_are_converted_and_named_in_errors():
     config = load(MINIMAL.replace("debug:\n", "debug: {verbosity: '${V}'}\n"), V="detailed").config
     assert config.exporters["debug"].verbosity == "detailed"
     assert receiver("samples_per_second: ${RATE}") == [
@@ -254,7 +254,7 @@ def test_unreadable_files_are_configuration_errors(tmp_path):
         "otlp_grpc: {endpoint: 'h:1', headers: [s3cret]}",
     ],
 )
-def test_messages_never_show_secrets_of_addresses_and_headers(block):
+def test_messages_never_show_secrets_in_addresses_and_headers(block):
     result = problems(MINIMAL.replace("  debug:\n", f"  debug:\n  {block}\n"))
     assert result
     assert not any("s3cret" in problem for problem in result), result
@@ -276,7 +276,7 @@ def test_messages_never_show_secrets_of_addresses_and_headers(block):
     ],
 )
 def test_messages_never_show_a_misplaced_secret(text):
-    """A password used as key, alias, tag or reference is shown only by length and position."""
+    """Only the length and position of a password used as key, alias, tag or reference are shown."""
     result = problems(text)
     assert result
     assert not any("tr0ub4dor" in problem for problem in result), result
@@ -317,6 +317,6 @@ def test_world_readable_secrets_cause_a_warning(tmp_path, line, secret):
 
 
 @pytest.mark.parametrize(("written", "read"), [("off", 0), ("false", 0), ("0", 0), ("9", 9)])
-def test_python_frames_accepts_a_number_or_off(written, read):
+def test_the_key_python_frames_accepts_a_number_or_off(written, read):
     text = MINIMAL.replace("kprofiler:\n", f"kprofiler:\n    python_frames: {written}\n")
     assert load(text).config.receiver.python_frames == read

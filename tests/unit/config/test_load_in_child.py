@@ -1,4 +1,4 @@
-"""Loading in a child process has the same values and errors, and takes little memory."""
+"""Loading in a child process gives the same values and errors, and takes little memory."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def read(request):
     return lambda path: PendingConfig(str(path), agent_config, fork=request.param).get()
 
 
-def test_the_result_equals_loading_in_this_process(tmp_path, read):
+def test_the_result_is_the_same_as_when_loading_in_this_process(tmp_path, read):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     config = read(path)
@@ -38,7 +38,7 @@ def test_the_result_equals_loading_in_this_process(tmp_path, read):
     assert config == agent_config(load_config(str(path), environ={}).config)
 
 
-def test_a_child_whose_agent_has_exited_is_silent(tmp_path):
+def test_a_child_prints_no_error_if_the_agent_has_exited(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(GOOD)
     code = (

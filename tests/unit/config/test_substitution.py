@@ -1,4 +1,4 @@
-"""Environment variable substitution follows the specification's table, and more cases."""
+"""Environment variable substitution follows the table in the specification."""
 
 import pytest
 

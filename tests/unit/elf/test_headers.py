@@ -84,7 +84,7 @@ def test_load_addresses_have_the_order_of_the_program_headers(name):
     ]
 
 
-def test_headers_of_other_machines_are_read_on_request():
+def test_headers_for_other_machines_are_read_on_request():
     elf = Elf()
     assert read_elf(ImageSource(bytes(elf.data)), None).machine == 62
     elf.put("<H", 18, 183)
@@ -109,7 +109,7 @@ def test_compressed_frames_are_rejected():
 
 
 @pytest.mark.parametrize("size", [0, 9, 4095, 4096, 4097, 8191, 8192, 20_000])
-def test_the_hash_follows_the_data_model(size):
+def test_the_file_hash_follows_the_profiles_data_model(size):
     data = os.urandom(size)
     text = data[:4096] + data[max(0, size - 4096) :] + struct.pack(">Q", size)
     assert hash_file(ImageSource(data)) == hashlib.sha256(text).hexdigest()[:32]

@@ -74,7 +74,7 @@ def test_signal_variables_take_precedence_over_general_variables(option):
     )
 
 
-def test_an_empty_variable_is_unset():
+def test_an_empty_variable_counts_as_unset():
     assert read_settings(environ(GENERAL) | signal(dict.fromkeys(SIGNAL, " "))) == read_settings(
         environ(GENERAL)
     )

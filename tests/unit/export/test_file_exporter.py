@@ -135,7 +135,7 @@ def test_requests_are_written_to_standard_output(batch, capfdbinary):
     assert exporter.export(batch()).lost == {LossCause.SHUTDOWN: 3}
 
 
-def test_rotation_by_size_keeps_the_newest(open_file, batch, tmp_path):
+def test_rotation_by_size_keeps_the_newest_backups(open_file, batch, tmp_path):
     times = iter(range(1_700_000_000, 1_800_000_000))
     exporter = open_file(
         rotation=Rotation(max_bytes=20, max_backups=2), now=lambda: float(next(times))

@@ -70,7 +70,7 @@ def test_the_batch_is_sent_byte_for_byte(grpc_receiver, exporter, batch):
     assert [request for request, _ in grpc_receiver.requests] == [payload]
 
 
-def test_user_agent_names_the_product_then_the_otlp_exporter(grpc_receiver, exporter, batch):
+def test_the_user_agent_names_the_product_then_the_otlp_exporter(grpc_receiver, exporter, batch):
     exporter.export(batch())
     agent = grpc_receiver.requests[0][1]["user-agent"]
     assert agent.startswith("otel-kprofiler/")
@@ -153,7 +153,9 @@ def test_resource_exhausted_is_retried_only_with_retry_info(
         (partial(4, "more than there were"), 0),
     ],
 )
-def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer, arrived):
+def test_a_partially_accepted_request_is_never_resent(
+    grpc_receiver, exporter, batch, answer, arrived
+):
     """The largest profiles are counted as rejected, so that "exported" is a lower bound."""
     grpc_receiver.answer(answer)
     result = exporter.export(batch(samples=(10, 100, 1)))
@@ -163,7 +165,7 @@ def test_partial_success_is_never_resent(grpc_receiver, exporter, batch, answer,
 
 
 @pytest.mark.parametrize("response", [b"\xff\xff\xff", b"\x12" + b"\x00" * (4 << 20)])
-def test_a_success_is_delivered_whatever_its_response(
+def test_a_success_status_counts_as_delivery_whatever_the_response(
     grpc_receiver, exporter, batch, response, caplog
 ):
     """A response that is unreadable or larger than 4 MiB is logged once per exporter."""
@@ -176,7 +178,9 @@ def test_a_success_is_delivered_whatever_its_response(
     assert "its response is unreadable" in record.message
 
 
-def test_unimplemented_mentions_the_feature_gate_once(grpc_receiver, exporter, batch, caplog):
+def test_the_error_unimplemented_mentions_the_feature_gate_once(
+    grpc_receiver, exporter, batch, caplog
+):
     grpc_receiver.answer(refuse(grpc.StatusCode.UNIMPLEMENTED))
     for _ in range(3):
         assert GATE in exporter.export(batch()).message
@@ -211,7 +215,7 @@ def test_a_batch_above_the_limit_is_not_sent(grpc_receiver, batch):
     exporter.shutdown()
 
 
-def test_the_default_limit_fits_a_default_server(batch):
+def test_the_default_size_limit_fits_a_default_grpc_server(batch):
     """gRPC servers accept 4 MiB by default."""
     assert OtlpGrpcExporter("http://localhost").max_bytes < 4 << 20
 

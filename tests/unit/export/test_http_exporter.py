@@ -149,7 +149,7 @@ def test_only_retryable_statuses_are_retried(http_receiver, open_exporter, batch
 
 
 @pytest.mark.parametrize(("status", "date"), [(429, False), (503, True)])
-def test_retry_after_is_honoured(http_receiver, open_exporter, batch, status, date):
+def test_the_retry_after_header_is_honoured(http_receiver, open_exporter, batch, status, date):
     started = time.monotonic()
     after = email.utils.formatdate(time.time() + 2, usegmt=True) if date else "1"
     http_receiver.answer((status, {"Retry-After": after}, b""), (200, {}, b""))
@@ -171,7 +171,7 @@ def test_retry_after_is_honoured(http_receiver, open_exporter, batch, status, da
         ("soon", None),
     ],
 )
-def test_retry_after_is_parsed(value, delay):
+def test_the_retry_after_header_is_parsed(value, delay):
     assert parse_retry_after(value, 10) == delay
 
 
@@ -254,7 +254,7 @@ def test_partial_success_is_parsed_from_a_chunked_gzip_body(http_receiver, open_
         ({**PROTOBUF, "Content-Length": "100", "Connection": "close"}, b"half"),
     ],
 )
-def test_a_success_is_delivered_whatever_its_body(
+def test_a_success_status_counts_as_delivery_whatever_the_body(
     http_receiver, open_exporter, batch, answer, caplog
 ):
     """Only the status matters; an unreadable partial success is logged once per exporter."""
@@ -292,7 +292,9 @@ def test_the_receivers_explanation_is_reported(http_receiver, open_exporter, bat
     assert open_exporter().export(batch()).message == "bad profile"
 
 
-def test_a_404_mentions_the_feature_gate_once(http_receiver, open_exporter, batch, caplog):
+def test_the_error_for_a_404_mentions_the_feature_gate_once(
+    http_receiver, open_exporter, batch, caplog
+):
     http_receiver.answer((404, {"Content-Type": "text/plain"}, b"404 page not found"))
     exporter = open_exporter()
     for _ in range(3):
@@ -377,7 +379,7 @@ def test_the_timeout_bounds_the_response_to_a_delivered_request(
     assert "no complete response" in caplog.text
 
 
-def test_a_read_that_times_out_before_the_exchange_is_reported_as_a_timeout(
+def test_the_timeout_of_a_single_read_is_reported_as_a_timeout(
     http_receiver, open_exporter, batch, caplog, monkeypatch
 ):
     def begin_and_wait(handler):
@@ -567,7 +569,7 @@ def test_tls_verifies_the_receiver(
 
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
-def test_verification_can_be_skipped(certificates, open_http_receiver, open_exporter, batch):
+def test_tls_verification_can_be_skipped(certificates, open_http_receiver, open_exporter, batch):
     with open_http_receiver(server_context(certificates, mutual=False)) as receiver:
         exporter = open_exporter(receiver.endpoint, tls=Tls(insecure_skip_verify=True))
         assert exporter.export(batch()).outcome is SUCCESS

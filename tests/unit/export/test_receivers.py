@@ -100,7 +100,7 @@ def test_a_receiver_that_rejects_empty_requests_passes_the_probe(grpc_receiver):
     open_receiver(grpc_address(grpc_receiver)).shutdown()
 
 
-def test_a_receiver_of_the_other_protocol_is_recognized(grpc_receiver, http_receiver):
+def test_a_receiver_for_the_other_protocol_is_recognized(grpc_receiver, http_receiver):
     other = "the receiver speaks the other OTLP protocol: use"
     error = refusal(f"http://{grpc_receiver.endpoint}")
     assert error.hint == f"{other} {grpc_address(grpc_receiver)}"
@@ -139,7 +139,7 @@ def send(address, windows, beside="x.html"):
     return sending
 
 
-def test_rejected_samples_are_saved_with_the_command_to_send_them(grpc_receiver, tmp_path):
+def test_rejected_samples_are_saved_and_the_hint_shows_how_to_send_them(grpc_receiver, tmp_path):
     grpc_receiver.answer(b"", refuse(grpc.StatusCode.INVALID_ARGUMENT, "I do not like it"), b"")
     address = grpc_address(grpc_receiver)
     sending = send(address, map(window, range(3)))

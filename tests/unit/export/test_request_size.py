@@ -1,4 +1,4 @@
-"""For receivers that accept only small requests, batches are split or encoded smaller."""
+"""For receivers that accept only small requests, batches are split, and later ones made smaller."""
 
 import contextlib
 import gzip
@@ -104,7 +104,7 @@ def opened(exporter):
 
 
 def limit_http(receiver, limit, status=413, body=b""):
-    """Makes a receiver reject requests above an uncompressed size; returns accepted requests."""
+    """Makes a receiver reject requests above an uncompressed size; returns a list of the others."""
     taken = []
 
     def answer(handler):
@@ -212,7 +212,7 @@ def test_larger_requests_are_tried_again_after_a_while(http_receiver, quick, mon
     assert caplog.text.count("rejects requests of") == 1
 
 
-def test_a_receiver_that_accepts_no_sample_costs_one_request_per_batch(
+def test_a_receiver_that_accepts_no_sample_is_sent_one_request_per_batch(
     http_receiver, quick, monkeypatch
 ):
     http_receiver.answer((413, {}, b""))
@@ -228,7 +228,9 @@ def test_a_receiver_that_accepts_no_sample_costs_one_request_per_batch(
         check_all_arrived(exporter, make(3), taken)
 
 
-def test_a_receiver_that_stops_accepting_samples_costs_one_request_per_batch(http_receiver, quick):
+def test_a_receiver_that_stops_accepting_samples_is_sent_one_request_per_batch(
+    http_receiver, quick
+):
     http_receiver.answer((200, {}, b""), (413, {}, b""))
     with opened(OtlpHttpExporter(http_receiver.endpoint, retry=quick, proxy_url="")) as exporter:
         assert exporter.export(*make()).exported == 2 * COUNT
@@ -331,7 +333,7 @@ def test_size_errors_of_grpc_libraries_are_recognized(grpc_receiver, quick, code
     assert parse_limit(text) == limit
 
 
-def test_throttling_does_not_depend_on_size(grpc_receiver, quick, status_details):
+def test_throttling_is_not_mistaken_for_a_size_limit(grpc_receiver, quick, status_details):
     """RESOURCE_EXHAUSTED with RetryInfo is retried; without RetryInfo, it is a rejection."""
     (batch,) = make()
 
@@ -424,7 +426,7 @@ def test_remaining_parts_of_a_batch_are_left_to_the_next_run(limited, tmp_path):
     assert sum(arrived.values()) == len(arrived) == 2 * 2 * COUNT
 
 
-def test_losses_of_a_split_batch_are_handed_over(http_receiver, quick):
+def test_lost_samples_of_a_split_batch_are_passed_to_the_callback(http_receiver, quick):
     """Files with unsent batches record these losses."""
     lost = []
     (batch,) = make()

@@ -63,7 +63,7 @@ def test_jitter_spreads_backoff_over_its_whole_range():
     assert 9.5 < sum(waits) / len(waits) < 10.5
 
 
-def test_a_thousand_failures_do_not_overflow():
+def test_the_backoff_does_not_overflow_after_a_thousand_failures():
     assert RetryPolicy(randomization_factor=0).interval_s(10_000) == 30
 
 
@@ -93,7 +93,7 @@ def test_no_request_is_sent_until_a_throttling_receivers_delay_has_passed(
     assert (len(allowances), clock.now) == (1, 10)
 
 
-def test_a_single_attempt_is_made_without_retries(clock):
+def test_only_one_attempt_is_made_if_retries_are_disabled(clock):
     outcome, allowances = run(clock, [RETRY, DONE], RetryPolicy(enabled=False))
     assert outcome == (RETRY, LossCause.RETRIES_EXHAUSTED)
     assert len(allowances) == 1
@@ -104,7 +104,7 @@ def test_a_permanent_error_ends_retries(clock):
     assert run(clock, [RETRY, refused], RetryPolicy())[0] == (refused, LossCause.REJECTED)
 
 
-def test_stop_interrupts_a_backoff():
+def test_stopping_interrupts_a_backoff():
     stop = threading.Event()
     threading.Timer(0.1, stop.set).start()
     started = time.monotonic()

@@ -183,7 +183,7 @@ def test_standard_input_is_sent(http_receiver, monkeypatch, capsys, tmp_path):
         ("x.raw", ZIP, "a raw recording", "otel-kprofiler record --replay x.raw --export URL"),
         ("x.pb", PPROF, "a pprof profile", "otel-kprofiler report x.pb -o FILE.otlp"),
         ("x.pb.gz", gzip.compress(PPROF), "a pprof profile", "report x.pb.gz -o FILE.otlp"),
-        ("x.html", b"<!doctype html>", "HTML or XML", "-o FILE.otlp"),
+        ("x.html", b"<!doctype html>", "HTML or XML", "FILE.otlp"),
         ("x.data", b"PERFILE2", "a perf.data file", "report x.data -o FILE.otlp"),
         ("x", b"", "the file is empty", "record"),
     ],
@@ -230,7 +230,7 @@ def test_rejected_requests_are_saved_and_can_be_sent_again(grpc_receiver, tmp_pa
 
 
 @pytest.mark.usefixtures("fast_clock")
-def test_a_vanished_receiver_is_waited_for_only_once(http_receiver, tmp_path, capsys):
+def test_the_command_waits_for_a_vanished_receiver_only_once(http_receiver, tmp_path, capsys):
     (tmp_path / "x.otlp").write_bytes(prefixed(requests(50)))
     (tmp_path / "y.otlp").write_bytes(prefixed(requests(2)))
     http_receiver.answer((200, {}, b""), (200, {}, b""), (503, {}, b""))
@@ -252,7 +252,7 @@ def test_a_file_without_accepted_samples_is_not_copied(http_receiver, tmp_path, 
     status, out, err = run(capsys, "x.otlp", address)
     assert status == 1
     assert out == [f"x.otlp: sent 0 samples in 0 requests to {address}"]
-    assert err[-1] == f"fix: {REFUSED}, then send the same again"
+    assert err[-1] == f"fix: {REFUSED}, then send the same files again"
     assert os.listdir() == ["x.otlp"]
 
 

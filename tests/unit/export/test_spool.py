@@ -133,7 +133,7 @@ def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
         after.close()
 
 
-def test_a_damaged_byte_costs_only_its_record(tmp_path):
+def test_a_damaged_byte_loses_only_its_record(tmp_path):
     spool, stored = fill(tmp_path / "whole", 4, fsync=False)
     spool.close()
     (whole,) = segments(tmp_path / "whole")
@@ -171,7 +171,7 @@ def test_damage_in_a_cleanly_closed_spool_is_not_reported_as_a_kill(tmp_path, ca
     queue.shutdown(0)
 
 
-def test_settled_numbers_are_not_reused(tmp_path):
+def test_numbers_of_settled_batches_are_not_reused(tmp_path):
     spool, stored = fill(tmp_path, 2)
     spool.settle(stored[1].number, stored[0].samples + stored[1].samples)
     abandon(spool)
@@ -209,7 +209,7 @@ def test_duplicated_records_are_delivered_once(tmp_path):
     again.close()
 
 
-def test_an_unreadable_block_costs_only_its_records(tmp_path, monkeypatch):
+def test_an_unreadable_block_loses_only_its_records(tmp_path, monkeypatch):
     spool, _ = fill(tmp_path, 0)
     stored = [spool.append(numbered(number, size=3000)) for number in range(1, 6)]
     spool.close()
@@ -305,7 +305,7 @@ def test_damage_is_counted_when_other_segments_are_set_aside(tmp_path):
     again.close()
 
 
-def test_delivered_segments_of_another_version_hide_no_damage(tmp_path):
+def test_delivered_segments_of_another_version_do_not_hide_damage(tmp_path):
     spool, by_segment = rotated(tmp_path)
     first, *_, last = by_segment.values()
     path = next(iter(by_segment))
@@ -344,7 +344,7 @@ def test_the_error_for_exhausted_spool_numbers_names_the_file(tmp_path):
         Spool(str(tmp_path))
 
 
-def test_a_sparse_tail_is_not_read(tmp_path):
+def test_the_sparse_tail_of_a_segment_is_not_read(tmp_path):
     spool, stored = fill(tmp_path, 2)
     abandon(spool)
     (path,) = segments(tmp_path)
@@ -360,7 +360,7 @@ def test_a_sparse_tail_is_not_read(tmp_path):
     again.close()
 
 
-def test_a_record_that_claims_a_gigabyte_costs_only_itself(tmp_path):
+def test_only_a_record_that_claims_a_gigabyte_is_lost(tmp_path):
     spool, stored = fill(tmp_path, 3)
     spool.close()
     (path,) = segments(tmp_path)
@@ -527,7 +527,7 @@ def test_symlinked_segments_and_segments_of_other_users_are_not_touched(tmp_path
     assert path.is_symlink() or path.exists()
 
 
-def test_reading_a_damaged_batch_raises(tmp_path):
+def test_reading_a_damaged_batch_raises_an_error(tmp_path):
     spool, (stored,) = fill(tmp_path, 1)
     (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
@@ -676,7 +676,7 @@ def test_losses_are_reported_by_all_later_runs(tmp_path):
         abandon(again)
 
 
-def test_parts_of_a_batch_are_counted_with_it(tmp_path):
+def test_parts_of_a_batch_are_not_counted_twice(tmp_path):
     spool, (stored,) = fill(tmp_path, 1)
     part = Batch(b"p", Form.PROTOBUF, (ProfileSamples("off_cpu", 1),), 1, 2)
     spool.append(part, is_part=True)

@@ -30,7 +30,7 @@ def built_in(windows):
 
 
 @pytest.mark.parametrize("form", Form)
-def test_the_attribute_is_a_string_or_an_array_and_survives_a_round_trip(built_in, form):
+def test_builtin_modules_survive_an_otlp_round_trip(built_in, form):
     (batch,) = encode_window(built_in, form=form).batches
     assert check_payload(batch.payload) == []
     (window,) = decode_windows(batch.payload)

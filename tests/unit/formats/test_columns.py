@@ -54,7 +54,7 @@ def test_samples_of_two_rates_are_weighted_by_their_period():
     assert column(data, "count") == [10_000_000, 20_000_000]
 
 
-def test_title_and_summary_show_host_kernel_command_and_time():
+def test_the_title_and_the_summary_show_host_kernel_command_and_time():
     data = columns([window(0, 10, [1, 2])], title="make -j2")
     assert data["title"] == "make -j2 · web-1"
     assert data["summary"] == (

@@ -172,7 +172,7 @@ def test_waits_and_spans_are_markers_of_the_first_track(document):
     assert shown["shop off_cpu"] == shown["shop page_faults"] == []
 
 
-def test_equal_values_of_waits_are_not_durations(windows):
+def test_waits_with_equal_values_are_markers_without_an_end(windows):
     """The threshold changes within a window; only waits below the threshold have equal values."""
     two = [
         wait(WaitState.INTERRUPTIBLE, WaitCause.PIPE, ms, value=9 * MS) for ms in (30, 40)

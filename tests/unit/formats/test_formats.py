@@ -66,7 +66,7 @@ def test_non_unicode_titles_are_escaped(hostile):
     assert speedscope(hostile, name="\udcff").encode()
 
 
-def test_pprof_has_no_dangling_references(windows):
+def test_a_pprof_file_has_no_dangling_references(windows):
     results = {}
     for number, value in fields(gzip.decompress(pprof(windows))):
         results.setdefault(number, []).append(value)
@@ -92,7 +92,7 @@ def test_pprof_has_no_dangling_references(windows):
     assert (results[9], results[10], results[12]) == ([5000], [20_000], [1000])
 
 
-def test_pprof_has_the_segment_of_a_user_file(windows):
+def test_a_pprof_file_has_the_segments_of_user_files(windows):
     ranges = (AddressRange(0x401000, 0x480000, ""),)
     file = Module(
         "held", ModuleKind.USER, None, FileId("5" * 32), 0, ranges=ranges, file_offset=0x1000
@@ -125,7 +125,7 @@ def tool():
     return program
 
 
-def test_pprof_opens_in_its_tool(windows, tmp_path, tool):
+def test_the_pprof_tool_opens_the_file(windows, tmp_path, tool):
     path = tmp_path / "x.pprof"
     path.write_bytes(pprof(windows))
 

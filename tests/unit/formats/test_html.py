@@ -28,11 +28,11 @@ def test_columns_are_consistent_and_contain_every_sample(windows):
     assert threads == {("dd", 7), ("helper", 71), (r"a;b\n", 8)}
 
 
-def test_equal_samples_are_one_entry(windows):
+def test_equal_samples_share_one_entry(windows):
     assert len(data(html(windows))["samples"]["count"]) == 4
 
 
-def test_text_cannot_break_out_of_its_context(windows):
+def test_a_title_cannot_break_out_of_its_html_element(windows):
     text = html(windows, title="</title><script>{{PROFILE}}")
     assert "</title><script>" not in text
     assert text.count("</script>") == 2
@@ -44,12 +44,12 @@ def test_the_title_names_the_recorded_target(windows):
     assert data(row.write(windows))["title"] == "Profile"
 
 
-def test_only_a_page_that_fetches_may_connect():
+def test_only_a_page_that_fetches_data_may_open_connections():
     assert "connect-src 'none'" in html([])
     assert "connect-src 'self'" in page({"source": "profile.json"}, connects=True)
 
 
-def test_the_page_was_built_from_these_sources():
+def test_the_page_was_built_from_the_committed_sources():
     digest = hashlib.sha256((VIEWER / "package-lock.json").read_bytes())
     for path in sorted((VIEWER / "src").iterdir()):
         digest.update(path.read_bytes())

@@ -46,7 +46,7 @@ def recording(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["-o", "x.threads"], ["-o", "x.y", "--format", "threads"]])
-def test_a_registry_entry_is_all_a_new_format_needs(tmp_path, recording, words):
+def test_a_new_format_needs_only_a_registry_entry(tmp_path, recording, words):
     done = subprocess.run(
         [sys.executable, "-c", ANOTHER, "record", "--replay", recording, *words],
         capture_output=True, text=True, cwd=tmp_path,

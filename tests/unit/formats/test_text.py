@@ -10,7 +10,7 @@ DEEP = "[0x401000];do_syscall_64_[k];vfs_read_[k];ext4_read_[k];inlined_[i]"
 CUT = "[truncated]_[k];vfs_read_[k];vfs_read_[k];bpf_prog_1_x_[k];[vmlinux+0x300]_[k]"
 
 
-def test_folded_has_one_line_per_stack_root_first_with_marks(windows):
+def test_folded_output_has_one_line_per_stack_root_first_with_marks(windows):
     assert folded(windows).splitlines() == [
         f"a:b ;{CUT} 3",
         f"dd;{DEEP} 6",
@@ -26,18 +26,18 @@ def test_names_cannot_move_the_cursor_or_hide_a_line(hostile):
     assert "\\xff" in folded(hostile)
 
 
-def test_folded_by_thread_distinguishes_threads(windows):
+def test_folded_output_by_thread_distinguishes_threads(windows):
     lines = folded(windows, threads=True).splitlines()
     assert f"dd;helper/71;{DEEP} 1" in lines
     assert f"dd;dd/7;{DEEP} 5" in lines
 
 
-def test_folded_keeps_every_sample(windows):
+def test_folded_output_contains_every_sample(windows):
     counts = [int(line.rpartition(" ")[2]) for line in folded(windows).splitlines()]
     assert sum(counts) == sum(window.sample_count for window in windows) == 10
 
 
-def test_functions_count_recursion_once_and_label_gaps_with_their_reason(windows):
+def test_the_table_counts_recursion_once_and_labels_gaps_with_their_reason(windows):
     rows = {row.function: row for row in function_rows(windows)}
     assert rows["vfs_read"][2:] == (0, 9)
     assert rows["inlined"][1:] == ("ext4", 6, 6)

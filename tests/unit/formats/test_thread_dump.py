@@ -94,7 +94,7 @@ def test_lines_fit_the_terminal_and_have_no_control_characters():
     assert max(map(len, text.splitlines())) == 20
 
 
-def test_json_has_each_stack_once():
+def test_the_json_form_has_each_stack_once():
     link = SpanLink(bytes(15) + b"\1", bytes(7) + b"\2")
     threads = (
         thread(1, link=link, labels=(("user", "7"),)),

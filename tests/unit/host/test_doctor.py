@@ -111,7 +111,7 @@ def test_a_supported_host_has_no_problems_and_each_finding_has_an_observation():
         ({"/proc/kallsyms": FileNotFoundError(2, "no")}, "kernel symbols", Level.WARN),
     ],
 )  # fmt: skip
-def test_each_problem_causes_exactly_its_finding(changes, check, level):
+def test_each_problem_causes_exactly_one_finding(changes, check, level):
     assert bad(FakeHost(**changes)) == {check: level}
 
 
@@ -224,7 +224,7 @@ def test_the_verdict_names_each_cause_once():
     assert list(conclude(failed[2:])) == ["does not work: sampler", "  sampler: x"]
 
 
-def test_a_dedicated_python_may_be_given_file_capabilities(monkeypatch, tmp_path):
+def test_setcap_is_suggested_only_for_a_dedicated_python(monkeypatch, tmp_path):
     own, link = tmp_path / "my python", tmp_path / "link"
     own.touch()
     link.symlink_to(own)

@@ -72,7 +72,7 @@ def test_an_event_that_cannot_be_opened_has_a_reason(tmp_path, code, name, devic
     assert message[1] in error.hint
 
 
-def test_causes_that_all_events_share_are_left_to_the_caller(tmp_path):
+def test_errors_that_any_event_can_have_are_left_to_the_caller(tmp_path):
     attributes = EventSpec("page-faults", 1).attributes
     error = OSError(errno.EMFILE, "x")
     assert find_event_error(error, "page-faults", attributes, host(tmp_path, [])) is None

@@ -96,7 +96,7 @@ def test_costly_work_of_one_owner_does_not_delay_others(queue, clock):
     assert serve(queue) == ("good", 1)
 
 
-def test_the_reserve_counts_towards_the_share(queue, clock):
+def test_total_work_stays_within_the_share_despite_the_reserve(queue, clock):
     """Many owners, each with one costly item of work, cannot exceed the share."""
     spent, start_ns = 0, clock.ns
     for owner in range(400):
@@ -129,7 +129,7 @@ def grouped(clock):
     return FairQueue(SHARE, clock, lambda owner: owner[0])
 
 
-def test_many_owners_in_a_group_do_not_take_turns_of_another_group(grouped):
+def test_many_owners_in_a_group_do_not_delay_another_group(grouped):
     for number in range(100):
         grouped.put(("storm", number), number)
     serve(grouped)
@@ -141,7 +141,7 @@ def test_many_owners_in_a_group_do_not_take_turns_of_another_group(grouped):
     assert owners.count("storm") == 3
 
 
-def test_a_new_owner_starts_at_the_cost_of_its_group(grouped):
+def test_a_new_owner_starts_with_the_cost_of_its_group(grouped):
     grouped.put(("many", "costly"), 0)
     grouped.done(grouped.take(), 2000 * TURN_NS)
     for number in range(50):

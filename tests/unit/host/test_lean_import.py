@@ -41,7 +41,7 @@ def test_only_modules_in_use_are_imported(package):
     assert "LOADED" not in vars(sys.modules[package])
 
 
-def test_the_package_can_be_used_as_usual_afterwards(package):
+def test_a_package_can_be_used_as_usual_after_a_lean_import(package):
     wanted = import_module_alone(f"{package}.wanted")
     results = {}
     exec(f"import {package} as whole\nfrom {package} import Heavy, wanted, LOADED", results)

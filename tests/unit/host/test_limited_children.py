@@ -83,7 +83,7 @@ for code in (
 """
 
 
-def test_a_child_of_unknown_exit_status_succeeds_only_by_its_report():
+def test_a_child_with_an_unknown_exit_status_succeeds_only_with_an_intact_report():
     ran = subprocess.run(
         [sys.executable, "-c", _IGNORING], env=environment(), capture_output=True, text=True
     )
@@ -152,7 +152,7 @@ def test_stopping_kills_children_and_starts_no_more(run):
     ],
     ids=("slow", "killed", "full_disk", "damaged", "large", "aborted"),
 )
-def test_temporary_causes_are_marked(run, code, limits, may_pass):
+def test_temporary_failures_are_marked_as_such(run, code, limits, may_pass):
     with pytest.raises(ChildFailed) as caught:
         run(code, limits)
     assert caught.value.may_pass is may_pass

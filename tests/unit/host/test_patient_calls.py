@@ -27,7 +27,7 @@ def test_a_call_returns_when_its_function_returns(calls):
     assert read == ["kprofiler-test"]
 
 
-def test_a_function_using_cpu_is_waited_for(calls):
+def test_the_caller_waits_for_a_function_that_uses_the_cpu(calls):
     read = []
 
     def compute():
@@ -70,7 +70,7 @@ def test_an_unresponsive_device_does_not_delay_others(fuse, tmp_path, calls, kin
     assert calls.call(THERE, lambda: None)
 
 
-def test_a_device_that_is_slow_is_waited_for(fuse):
+def test_the_caller_waits_for_a_slow_device(fuse):
     fuse.freeze("open", delay_s=0.25)
     read = []
 
@@ -101,7 +101,7 @@ def test_abandoned_threads_are_reported(fuse):
     assert join_all(calls.stop())
 
 
-def test_the_device_of_a_hang_is_determined_separately(fuse, calls):
+def test_a_hang_is_attributed_to_the_device_that_the_callback_names(fuse, calls):
     fuse.freeze("open")
     assert not calls.call(HERE, (fuse.point / "file").read_bytes, lambda: "elsewhere")
     assert calls.has_left("elsewhere")
@@ -131,7 +131,7 @@ def test_functions_run_in_the_calling_thread_after_shutdown():
     assert called == [threading.current_thread()]
 
 
-def test_a_hanging_part_is_abandoned_within_the_deadline(fuse, calls):
+def test_stopping_abandons_hanging_calls_at_the_deadline(fuse, calls):
     fuse.freeze("open")
     path = fuse.point / "file"
     assert not calls.call(THERE, path.read_bytes)

@@ -40,7 +40,7 @@ def test_a_limit_that_suspends_sampling_is_reported(rate, limit, least):
         assert not find_throttling(Limit(least), rate, 250)
 
 
-def test_a_lowered_limit_is_reported_once_each_time(caplog):
+def test_each_lowering_of_the_limit_is_reported_once(caplog):
     caplog.set_level(logging.WARNING)
     files = Limit(100_000)
     events = CpuEvents(files, -1, 1_000_000_000 // 99, (), lambda cpu: 0)

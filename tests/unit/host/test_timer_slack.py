@@ -1,4 +1,4 @@
-"""Timer slack of the calling thread and its new threads, as the kernel shows it."""
+"""Only threads started in a block get coarse timers, according to the kernel."""
 
 import ctypes
 import threading
@@ -55,7 +55,7 @@ def test_only_threads_started_in_the_block_have_coarse_timers(in_thread):
     assert in_thread(measure) == (COARSE_NS, BEFORE_NS, BEFORE_NS)
 
 
-def test_an_exception_restores_the_slack(in_thread):
+def test_the_slack_is_restored_after_an_exception(in_thread):
     def measure():
         with pytest.raises(OSError, match="refused"), coarse_timers():
             raise OSError("refused")
@@ -64,7 +64,7 @@ def test_an_exception_restores_the_slack(in_thread):
     assert in_thread(measure) == BEFORE_NS
 
 
-def test_a_greater_slack_is_kept(in_thread):
+def test_a_timer_slack_above_the_coarse_value_is_kept(in_thread):
     def measure():
         with coarse_timers():
             return slack()

@@ -29,7 +29,7 @@ def test_a_tracepoint_is_named_as_in_perf(text, spec):
     assert parse_event(text, 99) == spec
 
 
-def test_the_common_period_applies_but_no_rate():
+def test_a_tracepoint_gets_the_common_period_but_no_rate():
     spec = parse_event("kfree_skb", 99, 5)
     assert (spec.period, spec.rate) == (5, 0)
     assert str(spec) == "kfree_skb:period=5"

@@ -82,7 +82,7 @@ def renamed(content, old, new):
     return content.replace(old, new)
 
 
-def test_files_without_the_symbols_are_rejected(own_file):
+def test_files_without_the_required_symbols_are_rejected(own_file):
     content = renamed(own_file, b"\0PyCode_Type\0", b"\0XyCode_Type\0")
     assert refusal(content) is Refusal.NO_SYMBOLS
     content = renamed(own_file, b"\0_PyEval_EvalFrameDefault\0", b"\0_XyEval_EvalFrameDefault\0")

@@ -188,7 +188,7 @@ def test_an_unmapped_interpreter_is_released(processes, journal, own):
     assert journal.now == {}
 
 
-def test_processes_without_room_are_counted(own):
+def test_processes_that_do_not_fit_into_the_map_are_counted(own):
     journal = Journal(room=1)
     processes = PythonProcesses(journal, Access())
     processes.apply(mapped(5, own))

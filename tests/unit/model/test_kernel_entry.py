@@ -1,4 +1,4 @@
-"""The kernel entry of a sample is the system call, interrupt or exception that it is in."""
+"""The kernel entry of a sample is the system call, interrupt or exception it was taken in."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from otel_kprofiler.model import (
 
 
 def frames(side, *names):
-    """Returns frames with these names, given outermost first, as in the table below."""
+    """Returns frames with the given names, which are listed outermost first."""
     return tuple(Frame(None, 1, (Line(name),), 0, side) for name in reversed(names))
 
 

@@ -26,7 +26,7 @@ def test_each_added_description_increments_the_version():
     assert versions == sorted(set(versions))
 
 
-def test_the_oldest_descriptions_are_evicted_and_the_owner_is_notified():
+def test_the_oldest_descriptions_are_evicted_and_passed_to_the_callback():
     dropped = []
     codes = KnownCodes(max_bytes=10 * code(1).size_bytes, on_dropped=dropped.append)
     for number in range(100):
@@ -55,7 +55,7 @@ def test_a_description_above_the_limit_is_dropped_immediately(table):
     assert dropped == [code(1, table)]
 
 
-def test_the_owner_may_look_up_descriptions_during_the_callback():
+def test_the_callback_may_look_up_descriptions():
     codes = KnownCodes(max_bytes=1, on_dropped=lambda value: codes.get(value.id) or list(codes))
     codes.add(code(1))
     assert codes.dropped == 1

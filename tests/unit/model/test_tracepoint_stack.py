@@ -18,7 +18,7 @@ ROOT = ["vfs_read", "do_syscall_64"]
         ["bpf_prog_6b48636f7f1d7cfb_kprofiler_trace", "bpf_trace_run1"],
     ],
 )
-def test_the_program_and_its_callers_are_cut_off(above):
+def test_the_bpf_program_and_its_callers_are_removed_from_a_stack(above):
     stacks = TracepointStacks()
     user = Side(USER_SIDE, (), STACK_OK)
     cut = stacks.cut(Stack((kernel([*above, *ROOT]), user)))
@@ -37,12 +37,12 @@ def test_the_program_and_its_callers_are_cut_off(above):
         ["bpf_prog_1_kprofiler_sample", "bpf_trace_run2", *ROOT],
     ],
 )
-def test_other_stacks_are_unchanged(frames):
+def test_stacks_without_the_bpf_program_are_unchanged(frames):
     stack = Stack((kernel(frames),))
     assert TracepointStacks().cut(stack) is stack
 
 
-def test_a_stack_keeps_a_frame():
+def test_a_stack_keeps_at_least_one_frame():
     assert names(TracepointStacks().cut(Stack((kernel([PROGRAM, "bpf_trace_run1"]),)))) == [
         "bpf_trace_run1"
     ]

@@ -31,7 +31,7 @@ def test_a_stack_survives_a_round_trip():
     assert list(zip(stack.addresses, stack.places, stack.sources, strict=True)) == FRAMES
 
 
-def test_callers_but_no_trampolines_are_looked_up_one_byte_before_their_return_address():
+def test_callers_except_trampolines_are_looked_up_one_byte_before_their_return_address():
     assert list(find_user_addresses(RAW)) == [
         0x7FFF00000010, 0x7F000000001F, 0x1234, 0xFFFFFFFFFFFFFF,
     ]  # fmt: skip
@@ -42,7 +42,7 @@ def test_an_empty_buffer_is_a_stack_without_frames():
     assert not find_user_addresses(b"")
 
 
-def test_the_header_gives_the_size():
+def test_the_size_of_a_stack_is_computed_from_its_header():
     assert user_stack_bytes(b"junk" + RAW + b"more", 4) == len(RAW)
     assert not user_stack_bytes(b"\1\2\3", 0)
 

@@ -1,4 +1,4 @@
-"""Wait causes are found in Linux 6.18 stacks that perf captured as known programs slept."""
+"""Wait causes are derived from Linux 6.18 stacks that perf captured while test programs slept."""
 
 import re
 from pathlib import Path
@@ -159,7 +159,7 @@ def test_the_block_io_flag_determines_the_cause_without_symbols():
     assert find_cause(WaitState.UNINTERRUPTIBLE, [], in_iowait=True) is WaitCause.DISK
 
 
-def test_a_futex_wait_is_the_gil_only_with_proof():
+def test_a_futex_wait_is_attributed_to_the_gil_only_with_proof():
     assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, TAKE_GIL) is WaitCause.GIL
     lock = ("pthread_cond_timedwait", "PyThread_acquire_lock_timed", "lock_PyThread_acquire_lock")
     assert find_cause(WaitState.INTERRUPTIBLE, FUTEX, lock) is WaitCause.FUTEX
@@ -207,7 +207,7 @@ WAITING = native(None, "", "pthread_cond_timedwait")
         ([native(INTERPRETER, "")], WaitCause.FUTEX),
     ],
 )
-def test_an_unnamed_function_may_take_the_gil(sides, cause):
+def test_a_gil_wait_is_recognized_despite_an_unnamed_function(sides, cause):
     sides = [side if isinstance(side, Side) else Side(USER_SIDE, side) for side in sides]
     stack = Stack((frames(KERNEL_SIDE, FUTEX), Side(USER_SIDE, WAITING), *sides))
     assert find_stack_cause(WaitState.INTERRUPTIBLE, stack) is cause

@@ -1,4 +1,4 @@
-"""Wait stacks end below the scheduler, and those of idle pools are recognized."""
+"""Scheduler frames are removed from wait stacks, and stacks of idle pools are recognized."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def names(stack):
          "schedule", "do_nanosleep"],
     ],
 )  # fmt: skip
-def test_equal_waits_share_a_stack_regardless_of_how_it_was_captured(above):
+def test_equal_waits_share_a_stack_regardless_of_scheduler_frames(above):
     stacks = WaitStacks(SCHEDULER)
     late = stacks.cut(Stack((kernel(ROOT),)))
     assert stacks.cut(Stack((kernel([*above, *ROOT]),))) is late
@@ -65,7 +65,7 @@ def test_equal_waits_share_a_stack_regardless_of_how_it_was_captured(above):
     assert stacks.cut(late) is late
 
 
-def test_scheduler_frames_are_recognized_by_name_without_markers():
+def test_scheduler_frames_are_recognized_by_name_if_no_markers_are_given():
     stack = WaitStacks().cut(Stack((kernel(["bpf_prog_1", "__schedule", "schedule", *ROOT]),)))
     assert names(stack) == ROOT
 

@@ -135,7 +135,7 @@ def window():
 
 
 class Mutable:
-    """A request to be mutated: its message, with shortcuts to parts of it."""
+    """A request for tests to change, with shortcuts to parts of its message."""
 
     def __init__(self, window):
         payload = encode_window(window).batches[0].payload

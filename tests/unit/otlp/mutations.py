@@ -1,10 +1,10 @@
-"""Violations of rules for profiles, as functions that change a valid message."""
+"""Functions that change a valid message so that it violates a rule."""
 
 from collections import defaultdict
 
 
 class Mutations(defaultdict):
-    """A dictionary of the functions that violate each rule."""
+    """Maps each rule to functions that make a valid message violate it."""
 
     def __init__(self):
         super().__init__(list)

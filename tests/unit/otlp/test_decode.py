@@ -84,7 +84,7 @@ def test_empty_data_decodes_to_no_windows_and_fails_validation():
     assert [item.rule for item in check_payload(b"")] == ["parsable"]
 
 
-def test_the_layout_before_1_43_is_rejected(payload):
+def test_message_layouts_older_than_opentelemetry_proto_1_43_are_rejected(payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     sample = message.resource_profiles[0].scope_profiles[0].profiles[0].samples[0]
     old = b"\x08\x01\x1a\x02\x01\x02"  # stack_index 1, attribute_indices in field 3
@@ -94,7 +94,7 @@ def test_the_layout_before_1_43_is_rejected(payload):
         decode_windows(data)
 
 
-def test_json_of_other_producers_is_read(window, payload):
+def test_json_from_other_producers_is_read(window, payload):
     message = ExportProfilesServiceRequest.FromString(payload)
     text = MessageToJson(message, indent=None, preserving_proto_field_name=False)
     (read,) = decode_windows(text.encode())

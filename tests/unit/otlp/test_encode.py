@@ -94,7 +94,7 @@ def one_frame_window(window, *frames):
     return with_resources(window, [ResourceSamples(Resource({"process.pid": 1}), [sample])])
 
 
-def test_profiles_have_kind_period_and_interval(window):
+def test_profiles_have_a_kind_a_period_and_an_interval(window):
     reader = Reader(encoded(window).payload)
     assert len(reader.profiles) == 2
     for profile in reader.profiles:
@@ -115,7 +115,7 @@ def test_event_kinds_have_no_period(window):
     assert not any(p.period or p.HasField("period_type") for p in reader.profiles)
 
 
-def test_samples_have_thread_cpu_and_only_incomplete_statuses(window):
+def test_samples_have_thread_and_cpu_and_the_status_of_incomplete_stacks(window):
     reader = Reader(encoded(window).payload)
     samples = [sample for profile in reader.profiles for sample in profile.samples]
     results = [reader.attributes(sample) for sample in samples]
@@ -159,7 +159,7 @@ def test_mappings_have_module_address_range_and_ids(window):
     }
 
 
-def test_an_address_outside_the_range_gets_a_mapping_without_a_range(window):
+def test_an_address_outside_its_modules_range_gets_a_mapping_without_a_range(window):
     module = window.profiles[0].resources[0].samples[0].stack.frames[0].module
     module = replace(module, ranges=(AddressRange(module.base, module.base + 0x100, ".text"),))
     near, far = (Frame(module, address, (Line("f"),), 0, KERNEL_SIDE) for address in (0xFF, 0x100))
@@ -291,7 +291,7 @@ def test_placeholder_names_are_read_back_as_reasons(window, form):
     assert frames(with_names) == frames(without)
 
 
-def test_equal_names_in_two_modules_are_one_function_at_two_locations(window):
+def test_equal_names_in_two_modules_share_one_function_at_two_locations(window):
     reader = Reader(encoded(window).payload)
     named = [e for e in reader.dictionary.location_table if reader.names(e) == ["vfs_read"]]
     assert len({location.lines[0].function_index for location in named}) == 1
@@ -415,7 +415,7 @@ def test_encoding_is_deterministic(window, form):
     assert third.payload == first.payload, "the order of attributes means nothing"
 
 
-def test_no_batch_is_made_without_samples(window):
+def test_a_window_without_samples_yields_no_batch(window):
     empty = with_resources(window, [])
     no_times = window.profiles[0].resources[0].samples[0]._replace(timestamps_unix_ns=[])
     without = with_resources(window, [window.profiles[0].resources[0]._replace(samples=[no_times])])
@@ -525,7 +525,7 @@ def test_small_parts_are_filled_despite_many_frequent_frames(window, form):
     assert sum(len(batch.payload) for batch in batches) > 0.85 * 16_384 * (len(batches) - 1)
 
 
-def test_json_follows_the_otlp_mapping(window):
+def test_the_json_form_follows_the_otlp_mapping(window):
     tree = json.loads(encoded(window, form=Form.JSON, new_id=lambda n: b"\xab" * n).payload)
     profile = tree["resourceProfiles"][0]["scopeProfiles"][0]["profiles"][0]
     assert profile["timeUnixNano"] == str(window.start_unix_ns)

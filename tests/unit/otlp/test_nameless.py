@@ -99,7 +99,7 @@ def test_names_are_added_in_every_form(data):
     assert [frame.lines for frame in expected].count(INLINED) == 3
 
 
-def test_the_request_is_unchanged_without_names(data):
+def test_a_request_is_unchanged_if_no_names_are_available(data):
     assert name_locations(data, lambda _: {}).data in {data, json_again(data)}
 
 
@@ -110,7 +110,7 @@ def json_again(data):
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def test_reasons_and_their_strings_are_removed_with_their_last_location(window):
+def test_unused_reasons_and_their_strings_are_removed_once_locations_have_names(window):
     data = encode_window(window).batches[0].payload
     assert data.count(b"no_name") == data.count(b"otel_kprofiler.unresolved") == 1
     named = name_locations(data, name_all).data
@@ -119,7 +119,7 @@ def test_reasons_and_their_strings_are_removed_with_their_last_location(window):
 
 
 def peer_message():
-    """Returns a message as the other profiler sends it: base names, file addresses, no lines."""
+    """Returns a message of opentelemetry-ebpf-profiler: base names, file addresses, no lines."""
     message = ExportProfilesServiceRequest()
     dictionary = message.dictionary
     dictionary.string_table.extend([
@@ -170,7 +170,7 @@ def test_locations_from_another_producer_are_named():
     assert again == message
 
 
-def test_a_location_without_a_type_may_be_code():
+def test_a_location_without_a_frame_type_can_be_named():
     message = peer_message()
     del message.dictionary.location_table[1].attribute_indices[:]
     assert name_locations(message.SerializeToString(), name_all).named == 1

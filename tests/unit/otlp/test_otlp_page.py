@@ -34,7 +34,7 @@ def test_only_the_invalid_message_violates_a_rule(capsys):
     assert capsys.readouterr().out == given["RULES"][given["wrong"].rule] + "\n"
 
 
-def test_a_small_message_is_one_batch(capsys):
+def test_a_small_message_yields_one_batch(capsys):
     run_example(EXAMPLES, "Split messages of other producers")
     assert capsys.readouterr().out == "1 {}\n"
 

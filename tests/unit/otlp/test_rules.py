@@ -18,7 +18,7 @@ from otel_kprofiler.otlp.check import FORM_RULES
 from tests.unit.otlp.mutations import Mutations
 
 MUTATIONS = Mutations()
-"""The functions that violate each rule in the JSON form."""
+"""By rule, functions that make the JSON form violate it."""
 
 breaks = MUTATIONS.breaks
 

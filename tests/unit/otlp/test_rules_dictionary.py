@@ -8,7 +8,7 @@ from otel_kprofiler.otlp.rules_dictionary import RULES
 from tests.unit.otlp.mutations import Mutations
 
 MUTATIONS = Mutations()
-"""The functions that violate each rule in a message."""
+"""By rule, functions that make a message violate it."""
 
 breaks = MUTATIONS.breaks
 

@@ -118,7 +118,7 @@ def test_a_sample_above_the_limit_is_split_by_its_timestamps():
     assert len(contents([batch.payload for batch in batches])) == 1000
 
 
-def test_an_indivisible_sample_above_the_limit_is_counted():
+def test_an_indivisible_sample_above_the_limit_is_counted_as_too_large():
     huge = sample(1, times=3)._replace(thread_name="x" * 3000)
     batches, too_large = encode_message(message(window([huge, sample(2)])), Form.PROTOBUF, 2000)
     assert sum(too_large.values()) == 3
@@ -188,7 +188,7 @@ def two_kinds(samples=40):
 
 
 def divided(batch, limit):
-    """Splits a batch until each part is small enough or a single sample; returns the parts."""
+    """Splits a batch until each part is small enough or has a single sample; returns the parts."""
     parts = divide_batch(batch, limit) if len(batch.payload) > limit else ()
     return [one for part in parts for one in divided(part, limit)] or [batch]
 

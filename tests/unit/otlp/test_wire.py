@@ -1,4 +1,4 @@
-"""Protobuf's wire format survives a round trip, and damage is an error."""
+"""Values survive a round trip through protobuf's wire format, and damaged data is rejected."""
 
 import pytest
 from google.protobuf.internal.decoder import _DecodeVarint

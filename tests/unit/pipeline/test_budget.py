@@ -1,4 +1,4 @@
-"""A process above its budget gets coarser samples; those of other processes are unchanged."""
+"""A process above its budget gets coarser samples, unlike all other processes."""
 
 import struct
 
@@ -149,7 +149,7 @@ def test_new_stacks_of_a_noisy_process_are_reduced_to_kernel_frames(parts):
     assert statuses(good) == {KERNEL_SIDE: STACK_OK, USER_SIDE: STACK_OK}
 
 
-def test_identifying_a_process_costs_its_budget_and_leaves_its_stack(parts):
+def test_identifying_a_process_is_charged_to_its_budget_without_resolving_stacks(parts):
     given, began_ns = sample(GOOD), parts.time.ns
     parts.budgets.identify([given, given])
     assert parts.time.ns - began_ns == parts.resources.cost_ns
@@ -160,7 +160,7 @@ def test_identifying_a_process_costs_its_budget_and_leaves_its_stack(parts):
     assert parts.budgets.coarse["stack"] == 0
 
 
-def test_a_pause_of_the_host_costs_no_process_its_identity(parts):
+def test_a_process_keeps_its_resource_if_the_host_pauses(parts):
     parts.resources.cost_ns = 5 * SECOND_NS
     parts.add(sample(GOOD, age_ns=1))
     _, other = parts.add(sample(GOOD + 1, age_ns=1))
@@ -272,11 +272,11 @@ def test_long_lived_processes_in_the_root_cgroup_have_separate_budgets(parts):
     assert not parts.budgets.coarse.total()
 
 
-def test_processes_first_sampled_when_old_share_a_budget(parts):
+def test_processes_that_are_old_at_their_first_sample_share_a_budget(parts):
     assert SHARED in storm(parts, 2000, age_ns=2 * YOUNG_NS)
 
 
-def test_attributes_are_not_reduced_without_limits():
+def test_nothing_is_reduced_if_limits_are_disabled():
     parts = Parts()
     parts.budgets = ProcessBudgets(
         parts.stacks, parts.resources, is_limiting=False, now_ns=parts.time
@@ -294,7 +294,7 @@ def test_the_number_of_remembered_processes_is_bounded(parts):
     assert len(parts.budgets._shares) == len(parts.budgets._groups) == MAX_PROCESSES
 
 
-def test_receivers_see_which_samples_are_coarse(parts):
+def test_coarse_samples_are_marked_in_the_payload(parts):
     for number in range(200):
         parts.add(sample(NOISY, number))
     window = parts.windows.close(2)
@@ -307,7 +307,7 @@ def test_receivers_see_which_samples_are_coarse(parts):
     assert STACK_OVER_BUDGET in {statuses(one.stack)[USER_SIDE] for one in coarse}
 
 
-def test_a_resource_shared_by_processes_names_no_thread(parts):
+def test_samples_of_a_shared_resource_name_no_thread(parts):
     """The budget may recover between the lookups of a sample's Resource and its group."""
     parts.budgets.resolve(sample(NOISY))
     while (resolved := parts.budgets.resolve(sample(NOISY, exec_id=1, owner=2000)))[

@@ -1,4 +1,4 @@
-"""A line lists the parts of profiles that settings and missing capabilities omit."""
+"""A log line lists what settings and missing capabilities omit from profiles."""
 
 import pytest
 
@@ -25,11 +25,11 @@ RESTORE = "user stacks in files that were deleted (CAP_CHECKPOINT_RESTORE missin
         ),
     ],
 )
-def test_each_omitted_part_has_a_reason(stacks, user_symbols, missing, expected):
+def test_each_omitted_part_is_listed_with_its_reason(stacks, user_symbols, missing, expected):
     assert describe_left_out(SamplerConfig(stacks=stacks), user_symbols, missing) == expected
 
 
-def test_the_summary_names_rates_and_stack_sides():
+def test_the_summary_states_the_rates_and_the_stack_sides():
     both = SamplerConfig(samples_per_second=19, stacks="both", off_cpu=OffCpuConfig())
     assert describe_sampling(both) == (
         "19 samples per second on each CPU, kernel and user stacks, 20 waits per second on each CPU"

@@ -311,7 +311,7 @@ def test_an_hour_of_suspend_creates_no_windows(parts):
     assert starts == sorted(starts)
 
 
-def test_a_stalled_watermark_does_not_hold_up_windows(parts):
+def test_a_stalled_watermark_does_not_delay_windows_forever(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.complete = start = time.boot
     sampler.ready = [raw(start + 5)]

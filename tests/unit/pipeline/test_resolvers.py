@@ -1,4 +1,4 @@
-"""User-supplied resolvers are composed with the built-in ones, without other changes."""
+"""User-supplied resolvers are combined with the built-in ones."""
 
 import pytest
 

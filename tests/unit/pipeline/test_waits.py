@@ -128,7 +128,7 @@ def off_cpu(window):
     return profile
 
 
-def test_samples_get_their_cause_from_stack_and_state(parts):
+def test_waits_get_their_cause_from_the_stack_and_the_state(parts):
     pipeline, source, symbols, windows, _ = parts
     symbols.add(1, PIPE)
     symbols.add(2, UNKNOWN)
@@ -198,7 +198,7 @@ def test_totals_are_per_window_and_sum_to_the_whole(parts):
     assert off_cpu(everything).waits.total_ns == 15 + 3 * 10
 
 
-def test_causes_can_be_left_out(parts, tmp_path):
+def test_no_wait_causes_are_determined_if_they_are_disabled(parts, tmp_path):
     _, source, symbols, _, _ = parts
     windows, clock = [], Clock(source)
     pipeline = Pipeline(

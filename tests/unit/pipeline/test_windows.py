@@ -61,7 +61,7 @@ def test_timestamps_are_within_the_half_open_interval():
     assert window.end_unix_ns - window.start_unix_ns == 5 * SECOND
 
 
-def test_a_late_sample_moves_the_start_back():
+def test_a_late_sample_moves_the_start_of_its_window_back():
     windows = builder(start=100)
     windows.add(raw(50), stack_of(), Resource({}))
     window = windows.close()
@@ -134,7 +134,7 @@ def test_the_gate_releases_samples_in_time_order():
     assert not gate.counts
 
 
-def test_a_change_closes_the_window_and_applies_to_the_next():
+def test_a_change_of_settings_closes_the_window_and_applies_to_the_next():
     windows = builder()
     windows.change(2 * SECOND, WindowSchedule(3 * SECOND), 5_000_000)
     windows.change(4 * SECOND, WindowSchedule(7 * SECOND), 1_000_000)

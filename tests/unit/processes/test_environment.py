@@ -50,7 +50,7 @@ def environ(**variables):
         (b"OTEL_SERVICE_NAME=\xff\0", {"service.name": "\\xff"}),
     ],
 )
-def test_the_service_is_named_as_the_sdks_name_it(text, expected):
+def test_the_service_name_matches_that_of_the_opentelemetry_sdks(text, expected):
     assert parse_environment(text) == expected
 
 

@@ -87,7 +87,7 @@ def test_the_error_for_an_unsupported_version_names_it(version):
 
 
 @pytest.mark.parametrize(("gap", "flags"), [(8, 2), (0, 0)])
-def test_a_version_stored_elsewhere_or_by_pointer_is_unknown(gap, flags):
+def test_a_version_in_another_place_or_format_is_unknown(gap, flags):
     with pytest.raises(UnsupportedGoError, match="unknown version"):
         Program(gap=gap, flags=flags).find()
 
@@ -102,7 +102,7 @@ def test_programs_without_a_go_note_are_not_go(note):
     assert Program(note=note).find() is None
 
 
-def test_go_libraries_do_not_make_a_go_program():
+def test_a_program_that_only_loads_go_libraries_is_not_a_go_program():
     program = Program()
     assert find_goroutines(program.read, program.objects, 0x10000) is None
     program.parts[BASE] = bytes(0x1000)

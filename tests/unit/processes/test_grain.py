@@ -1,4 +1,4 @@
-"""Resource grain merges processes without changing or losing a sample."""
+"""A coarse Resource grain merges processes without changing or losing a sample."""
 
 from collections import Counter
 from dataclasses import replace
@@ -210,7 +210,7 @@ def test_a_process_has_one_resource_across_profile_kinds(of_processes):
     assert on_cpu.resources[0].resource is off_cpu.resources[0].resource
 
 
-def test_exact_off_cpu_times_add_up():
+def test_exact_off_cpu_times_of_merged_processes_are_summed():
     waits = WaitTotals((1, 20, 0, 0, 0), 3, 1)
     groups = [
         ResourceSamples(Resource({"process.pid": pid, "host.name": "h"}), [], totals)

@@ -16,7 +16,7 @@ KTHREAD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a tree of files, which writes a file when it is called."""
+    """Returns a tree of files; calling the tree writes a file."""
 
     def write(path, text):
         file = tmp_path / path.lstrip("/")
@@ -89,7 +89,7 @@ def test_system_and_user_units_are_identified(host):
     }
 
 
-def test_an_exited_process_raises(host):
+def test_reading_an_exited_process_raises_os_error(host):
     with pytest.raises(OSError):
         host.places().read(5)
 
@@ -103,7 +103,7 @@ def cgroups(host, root, *paths):
     return [(tree / path.lstrip("/")).stat().st_ino for path in paths]
 
 
-def test_an_exited_process_is_found_by_its_cgroup(host):
+def test_the_container_or_unit_of_an_exited_process_is_found_by_its_cgroup(host):
     host.link(INITIAL)
     container, unit = cgroups(host, "/", f"/system.slice/docker-{ID}.scope/a", "/a.slice/b.service")
     places = host.places()
@@ -123,7 +123,7 @@ def test_cgroup_lookups_are_rate_limited(host):
     assert places.find(late) == {"container.id": ID}
 
 
-def test_other_containers_are_found_by_their_relative_path_from_a_namespace(host):
+def test_containers_outside_the_cgroup_namespace_are_found_by_relative_path(host):
     host.link("cgroup:[4026532999]")
     host("/proc/5/cgroup", f"0::/../cri-containerd-{ID}.scope\n")
     host("/proc/6/cgroup", "0::/../nginx.service\n")

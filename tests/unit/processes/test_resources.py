@@ -1,4 +1,4 @@
-"""Resources have the identity of processes, and their attributes from /proc."""
+"""Resources identify processes, and have attributes from /proc."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def raw(tgid, start_ns, comm=b"main", tid=None):
 
 @pytest.fixture
 def proc(tmp_path):
-    """Returns a /proc tree, which adds a process when it is called."""
+    """Returns a /proc tree; calling the tree adds a process."""
 
     def add(pid, ticks, exe="/usr/bin/server", cgroup="0::/\n", comm="a ) b", *, flags=0, stack=0):
         directory = tmp_path / "proc" / str(pid)
@@ -98,7 +98,7 @@ def program(exec_id, stack_start, comm=b"main", owner=0, tgid=5):
     return sample._replace(exec_id=exec_id, stack_start=stack_start, owner=owner)
 
 
-def test_each_program_executed_by_a_process_has_a_resource(proc):
+def test_each_program_executed_by_a_process_has_a_separate_resource(proc):
     result = resources(proc)
     proc(5, 300, exe="/bin/first", stack=0x7000)
     first = result.get(program(1, 0x7000))
@@ -119,7 +119,7 @@ def test_a_program_replaced_before_it_is_read_is_named_after_its_thread(proc):
     assert attributes["process.parent_pid"] == 1
 
 
-def test_a_child_runs_its_parents_program_before_exec(proc):
+def test_a_child_has_its_parents_program_until_exec(proc):
     result = resources(proc)
     proc(4, 300, exe="/bin/shell", comm="sh", stack=0x7000)
     result.get(program(1, 0x7000, b"sh", tgid=4))
@@ -145,7 +145,7 @@ def test_a_program_first_sampled_in_execve_is_read_again(proc):
     assert result.get(program(2, 0x9000, b"second")) is renewed
 
 
-def test_a_process_that_drops_its_rights_has_another_owner(proc):
+def test_a_process_that_changes_its_user_gets_another_owner(proc):
     users(proc.root)
     proc(5, 300, stack=0x7000)
     result = resources(proc)
@@ -156,7 +156,7 @@ def test_a_process_that_drops_its_rights_has_another_owner(proc):
     assert owners == ["root", "web", "web"]
 
 
-def test_a_fixed_resource_changes_only_with_its_owner(proc):
+def test_a_fixed_resource_changes_only_if_its_owner_changes(proc):
     users(proc.root)
     result = resources(proc)
     for attributes in ({"service.name": "a", "process.owner": "root"}, {"service.name": "a"}):
@@ -169,7 +169,7 @@ def test_a_fixed_resource_changes_only_with_its_owner(proc):
         assert result.get(program(1, 0x7000, owner=33)) is after
 
 
-def test_a_process_that_has_exited_keeps_the_data_of_the_sample(proc):
+def test_the_resource_of_an_exited_process_comes_from_the_sample(proc):
     attributes = resources(proc).get(raw(99, 7 * TICK_NS, comm=b"cc1")).attributes
     assert attributes["process.executable.name"] == "cc1"
     assert "process.creation.time" in attributes
@@ -186,7 +186,7 @@ def test_proc_distinguishes_reused_pids_if_samples_lack_start_times(proc):
     assert result.get(raw(5, None)).attributes["process.executable.name"] == "other"
 
 
-def test_a_kernel_thread_is_named_after_its_thread(proc):
+def test_the_resource_of_a_kernel_thread_has_the_name_of_the_thread(proc):
     proc(12, 3, exe="")
     result = resources(proc).get(raw(12, 3 * TICK_NS, comm=b"kworker/0:1"))
     assert result.attributes["process.executable.name"] == "kworker/0:1"
@@ -240,7 +240,7 @@ NAMES = {"k8s.container.name": "cart", "k8s.pod.name": "shop", "k8s.namespace.na
 
 
 def renew_until(resolver, resource, expected):
-    """Renews a shared Resource until it has these attributes; files are read only now and then."""
+    """Renews a shared Resource until it has these attributes; not every renewal reads files."""
     until_s = time.monotonic() + 30
     while not expected.items() <= resource.attributes.items():
         assert time.monotonic() < until_s, resource.attributes
@@ -281,7 +281,7 @@ def test_the_number_of_shared_resources_is_limited(proc):
     assert len(resolver._shared) <= 256
 
 
-def test_an_unreadable_process_without_samples_has_no_name(proc):
+def test_a_process_without_samples_has_no_name_if_its_pid_was_reused(proc):
     proc(99, 8)
     attributes = resources(proc).get_of(ProcessKey(99, 7 * TICK_NS)).attributes
     assert attributes["process.pid"] == 99
@@ -300,7 +300,7 @@ def test_kernel_threads_are_marked_with_their_purpose(proc):
     assert "otel_kprofiler.kernel_thread" not in other
 
 
-def test_a_process_has_parent_and_owner(proc):
+def test_a_resource_has_the_parent_and_owner_of_its_process(proc):
     proc(5, 300)
     passwd(proc.root, f"root:x:0:0::/:/bin/sh\nme:x:{os.geteuid()}:1::/:\n")
     (Path(proc.root) / "proc/self").mkdir()
@@ -356,7 +356,7 @@ def test_a_process_that_moves_to_a_container_gets_a_new_resource(proc):
     assert result.get(moved(proc, 5, 4)) is after  # the process has exited
 
 
-def test_a_forgotten_process_is_read_again(proc):
+def test_an_evicted_process_is_read_again(proc):
     proc(5, 300)
     result = resources(proc, capacity=1)
     first = result.get(raw(5, 300 * TICK_NS))
@@ -402,7 +402,7 @@ def test_a_configured_name_takes_precedence_over_all_sources(proc):
     assert result.get(sample).attributes["service.name"] == "server"
 
 
-def test_the_creation_time_survives_a_clock_synchronisation(proc):
+def test_the_creation_time_is_unchanged_by_a_clock_synchronisation(proc):
     class Source:
         offset = 10**18
 
@@ -430,14 +430,14 @@ def test_the_number_of_resources_is_bounded(proc):
     assert new == [1, 2, 3, 1]
 
 
-def test_preset_resources_are_not_looked_up(proc):
+def test_preset_attributes_are_used_without_reading_the_process(proc):
     proc(5, 300)
     known = {ProcessKey(5, 300 * TICK_NS): {"process.pid": 5, "host.name": "elsewhere"}}
     result = resources(proc, attributes_of=known)
     assert result.get(raw(5, 300 * TICK_NS)).attributes == known[ProcessKey(5, 300 * TICK_NS)]
 
 
-def test_the_current_process_matches_proc():
+def test_the_resource_of_the_current_process_matches_proc():
     with open("/proc/self/stat", "rb") as file:
         ticks = parse_stat(file.read()).start_ticks
     sample = raw(os.getpid(), ticks * TICK_NS + 1)
@@ -451,7 +451,7 @@ def test_a_malformed_stat_line_is_rejected(stat):
         parse_stat(stat)
 
 
-def test_host_attributes_identify_host_and_kernel(tmp_path):
+def test_host_attributes_identify_the_host_and_the_kernel(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/machine-id").write_text("abc\n")
     attributes = read_host_attributes(Access(str(tmp_path)))

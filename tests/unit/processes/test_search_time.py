@@ -31,12 +31,12 @@ class Clocks:
         return self.time.is_over()
 
 
-def test_a_search_ends_after_its_cpu_time():
+def test_a_search_ends_after_using_too_much_cpu_time():
     clocks = Clocks()
     assert [clocks.spend(cpu_s=0.15), clocks.spend(cpu_s=0.1)] == [False, True]
 
 
-def test_a_search_ends_after_its_time_blocked():
+def test_a_search_ends_after_being_blocked_for_too_long():
     clocks = Clocks()
     assert [clocks.spend(blocked_s=1.5), clocks.spend(blocked_s=1)] == [False, True]
 

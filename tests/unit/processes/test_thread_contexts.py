@@ -44,7 +44,7 @@ def test_samples_without_a_span_have_no_trace_flags():
     assert decode(entry(1, b"GET"), has_span=False) == {"method": "GET"}
 
 
-def test_the_last_of_duplicate_keys_wins():
+def test_the_last_of_several_equal_keys_is_used():
     assert decode(entry(1, b"GET"), entry(1, b"PUT"))["method"] == "PUT"
 
 
@@ -63,7 +63,7 @@ def test_bytes_that_are_not_utf8_are_replaced():
     assert decode(entry(0, b"\xff/"))["route"] == "\ufffd/"
 
 
-def test_attributes_share_the_limits_of_labels():
+def test_attributes_have_the_same_limits_as_labels():
     names = tuple(map(str, range(20)))
     labels = decode(*[entry(number, b"x" * 255) for number in range(20)], names=names)
     assert len(labels) == MAX_LABELS + 1
@@ -106,7 +106,7 @@ def name_labels(*labels, has_span=True):
     return dict(decode_context(b"\2\0" + encoded, (), has_span=has_span))
 
 
-def test_goroutine_labels_have_names():
+def test_goroutine_labels_are_decoded_with_their_names():
     ids = ((b"trace_id", b"1" * 32), (b"span_id", b"2" * 16))
     labels = ((b"user", "käse".encode()), (b"empty", b""), *ids)
     assert name_labels(*labels) == {"user": "käse", "empty": ""}
@@ -149,7 +149,7 @@ def test_reserved_and_invalid_names_are_skipped():
     assert labels == ("", "", "", "", "", "n" * 100)
 
 
-def test_a_key_map_has_at_most_as_many_names_as_indices():
+def test_a_key_map_has_at_most_256_names():
     labels = read_key_map({SCHEMA: "tls_v1", KEY_MAP: tuple(map(str, range(300)))})
     assert labels == tuple(map(str, range(256)))
     assert read_key_map({SCHEMA: "tls_v1", KEY_MAP: "route"}) == ()
@@ -158,7 +158,7 @@ def test_a_key_map_has_at_most_as_many_names_as_indices():
 NODEJS = {SCHEMA: NODEJS_SCHEMA, KEY_MAP: ("route",)}
 
 
-def test_the_variable_follows_from_the_version_and_the_layout():
+def test_the_variable_is_selected_by_the_schema_version_and_the_v8_layout():
     assert find_variable({SCHEMA: "tls_v1"}) == (VARIABLE, ContextKind.POINTER, 0)
     assert find_variable(NODEJS) == (NODEJS_VARIABLE, ContextKind.IN_V8, 0)
     layout = {name: values[-1] for name, values in V8_LAYOUT.items()}
@@ -168,10 +168,10 @@ def test_the_variable_follows_from_the_version_and_the_layout():
 
 
 @pytest.mark.parametrize("name", V8_LAYOUT)
-def test_a_different_v8_layout_is_not_read(name):
+def test_contexts_in_an_unsupported_v8_layout_are_not_read(name):
     assert find_variable({**NODEJS, name: 4}) is None
 
 
 @pytest.mark.parametrize("offset", [-1, 1 << 20, "24"])
-def test_an_out_of_range_offset_is_not_read(offset):
+def test_contexts_at_an_out_of_range_offset_are_not_read(offset):
     assert find_variable({**NODEJS, WRAP_OFFSET: offset}) is None

@@ -125,7 +125,7 @@ def test_a_program_without_the_variable_has_no_tls_location(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["descriptor", "general_dynamic", "initial_exec"])
-def test_words_not_resolved_by_the_linker_yield_no_tls_location(image_of, name):
+def test_words_that_the_linker_has_not_resolved_yield_no_tls_location(image_of, name):
     image = image_of(name)
     (library,) = [part for part in image.objects if "libcontext" in part.path]
 
@@ -200,7 +200,7 @@ def test_a_missing_program_header_address_is_zero():
     assert parse_headers_address(bytes(ctypes.c_uint64(3)) + b"\1") == 0
 
 
-def test_a_process_sampled_first_in_a_wait_has_its_attribute_names(tmp_path):
+def test_a_process_first_seen_in_wait_totals_has_its_attribute_names(tmp_path):
     contexts = ProcessContexts(Access(), first_look_s=0, answer_timeout_s=30)
     resources = ProcessResources(Access(), Clock(), {}, contexts=contexts)
     resources.follow_threads(Registered())

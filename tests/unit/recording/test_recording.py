@@ -96,7 +96,7 @@ def test_replayed_files_come_from_the_recorded_host(recorded):
     recording.close()
 
 
-def test_missing_and_unreadable_files_stay_so_in_a_replay(recorded):
+def test_missing_and_unreadable_files_cause_the_same_errors_in_a_replay(recorded):
     recording = Recording(recorded)
     with pytest.raises(FileNotFoundError):
         recording.files.read_bytes("/proc/modules")
@@ -180,7 +180,7 @@ def test_only_the_owner_can_read_a_recording(recorded):
     assert stat.S_IMODE(os.stat(recorded).st_mode) == 0o600
 
 
-def test_a_recording_of_another_version_is_rejected_by_its_version(recorded, tmp_path):
+def test_the_error_for_a_recording_of_another_version_names_the_version(recorded, tmp_path):
     changed = str(tmp_path / "changed")
     with zipfile.ZipFile(recorded) as old, zipfile.ZipFile(changed, "w") as new:
         for name in old.namelist():

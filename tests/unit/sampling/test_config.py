@@ -56,7 +56,7 @@ class OldKernel:
 
 
 @pytest.mark.system
-def test_the_error_names_an_unsupported_kernel():
+def test_the_error_for_an_unsupported_kernel_names_its_release():
     sampler = EbpfSampler(SamplerConfig(), access=OldKernel())
     with pytest.raises(KernelFeatureError, match=r"5\.4\.0-200-generic") as raised:
         sampler.start()

@@ -1,4 +1,4 @@
-"""Containers, pods and units are sampled by the right cgroups and processes."""
+"""Containers, pods and units are sampled through the right cgroups and processes."""
 
 import json
 
@@ -16,7 +16,7 @@ NOTHING = ((1, 0),)
 
 @pytest.fixture
 def host(tmp_path):
-    """Returns a host with cgroup v2, which writes a file when it is called."""
+    """Returns a host with cgroup v2; calling the host writes a file."""
     tree = tmp_path / "tree"
     tree.mkdir()
 
@@ -114,7 +114,7 @@ def test_new_and_exited_targets_are_detected_once_a_second(host):
     assert cgroups(follower) == NOTHING
 
 
-def test_a_name_published_after_the_start_is_matched(host):
+def test_a_container_name_published_after_the_start_is_matched(host):
     follower = host.follow(containers=("web",))
     made = host.cgroup(f"docker/{ID}")
     follower.look()
@@ -155,7 +155,7 @@ def test_a_hybrid_host_filters_by_cgroup_if_all_targets_are_in_cgroup_v2(host):
     assert pids(follower) == (5, 6)
 
 
-def test_processes_are_followed_without_the_cgroup_filter(host):
+def test_processes_are_followed_by_pid_if_the_cgroup_filter_cannot_be_used(host):
     """Other loaders lack the filter; the program does not see cgroups below the 15th level."""
     host("/proc/5/cgroup", "0::/a.service\n")
     host.cgroup("a.service")

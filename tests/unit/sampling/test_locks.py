@@ -16,7 +16,7 @@ def plan(types, *texts):
     return plan_locks(config, lambda: types)
 
 
-def test_the_event_has_its_number_and_collects_stacks_like_the_clock():
+def test_the_lock_event_has_a_number_and_collects_stacks_like_the_clock():
     types = make_types("contention_begin", "contention_end")
     planned = plan(types, "faults", "lock-contention")
     assert (planned.number, planned.spec.rate) == (2, 99)
@@ -29,7 +29,7 @@ def test_the_event_has_its_number_and_collects_stacks_like_the_clock():
         assert struct.unpack("=10Q", packed)[:3] == (2, *by)
 
 
-def test_without_the_event_there_is_no_memory_for_it():
+def test_lock_maps_have_minimal_size_if_lock_contention_is_not_sampled():
     def refuse():
         raise AssertionError("the kernel's types must not be read")
 
@@ -37,7 +37,7 @@ def test_without_the_event_there_is_no_memory_for_it():
     assert lock_map_entries(None, 64) == {"lock_buckets": 1, "lock_lines": 1}
 
 
-def test_a_kernel_without_the_tracepoints_is_an_error_with_the_reason():
+def test_the_error_for_a_kernel_without_lock_tracepoints_states_the_reason():
     with pytest.raises(KernelFeatureError, match="contention_begin") as raised:
         plan(make_types(), "lock-contention")
     assert "5.19" in raised.value.hint

@@ -39,14 +39,14 @@ def plan(host, *texts):
     return plan_tracepoints(config, lambda: types, host)
 
 
-def test_values_are_found_by_type_in_this_kernel(host):
+def test_tracepoint_values_are_located_by_type_in_this_kernel(host):
     block, page, module = plan(host, "block_rq_issue", "faults", "mm_page_alloc", "of_module")
     assert (block.number, *block.value) == (1, 1, 52, False, 1)
     assert (page.number, *page.value) == (3, 1, None, True, mmap.PAGESIZE)
     assert (module.number, *module.value) == (4, 255, None, False, 1)
 
 
-def test_no_tracepoint_means_no_plan(host):
+def test_events_that_are_not_tracepoints_have_no_plan(host):
     assert plan(host, "faults") == []
 
 
@@ -59,7 +59,7 @@ def test_no_tracepoint_means_no_plan(host):
         ("pagefaults", "page-faults"),
     ],
 )
-def test_the_error_for_an_unknown_tracepoint_has_near_names(host, text, near):
+def test_the_error_for_an_unknown_tracepoint_suggests_similar_names(host, text, near):
     with pytest.raises(HostError, match=f"neither an event nor a tracepoint is called {text}") as e:
         plan(host, text)
     assert e.value.hint.startswith(f"similar names: {near}")
@@ -72,7 +72,7 @@ def test_an_unknown_layout_of_a_value_is_an_error(host):
         plan(host, "kfree_skb")
 
 
-def test_the_program_collects_stacks_like_the_one_for_samples_on_a_cpu(host):
+def test_tracepoints_collect_stacks_like_the_clock(host):
     (block,) = plan(host, "block_rq_issue")
     for program, by, python in (
         ("kprofiler_sample", 0, 0),

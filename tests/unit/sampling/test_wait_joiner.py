@@ -62,7 +62,7 @@ def test_a_long_wait_has_its_exact_duration():
     assert joiner.added == 0
 
 
-def test_a_short_wait_represents_other_waits_by_its_weight():
+def test_the_weight_of_a_short_wait_includes_the_waits_that_it_represents():
     (one,) = WaitJoiner().join([begin(1000), end(1000, 20)])
     assert (one.value, one.wait.duration_ns) == (100, 20)
 
@@ -102,8 +102,8 @@ def test_a_wait_end_is_joined_only_with_its_start():
     assert one.stacks == (b"12345678",)
 
 
-def test_an_end_that_disowns_its_start_is_not_joined():
-    """The thread ran in between, unseen, so that its span may have ended."""
+def test_an_end_without_the_flag_for_a_start_is_not_joined():
+    """The flag is missing if the thread ran in between, so that its span may have ended."""
     (wait,) = WaitJoiner().join([begin(1000), end(1000, 200, flags=WAIT_KEPT, stack=b"late    ")])
     assert wait.stacks == (b"late    ",)
 
@@ -264,7 +264,7 @@ def test_the_threshold_follows_the_rate():
     assert control.threshold_ns == MAX_THRESHOLD_NS
 
 
-def test_the_threshold_follows_raises_by_the_bpf_program():
+def test_the_threshold_is_updated_if_the_bpf_program_raises_it():
     control = ThresholdControl(1000, 0, 20)
     for threshold in (FIRST, 100 * FIRST, 1000 * FIRST):
         control.note(threshold)

@@ -29,7 +29,7 @@ def test_each_read_returns_only_new_changes():
     assert more == {KEY: WaitTotals((0, 7, 0, 0, 0), 2)}
 
 
-def test_an_ongoing_wait_counts_its_elapsed_time():
+def test_the_elapsed_time_of_an_ongoing_wait_is_counted():
     sums = WaitSums()
     asleep = thread(since=50)
     assert sums.read([asleep], 100, 1)[KEY].by_state == (0, 50, 0, 0, 0)
@@ -116,12 +116,12 @@ class Files:
         (None, 16_384),
     ],
 )
-def test_the_map_has_room_for_four_times_as_many_threads(text, room):
+def test_the_map_has_room_for_four_times_the_number_of_threads(text, room):
     entries = wait_map_entries(object(), Files(text), 4)
     assert entries == {"buckets": room // 16, "threads": room, "wait_lines": 4}
 
 
-def test_the_error_says_why_waits_cannot_be_followed():
+def test_the_error_states_why_waits_cannot_be_sampled():
     def no_types():
         raise FileNotFoundError
 
@@ -132,6 +132,6 @@ def test_the_error_says_why_waits_cannot_be_followed():
         plan_waits(OFF, no_types, "libbpf")
 
 
-def test_a_held_command_must_be_a_target():
+def test_a_command_must_be_a_target_if_waits_are_sampled():
     with pytest.raises(ValueError, match="target_pids"):
         SamplerConfig(off_cpu=OffCpuConfig(), child_pid=5)

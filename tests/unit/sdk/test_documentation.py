@@ -32,7 +32,7 @@ def test_the_documented_defaults_are_right():
     assert read_settings(settings) == read_settings({})
 
 
-def test_the_examples_compile_and_their_names_exist():
+def test_the_examples_compile_and_the_names_they_use_exist():
     blocks = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
     assert len(blocks) == 5
     for block in blocks:

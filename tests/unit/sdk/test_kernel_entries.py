@@ -1,4 +1,4 @@
-"""The samples of a service have their kernel entries."""
+"""Samples of a service have the kernel entry that they were taken in."""
 
 import json
 
@@ -28,7 +28,7 @@ WINDOW = window_of(
 )
 
 
-def test_kernel_samples_have_their_kernel_entry():
+def test_samples_taken_in_the_kernel_have_a_kernel_entry():
     labels = [one.labels for _, one in name_entries(WINDOW).samples]
     assert labels == [(("tenant", "a"), (KEY, "read")), ((KEY, "page fault"),), (), ()]
 

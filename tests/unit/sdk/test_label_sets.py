@@ -35,7 +35,7 @@ def test_labels_nest_and_end_with_their_block():
     assert current() is None
 
 
-def test_equal_labels_have_one_number_in_any_order():
+def test_equal_label_sets_have_the_same_number_in_any_order():
     with labels(a=1, b=2):
         first = otel_context.get_value(KEY)
     with labels(b="2"), labels(a="1"):
@@ -71,7 +71,7 @@ def test_long_values_are_truncated_and_excess_external_labels_dropped():
     assert "outer08" not in result
 
 
-def test_labels_decorate_functions():
+def test_labels_can_be_used_as_a_function_decorator():
     @labels(job="report")
     def find():
         return current()

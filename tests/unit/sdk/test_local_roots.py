@@ -167,7 +167,7 @@ def test_the_oldest_spans_are_evicted_and_counted(roots, tracer):
     assert roots.failures == 0
 
 
-def test_spans_never_ended_are_not_kept_alive(roots, tracer):
+def test_spans_that_never_end_are_not_kept_alive(roots, tracer):
     span = tracer.start_span("lost")
     context = span.get_span_context()
     del span
@@ -177,7 +177,7 @@ def test_spans_never_ended_are_not_kept_alive(roots, tracer):
     assert result.get_name() == ""
 
 
-def test_children_of_spans_older_than_the_processor_get_their_parent_as_root(roots):
+def test_spans_started_before_the_processor_was_added_become_local_roots(roots):
     class Processor(LocalRootSpanProcessor):
         on_start = roots.start
         on_end = roots.end
@@ -243,7 +243,7 @@ def test_exceptions_raised_by_spans_are_counted_and_do_not_reach_the_service(roo
     assert names.as_dict()["unnamed"]["unknown_span"] == 2
 
 
-def test_spans_that_raise_are_limited_and_do_not_affect_others(roots, tracer):
+def test_spans_that_raise_neither_affect_others_nor_accumulate(roots, tracer):
     broken = [Broken("attributes", span_id) for span_id in range(1, 1001)]
     roots.start(broken[0])
     span, encoded = tracer.start_span("span"), {}
@@ -377,7 +377,7 @@ def test_the_processor_is_added_to_the_global_provider_once(monkeypatch):
 
 
 @pytest.mark.system
-def test_a_forked_child_knows_its_active_spans(roots, tracer):
+def test_a_forked_child_knows_the_local_roots_of_its_active_spans(roots, tracer):
     top = tracer.start_span("top")
     inner = child_of(tracer, top)
     elsewhere = tracer.start_span("of another thread")

@@ -392,7 +392,7 @@ def test_an_exited_process_keeps_its_name_for_the_window_and_is_then_forgotten(p
     assert not resources._contexts._known
 
 
-def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, caplog):
+def test_a_process_whose_memory_cannot_be_read_in_time_delays_nothing(process, tmp_path, caplog):
     caplog.set_level("INFO")
     directory = process()
     (directory / "mem").unlink()
@@ -409,7 +409,7 @@ def test_a_process_with_unresponsive_memory_delays_nothing(process, tmp_path, ca
     os.close(os.open(directory / "mem", os.O_RDWR))
 
 
-def test_a_process_with_hanging_memory_does_not_cost_others_their_contexts(process, tmp_path):
+def test_contexts_are_read_while_the_memory_of_another_process_cannot_be_read(process, tmp_path):
     keys = [ProcessKey(pid, 300 * TICK_NS) for pid in (5, 6, 7)]
     released = []
     hanging, *_ = [process(pid=key.tgid) for key in keys]
@@ -442,7 +442,7 @@ def test_a_process_with_hanging_memory_does_not_cost_others_their_contexts(proce
         fuse.thaw()
 
 
-def test_a_process_cannot_claim_another_location(process, resources):
+def test_a_process_cannot_override_its_container_host_or_unit(process, resources):
     claims = {
         "container.id": "c" * 64, "container.name": "db", "k8s.pod.uid": "u", "host.id": "h",
         "systemd.unit.name": "a.service",
@@ -476,7 +476,7 @@ def test_contexts_of_all_processes_share_one_limit(process):
     assert 0 < len(published) * len(payload) <= 16 * 1024 * 1024
 
 
-def test_a_missing_reader_thread_costs_the_contexts_and_logs_one_warning(
+def test_a_reader_thread_that_cannot_start_causes_one_warning_and_no_contexts(
     process, monkeypatch, caplog
 ):
     process()
@@ -510,7 +510,7 @@ def test_a_service_is_named_by_its_environment_until_it_publishes_a_name(process
     assert "service.version" not in resource.attributes
 
 
-def test_a_source_names_a_service_that_publishes_no_name(process, resources):
+def test_a_service_without_a_published_name_is_named_by_a_configured_source(process, resources):
     directory = process(name="/tmp/other")
     resources.rebase({}, ("executable",))
     (directory / "exe").symlink_to("/usr/bin/web")

@@ -45,7 +45,7 @@ def in_memory():
 
 
 @pytest.mark.parametrize("processor", [BatchProfileProcessor, SimpleProfileProcessor])
-def test_a_flush_exports_windows_handed_over_before(processor, in_memory):
+def test_a_flush_exports_all_earlier_windows(processor, in_memory):
     profiles = ProfilerProvider(shutdown_on_exit=False)
     profiles.add_profile_processor(processor(in_memory))
     profiles.on_window(window(3))
@@ -149,7 +149,7 @@ def test_the_global_provider_can_be_set_only_once(monkeypatch, caplog):
 
 @pytest.mark.system
 @pytest.mark.parametrize("first", ["traces", "metrics", "nothing"])
-def test_the_resource_matches_other_signals(first):
+def test_the_resource_matches_that_of_other_signals(first):
     code = """
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -193,7 +193,7 @@ def test_an_explicit_resource_is_used_unchanged():
         ({"OTEL_PROFILES_EXPORTER": "otlp_proto_http"}, ["otlp_http"]),
     ],
 )
-def test_exporter_names_match_other_signals(environ, names, monkeypatch):
+def test_exporter_names_match_those_of_other_signals(environ, names, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     exporters = [factory() for factory in find_exporters(environ)]

@@ -1,4 +1,4 @@
-"""The path to a thread's current span leads to the interpreter's current span."""
+"""The path through the interpreter's memory leads to the thread's current span."""
 
 import asyncio
 import contextvars
@@ -165,12 +165,12 @@ def test_unknown_span_classes_yield_no_span(path):
         VARIABLE.reset(token)
 
 
-def test_threads_without_a_state_have_no_span(path):
+def test_threads_without_a_python_thread_state_have_no_span(path):
     with TRACER.start_as_current_span("x"):
         assert SpanReader(path).find_span_context(1) == 0
 
 
-def test_unmapped_memory_costs_only_the_span(path):
+def test_a_read_of_unmapped_memory_yields_no_span(path):
     def read(address, size):
         nonlocal left
         left -= 1
@@ -209,7 +209,7 @@ def test_verification_rejects_every_wrong_path(path):
             span_path._prove(SpanReader(other), VARIABLE)
 
 
-def test_an_unverified_path_is_not_followed(monkeypatch):
+def test_a_path_that_cannot_be_verified_is_rejected(monkeypatch):
     def deny(address, size):
         raise OSError(1, "Operation not permitted")
 

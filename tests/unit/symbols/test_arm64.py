@@ -1,4 +1,4 @@
-"""Symbols of an arm64 kernel are right despite other boundaries and mapping symbols."""
+"""Symbols of an arm64 kernel are right despite mapping symbols and different boundaries."""
 
 import lzma
 from pathlib import Path

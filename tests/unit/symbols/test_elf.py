@@ -207,7 +207,7 @@ def run(*arguments, status=0, text=None):
     return done.output
 
 
-def test_the_command_names_rvas(module):
+def test_the_command_resolves_rvas_to_functions(module):
     assert run("--elf", module, "--rva", "0x14", "41") == (
         "snd_test+0x14  first+0x4  .text+0x14\nsnd_test+0x41  second+0x1  .text+0x41\n"
     )
@@ -238,8 +238,8 @@ def host(tmp_path):
     return {name: tmp_path / name for name in ("kallsyms", "modules", "sys_module")}
 
 
-def test_sizes_bound_the_functions_of_a_running_module(host, module):
-    """Functions end where the file says, not at the next symbol in kallsyms."""
+def test_functions_of_a_running_module_end_where_its_file_says(host, module):
+    """Without the file, functions would extend to the next symbol in kallsyms."""
     ends = [TEXT + rva for rva in (0x30, 0xA5, 0xE0)]
     bare, exact = (
         KernelSymbolizer.from_files(**host),

@@ -46,7 +46,7 @@ def test_padding_belongs_to_its_function_and_ends_the_previous_one():
     assert named(table, 0x3F) == ("g", 0x30), "h has no padding, so g reaches up to it"
 
 
-def test_padding_without_its_function_is_a_gap():
+def test_padding_whose_function_is_missing_has_no_name():
     table = core((0, "t", "f"), (0x20, "t", "__pfx_g"), (0x30, "d", "data"), (0x40, "t", "h"))
     assert named(table, 0x1F) == ("f", 0)
     assert named(table, 0x25) is None
@@ -66,7 +66,7 @@ def test_padding_without_its_function_is_a_gap():
         ([("T", "__irqentry_text_start"), ("t", "irq_entries_start")], "irq_entries_start"),
     ],
 )
-def test_the_best_alias_is_displayed(symbols, shown):
+def test_the_preferred_alias_is_displayed_and_all_are_found(symbols, shown):
     for order in (symbols, symbols[::-1]):
         table = core(*((0, kind, name) for kind, name in order), (16, "t", "next"))
         assert named(table, 0) == (shown, 0)
@@ -136,7 +136,7 @@ def test_clones_of_a_captured_kernel_are_distinguished_from_modules(clones_lines
     assert kallsyms.freed
 
 
-def test_a_second_block_of_a_module_is_freed_and_names_nothing():
+def test_symbols_in_a_second_block_of_a_module_count_as_freed():
     data = (
         text((0, "T", "_text"))
         + text((0x2000, "t", "live"), module="a")

@@ -91,7 +91,7 @@ def live(tmp_path):
     return KernelSymbolizer.live(files, ksymbols=source), source
 
 
-def test_captured_records_replay_to_the_expected_table():
+def test_replaying_captured_records_yields_the_expected_table():
     """The records are from a 6.12 kernel that loads and unloads programs and a trampoline."""
     result = KsymbolTable()
     programs = make_changes(
@@ -129,14 +129,14 @@ def test_a_reused_address_resolves_to_the_program_at_the_samples_timestamp():
     assert name_at(result, A + 127) == "two"
 
 
-def test_an_unloaded_symbol_is_not_found_without_a_time():
+def test_a_lookup_without_a_time_does_not_find_an_unloaded_symbol():
     result = table((1, ADDED, symbol(A, "one")), (2, REMOVED, symbol(A, "one")))
     assert name_at(result, A) is None
     assert name_at(result, A, 2 + 11 * MS) is None
     assert len(result) == 0
 
 
-def test_a_late_removal_does_not_remove_the_successor():
+def test_a_removal_applied_late_does_not_remove_the_next_symbol():
     """Records from two CPUs may be applied out of order."""
     result = table(
         (10, ADDED, symbol(A, "one")),
@@ -206,8 +206,8 @@ def test_history_stays_sorted_when_a_read_removes_symbols_late():
     assert name_at(result, A + 8192, 120 * MS) is None
 
 
-def test_a_removal_names_a_symbol_whose_load_was_lost():
-    """Since the load record was lost, the symbol was loaded after the last read."""
+def test_a_removal_record_names_a_symbol_whose_load_record_was_lost():
+    """The symbol must have been loaded after the last read, which lacks it."""
     result = table((100, PROGRAMS_READ), (300, REMOVED, symbol(A, "unseen")))
     assert name_at(result, A, 200) == "unseen"
     assert name_at(result, A, 99) is None
@@ -271,7 +271,7 @@ def test_a_removal_whose_load_was_lost_leaves_an_uncertain_entry():
     assert [name_at(result, A, time_ns) for time_ns in (60, 99, 110)] == [None, None, "?"]
 
 
-def test_a_removal_does_not_prove_presence_since_the_loss():
+def test_a_removal_does_not_prove_that_the_symbol_stayed_loaded_since_the_loss():
     """The program may have been unloaded and reloaded."""
     result = table((0, ALL_READ, symbol(A, "a")))
     result.apply(lost(100, 120))
@@ -279,7 +279,7 @@ def test_a_removal_does_not_prove_presence_since_the_loss():
     assert [name_at(result, A, time_ns) for time_ns in (99, 110)] == ["a", "?"]
 
 
-def test_frames_are_marked_after_lost_records(live):
+def test_frames_have_a_reason_but_no_name_after_lost_records(live):
     symbolizer, source = live
     stacks = StackResolver({KERNEL_SIDE: symbolizer})
     source.changes = [lost(20 * MS, 40 * MS)]
@@ -296,7 +296,7 @@ def test_frames_are_marked_after_lost_records(live):
     assert again.frames[0].function == "bpf_prog_1_old"
 
 
-def test_a_symbol_without_length_ends_at_the_next_one():
+def test_a_symbol_without_a_length_ends_at_the_next_symbol():
     result = table(
         (0, ALL_READ, symbol(A, "a", 0), symbol(A + 80, "b", 0), symbol(A + 8192, "t", 0, OOL))
     )
@@ -317,7 +317,7 @@ def test_large_programs_are_found_on_all_their_pages():
         assert name_at(result, A + offset) is None
 
 
-def test_history_is_bounded_in_number_and_time():
+def test_the_history_of_symbols_is_bounded_in_number_and_time():
     result, step_ns = KsymbolTable(), KEEP_NS // (4 * MAX_KEPT)
     for number in range(2 * MAX_KEPT):
         for action in (ADDED, REMOVED):

@@ -126,7 +126,7 @@ def read_captured():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_name_is_wrong_whenever_captured_uevents_are_received(host, symbolizer, clock, seed):
+def test_no_name_is_wrong_regardless_of_when_uevents_are_received(host, symbolizer, clock, seed):
     """Freed addresses are reused immediately; datagrams are received up to 40 ms late."""
     random_, places = random.Random(seed), {"old": 0}
     owners = [(0, 0, "old")]  # (time, place, owner from then on)

@@ -73,7 +73,7 @@ def test_a_forked_child_finds_modules_that_changed_since_the_last_read(host, sym
 
 
 def test_code_run_before_the_announcement_belongs_to_the_module(host, symbolizer):
-    """Init code, and functions that it calls, may run from the last read on."""
+    """Init code may run at any time between the last read and the announcement."""
     between_ns = boot_ns()
     host.load("fresh")
     settle(symbolizer)
@@ -138,7 +138,7 @@ def test_a_reused_address_never_gets_the_name_of_the_wrong_module(host, symboliz
     assert frame(symbolizer, TEXT + 0x100014).function == "fresh_a"
 
 
-def test_init_code_is_named_while_it_runs_and_a_failure_leaves_nothing(host, symbolizer):
+def test_init_code_is_named_only_while_it_runs_if_the_module_fails_to_load(host, symbolizer):
     """Running init code is not announced, but polling finds it."""
     host.load("failing", state="Loading", announce=False)
     time.sleep(0.12)
@@ -182,7 +182,7 @@ def test_lost_announcements_cause_a_rescan(host, symbolizer):
     assert symbolizer.watch.counts.rescans == 1
 
 
-def test_a_failed_watch_restarts_and_misses_nothing(host, symbolizer, caplog):
+def test_a_failed_watch_restarts_without_missing_a_module(host, symbolizer, caplog):
     caplog.set_level(logging.CRITICAL)
     host.load("fresh", announce=False)
     host.events.error = OSError(errno.EBADF, "broken")
@@ -264,7 +264,7 @@ def test_modules_are_found_by_polling_without_announcements(host, caplog):
     symbolizer.close()
 
 
-def test_close_stops_the_thread(host, symbolizer):
+def test_closing_the_watch_stops_its_thread(host, symbolizer):
     symbolizer.close()
     symbolizer.close()
     assert "kprofiler-modules" not in {thread.name for thread in threading.enumerate()}
@@ -301,5 +301,5 @@ def test_captured_uevents_are_parsed():
         b"add@/module/\0ACTION=add\0DEVPATH=/module/\0SUBSYSTEM=module",
     ],
 )
-def test_other_datagrams_are_ignored(data):
+def test_datagrams_without_module_events_are_ignored(data):
     assert parse_uevent(data) is None

@@ -155,7 +155,7 @@ def test_a_trampoline_after_a_module_keeps_its_name(pages, modules_folder):
 
 
 @pytest.mark.parametrize("sections", [{".text": 0, ".exit.text": BASE + 0x1000}, {".text": 0}])
-def test_a_text_address_of_zero_covers_nothing(sections):
+def test_a_module_whose_text_address_is_zero_gets_its_range_from_symbols(sections):
     table = parse_kallsyms([b"%016x t f\t[m]\n" % (BASE + 0x40)]).blocks["m"]
     listed = ProcModule("m", 0x4000, "Live", BASE)
     files = ModuleFiles(sections, None, "", "")
@@ -167,7 +167,7 @@ def test_a_text_address_of_zero_covers_nothing(sections):
     assert hidden.ranges == ()
 
 
-def test_a_module_without_names_ends_at_the_next_allocation():
+def test_a_module_without_symbols_ends_at_the_next_allocation():
     listed = ProcModule("m", 0x9000, "Live", BASE)
     files = ModuleFiles({".text": BASE, ".data": BASE - 0x5000}, None, "", "")
     for taken, end in ([BASE, BASE + 0x3000], 0x3000), ([BASE, BASE - 0x2000], 0x9000):
@@ -181,7 +181,7 @@ def test_ext4s_freed_init_text_belongs_to_the_module_that_reused_it(modules, mod
     assert frame.module is None or frame.module.name != "ext4"
 
 
-def test_modules_have_build_id_and_file_id(modules):
+def test_modules_have_a_build_id_and_a_file_id(modules):
     ext4 = modules.module("ext4")
     assert ext4.build_id == "f1ab2d8253a14b1b2b385ab80ee913c0f136ecac"
     assert ext4.file_id == make_file_id(ext4.build_id)
@@ -237,7 +237,7 @@ def test_malformed_module_lines_are_counted():
     assert bad == 4
 
 
-def test_module_ranges_come_from_symbols_without_sysfs(clones, clones_folder):
+def test_module_ranges_come_from_symbols_if_sysfs_is_unreadable(clones, clones_folder):
     """Without root, the base comes from /proc/modules and the size from text symbols."""
     bare = KernelSymbolizer.from_files(
         kallsyms=clones_folder / "kallsyms.xz", modules=clones_folder / "proc_modules"
@@ -256,7 +256,7 @@ def test_module_ranges_come_from_symbols_without_sysfs(clones, clones_folder):
     assert match.rva == clones.find("br_dev_xmit")[0].rva
 
 
-def test_the_base_is_the_first_symbols_page_without_a_module_list(clones, clones_folder):
+def test_the_base_is_the_page_of_the_first_symbol_if_there_is_no_module_list(clones, clones_folder):
     bare = KernelSymbolizer.from_files(kallsyms=clones_folder / "kallsyms.xz")
     assert {m.name for m in bare.snapshot.modules} == {m.name for m in clones.snapshot.modules}
     for module in clones.snapshot.modules[1:]:

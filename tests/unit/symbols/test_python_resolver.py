@@ -68,7 +68,7 @@ def stacks(resolver):
     return StackResolver({KERNEL_SIDE: RawAddresses(KERNEL_SIDE), PYTHON_SIDE: resolver})
 
 
-def test_a_frame_has_function_file_and_lines(codes, resolver):
+def test_a_frame_has_a_function_a_file_and_lines(codes, resolver):
     codes.add(describe(1))
     side = resolver.resolve(raw((1, LAST_INSTRUCTION), end=PythonEnd.FRAME_LIMIT), None)
     (frame,) = side.frames

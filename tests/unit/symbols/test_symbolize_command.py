@@ -160,7 +160,7 @@ int main(int count, char **words) { return outer(count); }
 """
 
 
-def test_lines_show_inlined_functions_too(symbolize, folder, monkeypatch):
+def test_source_lines_include_inlined_functions(symbolize, folder, monkeypatch):
     pytest.importorskip("symbolic")
     monkeypatch.setenv("CACHE_DIRECTORY", str(folder / "cache"))
     path = build(folder, "inlined", "-g", source=INLINED)

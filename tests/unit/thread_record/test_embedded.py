@@ -157,7 +157,7 @@ def test_interpreters_without_the_api_of_cpython_are_rejected_with_the_fix():
     assert "fix: run CPython 3.11 or later" in line
 
 
-def test_spans_without_links_are_explained_once():
+def test_a_warning_explains_once_why_spans_have_no_links():
     log = run(
         """
         from otel_kprofiler.host import Access

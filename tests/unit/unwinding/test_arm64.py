@@ -109,7 +109,7 @@ class Records:
         return self.unwinder.unwind(pt_regs, self.stack, bytes(memory))
 
 
-def test_a_frame_record_shows_where_callers_of_code_without_tables_saved_registers(built, tmp_path):
+def test_callers_of_code_without_tables_are_unwound_by_their_frame_records(built, tmp_path):
     """On arm64, a frame record does not show where its function's frame ends."""
     records = Records(built, tmp_path)
     at = records.stack
@@ -131,7 +131,7 @@ def test_a_caller_without_a_frame_record_ends_the_stack(built, tmp_path):
     assert stack.end.name == "NO_RULE"
 
 
-def test_a_leaf_without_a_rule_is_called_by_code_with_a_rule(built, tmp_path):
+def test_the_caller_of_a_leaf_without_a_rule_comes_from_the_link_register(built, tmp_path):
     records = Records(built, tmp_path)
     stack = records.unwind({0: 0, 8: records.main}, records.untabled, link=records.bottom)
     assert list(stack.addresses) == [records.untabled, records.bottom, records.main]

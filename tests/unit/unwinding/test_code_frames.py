@@ -33,7 +33,7 @@ def states(flow):
         ("4154", Effect.SHIFT, -8),  # push %r12
         ("ff7508", Effect.SHIFT, -8),  # push 8(%rbp)
         ("55", Effect.PUSH_FP, 0),
-        ("4155", Effect.SHIFT, -8),  # push %r13; its number has rbp's low bits
+        ("4155", Effect.SHIFT, -8),  # push %r13, encoded like push %rbp with a prefix
         ("5d", Effect.POP_FP, 0),
         ("4889e5", Effect.SET_FP, 0),
         ("488d6c2410", Effect.SET_FP, 0x10),  # lea 16(%rsp),%rbp
@@ -79,13 +79,13 @@ def test_a_function_is_followed_through_its_prologue_and_epilogue():
     }
 
 
-def test_a_realigned_stack_is_found_by_the_frame_pointer():
+def test_a_realigned_stack_is_unwound_by_the_frame_pointer():
     flow = follow("55 4889e5 4883e4c0 90 c9 c3", 0)
     assert states(flow)[8] == State(None, 16, 16)
     assert states(flow)[10] == ENTRY
 
 
-def test_paths_that_disagree_have_no_state():
+def test_instructions_reached_with_different_stack_depths_have_no_state():
     flow = follow("84c0 7401 50 90 c3", 0)  # only one of the two paths pushes
     assert not states(flow)
 
@@ -97,7 +97,7 @@ def test_code_after_a_call_that_does_not_return_belongs_to_another_function():
     assert 8 not in states(flow)
 
 
-def test_an_import_that_does_not_return_ends_its_callers():
+def test_code_after_a_call_to_an_import_that_does_not_return_is_not_followed():
     # 0: jmp *slot. 6: push; je 15; call 0. 15: pop; ret
     slot = START + 6 + 0x100
     flow = follow("ff2500010000 50 7406 e8f2ffffff 90 58 c3", 6, endless=[slot])
@@ -105,7 +105,7 @@ def test_an_import_that_does_not_return_ends_its_callers():
     assert states(flow)[15] == State(16, 0, None)
 
 
-def test_padding_after_a_call_is_the_end_of_the_function():
+def test_padding_after_a_call_ends_the_function():
     # 0: sub $8,%rsp; call an address outside; nop. 12: push rbx; pop rbx; ret
     flow = follow("4883ec08 e800000010 0f1f00 53 5b c3", 0)
     assert states(flow) == {0: ENTRY, 4: State(16, 0, None)}
@@ -117,13 +117,13 @@ def test_padding_after_a_call_is_the_end_of_the_function():
     ]
 
 
-def test_a_jump_to_another_function_leaves_nothing_on_the_stack():
+def test_a_function_that_jumps_to_another_without_popping_its_stack_has_no_state():
     # 0: push rbx; jmp 4. 4: ret
     flow = follow("53 eb01 90 c3", 0, 4)
     assert states(flow) == {4: ENTRY}
 
 
-def test_cases_of_a_switch_are_followed_back_from_their_end():
+def test_switch_cases_are_analyzed_backwards_from_their_return():
     # 0: push rbx; jmp *rax. 3: mov; pop; ret, which is reached only through the jump table
     flow = follow("53 ffe0 89c3 5b c3", 0)
     assert 3 not in states(flow)
@@ -132,19 +132,19 @@ def test_cases_of_a_switch_are_followed_back_from_their_end():
     assert states(flow)[5] == State(16, 0, None)
 
 
-def test_an_address_inside_a_function_starts_no_function():
+def test_a_candidate_inside_a_function_does_not_start_a_function():
     code = "4883ec08 90 4883c408 c3"
     flow = follow(code)
     flow.add_candidates([START + 4, START])
     assert states(flow)[4] == State(16, 0, None)
 
 
-def test_the_first_function_has_no_caller():
+def test_the_entry_point_is_the_outermost_function():
     assert states(follow("31ed e801000000 f4 c3", 0))[2] == OUTERMOST
     assert states(follow("90 f4", 0, entry=START))[1] == OUTERMOST
 
 
-def test_signal_trampolines_are_left_to_the_program():
+def test_signal_trampolines_are_excluded_from_code_ranges():
     trampoline = bytes.fromhex("48c7c00f0000000f05")
     code = bytes(8) + trampoline + bytes(4)
     assert list(cut_trampolines(code, 100)) == [(100, 107), (117, 121)]
@@ -160,7 +160,7 @@ def test_every_byte_of_a_gap_has_an_entry():
     assert (start, size) == (START, 7)
 
 
-def test_damaged_code_takes_little_time_and_raises_nothing():
+def test_damaged_code_is_analyzed_quickly_and_without_an_error():
     code = bytes(range(256)) * 64
     parts = {"text": [Segment(0, len(code), START)]}
     maker = make_frames(code, parts, [START + 3], [(START, START + len(code))], 0)

@@ -44,7 +44,7 @@ def test_a_search_table_can_be_built_from_frames():
 
 
 @pytest.mark.parametrize("name", ["plain.so", "personality.so"])
-def test_a_built_search_table_equals_the_linkers(name):
+def test_a_built_search_table_matches_the_table_from_the_linker(name):
     data = content(name)
     source, tables = ImageSource(data), find(data)
     frames = find_section(source, read_elf(source, "x86_64"), b".eh_frame")
@@ -68,7 +68,7 @@ def test_files_for_other_machines_are_rejected(at, value):
     assert refusal(elf.data) is Refusal.NOT_ELF
 
 
-def test_a_short_file_is_not_elf():
+def test_a_file_too_short_for_an_elf_header_is_rejected():
     assert refusal(content("plain.so")[:63]) is Refusal.NOT_ELF
     assert refusal(b"") is Refusal.NOT_ELF
 
@@ -104,7 +104,7 @@ def test_unsupported_encodings_are_rejected(encodings):
 
 
 @pytest.mark.parametrize("encodings", ["011bffff", "011b03ff"])
-def test_a_header_may_lack_a_search_table(encodings):
+def test_an_eh_frame_header_may_lack_a_search_table(encodings):
     elf = Elf()
     at = elf.search_at()
     elf.data[at : at + 4] = bytes.fromhex(encodings)
@@ -125,7 +125,7 @@ def test_more_pairs_than_fit_into_the_header_are_rejected():
     assert refusal(elf.data) is Refusal.OUT_OF_BOUNDS
 
 
-def test_more_pairs_than_the_program_can_search_are_rejected():
+def test_more_pairs_than_the_bpf_program_can_search_are_rejected():
     elf = Elf()
     elf.put("<I", elf.search_at() + 8, MAX_ENTRIES + 1)
     assert refusal(elf.data) is Refusal.TOO_LARGE
@@ -172,7 +172,7 @@ def test_too_many_text_segments_are_rejected():
     assert caught.value.refusal is Refusal.NO_TEXT
 
 
-def test_the_image_has_the_layout_the_program_expects():
+def test_the_image_has_the_layout_that_the_bpf_program_expects():
     data = content("personality.so")
     source, tables = ImageSource(data), find(data)
     elf = read_elf(source, "x86_64")

@@ -39,12 +39,12 @@ def test_all_code_of_a_file_without_tables_is_a_gap():
 
 
 @pytest.mark.parametrize("entry", [0, 1100], ids=["library", "program"])
-def test_gaps_are_not_worth_a_wait_unless_the_entry_point_is_in_one(entry):
+def test_gaps_are_ignored_if_the_entry_point_has_a_rule(entry):
     assert find("personality.so", entry=entry)[0] == []
 
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["relative", "absolute"])
-def test_gaps_of_a_program_whose_main_has_no_rule_are_worth_a_wait(monkeypatch, is_fixed):
+def test_gaps_are_used_if_main_has_no_rule(monkeypatch, is_fixed):
     entry, (gaps, text) = 1100, find("personality.so", entry=1)
     main = gaps[-1][0] + 20
     code = b"\x48\xc7\xc7" + struct.pack("<i", main)
@@ -63,5 +63,5 @@ def test_gaps_of_a_program_whose_main_has_no_rule_are_worth_a_wait(monkeypatch, 
     assert find_gaps(source, elf, find_tables(source, elf)) == gaps
 
 
-def test_the_code_that_linkers_leave_without_rules_is_not_worth_a_process():
+def test_gaps_with_only_code_from_the_linker_are_ignored():
     assert find("plain.so")[0] == []

@@ -1,4 +1,4 @@
-"""Builds unwind tables from Go's for arm64."""
+"""Unwind tables for arm64 are built from Go's function tables."""
 
 import shutil
 import struct
@@ -75,11 +75,11 @@ RETURNED = (60, (SP, 0), KEPT, None)
 WITHOUT = [(0, (SP, 16), KEPT, UNKNOWN)]
 
 
-def test_x30_and_x29_are_where_each_instruction_stored_them():
+def test_rules_for_x30_and_x29_change_at_the_instructions_that_store_them():
     assert rows(ARM64_ORDINARY) == [*BODY, RETURNED]
 
 
-def test_callers_of_go_functions_do_not_need_the_registers_that_c_preserves():
+def test_registers_preserved_in_c_are_undefined_in_callers_of_go_functions():
     file, table, segments = go_file([ARM64_ORDINARY] * 10, quantum=4)
     frames = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64).frames
     entry = next(iter(decode(frames).values()))
@@ -89,7 +89,7 @@ def test_callers_of_go_functions_do_not_need_the_registers_that_c_preserves():
     assert entry.cie["return_address_register"] == LINK
 
 
-def test_large_frames_store_both_before_the_stack_pointer_moves():
+def test_large_frames_store_x29_and_x30_before_the_stack_pointer_moves():
     words = [
         0xD10403F4,
         0xA93FFA9D,
@@ -120,7 +120,7 @@ def test_a_leaf_without_a_frame_returns_to_x30():
     assert assembly([NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), KEPT, None)]
 
 
-def test_a_function_that_does_not_save_x30_in_the_usual_way_has_rules_if_it_keeps_x30():
+def test_a_function_that_never_changes_x30_need_not_save_it():
     sizes = ((4, 0), (60, 32), (64, 0))
     drop, back = 0xD10083FF, 0x910083FF  # sub sp, sp, #32; add sp, sp, #32
     for flags in (0, ASSEMBLY):
@@ -130,8 +130,8 @@ def test_a_function_that_does_not_save_x30_in_the_usual_way_has_rules_if_it_keep
         assert assembly([drop, CALL, NOP, back, RETURN], sizes, flags=flags) == WITHOUT
 
 
-def test_a_leaf_in_assembly_may_use_the_word_of_the_return_address():
-    """``internal/chacha8rand.block`` uses this word."""
+def test_a_leaf_in_assembly_may_overwrite_the_slot_of_its_return_address():
+    """``internal/chacha8rand.block`` overwrites this slot."""
     drop = (0x9100A3FD, 0x9100C3FF, RETURN)  # add x29, sp, #40; add sp, sp, #48
     assert assembly([*PROLOGUE, 0xB90003E2, *drop]) == [
         (0, (SP, 0), KEPT, None),
@@ -145,7 +145,7 @@ def test_functions_in_assembly_that_call_others_have_the_usual_rows():
     assert assembly([*PROLOGUE, CALL, *EPILOGUE]) == [*BODY, RETURNED]
 
 
-def test_the_call_that_grows_the_stack_restores_x30():
+def test_x30_is_preserved_across_the_call_that_grows_the_stack():
     words = [*PROLOGUE, *[CALL] * 4, *EPILOGUE, KEEP_LINK, CALL, *[NOP] * 4]
     sizes = ((4, 0), (36, 48), (64, 0))
     for flags in (0, ASSEMBLY):
@@ -166,7 +166,7 @@ def test_functions_whose_code_contradicts_their_frame_sizes_have_no_rule(words):
     assert assembly(words) == WITHOUT
 
 
-def test_a_function_that_uses_x29_loses_its_callers_x29():
+def test_x29_of_the_caller_is_unknown_in_a_function_that_overwrites_it():
     assert assembly([0xAA1F03FD, NOP, RETURN], ((64, 0),)) == [(0, (SP, 0), LOST, None)]
 
 
@@ -191,7 +191,7 @@ def test_systemstack_is_unwound_by_the_frame_pointer_of_the_previous_stack():
     ]
 
 
-def test_a_frame_that_systemstack_drops_for_a_jump_has_no_rule_afterwards():
+def test_code_after_systemstack_drops_its_frame_for_a_jump_has_no_rule():
     words = [*PROLOGUE, *LOAD_SP, CALL, *LOAD_SP_BACK, *EPILOGUE, 0xF84307FE, SET_FP, NOP]
     *_, returned, again, dropped = switching(
         b"runtime.systemstack", [*words, *[NOP] * 2], ((4, 0), (40, 48), (44, 0), (64, 48))
@@ -220,13 +220,13 @@ def test_functions_called_by_mcall_do_not_return_to_it():
 
 
 @pytest.mark.parametrize("name", [b"runtime.morestack", b"gogo", b"gosave_systemstack_switch"])
-def test_functions_that_jump_to_other_stacks_have_rules_up_to_the_first_change(name):
+def test_functions_that_jump_to_other_stacks_have_rules_until_they_change_registers(name):
     for words in ([NOP, NOP, CALL, *LOAD_SP], [*LOAD_SP, NOP, NOP]):
         made = switching(name, [*words, NOP, NOP, NOP], ((64, 0),))
         assert [(at, ra) for at, _, _, ra in made] == [(0, None), (8, UNKNOWN)]
 
 
-def test_other_stack_switches_have_no_rule():
+def test_functions_with_an_unrecognized_stack_switch_have_no_rule():
     assert switching(b"runtime.other", [*PROLOGUE, *LOAD_SP, CALL, *EPILOGUE]) == WITHOUT
 
 
@@ -277,7 +277,7 @@ GOEXIT = Made(b"runtime.goexit", pack_words(0xAA0003E0, CALL, NOP, NOP), ((16, 0
 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
-def test_the_program_unwinds_from_c_to_the_start_of_the_goroutine(tmp_path):
+def test_c_code_is_unwound_to_the_start_of_the_goroutine(tmp_path):
     """The stack of ``m.g0`` has the goroutine and the frame's distance from the stack's end."""
     file, table, segments = go_file([*[ARM64_ORDINARY] * 10, GOEXIT, call_of_c()], quantum=4)
     maker = make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)
@@ -326,7 +326,7 @@ def test_a_go_function_called_from_c_continues_where_the_goroutine_called_c():
     assert switching(b"runtime.cgocallback", words) == [*BODY, RETURNED]
 
 
-def test_functions_that_a_signal_handler_makes_code_call_have_another_frame_above_theirs():
+def test_the_frame_of_sigpanic_includes_the_words_that_the_signal_handler_pushed():
     assert rows(ARM64_ORDINARY._replace(name=b"runtime.sigpanic")) == [
         (0, (SP, 16), KEPT, None),
         (4, (SP, 64), KEPT, saved(64)),
@@ -344,7 +344,7 @@ LEAVE = [LOAD_FP, 0x910403FF, 0xD61F0360]  # add sp, sp, #256; br x27
 @pytest.mark.parametrize(
     ("words", "made_at", "frame"), [(PREEMPTION, 8, 240), (LARGE_PREEMPTION, 12, 496)]
 )
-def test_asyncpreempt_makes_its_frame_in_another_way(words, made_at, frame):
+def test_the_special_prologue_of_asyncpreempt_is_recognized(words, made_at, frame):
     sizes = ((made_at, 0), (60, frame), (64, -16))
     cfa = frame + 16
     assert assembly([*words, *LEAVE], sizes, b"runtime.asyncPreempt") == [
@@ -357,7 +357,7 @@ def test_asyncpreempt_makes_its_frame_in_another_way(words, made_at, frame):
     assert assembly(others, sizes, b"runtime.asyncPreempt") == WITHOUT
 
 
-def test_tables_of_other_machines_are_rejected():
+def test_tables_for_other_machines_are_rejected():
     file, table, segments = go_file([ARM64_ORDINARY] * 10, quantum=4)
     for machine in (62, 243):
         with pytest.raises(ValueError, match="table"):

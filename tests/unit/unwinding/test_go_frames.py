@@ -81,7 +81,7 @@ def test_a_function_that_does_not_start_with_a_push_has_not_saved_rbp():
     assert first == second == ("UNDEFINED", None)
 
 
-def test_functions_with_equal_frame_sizes_differ_by_their_push():
+def test_functions_that_share_frame_sizes_may_differ_in_saving_rbp():
     without_push = Made(b"main.asm", bytes(64), ORDINARY.sizes)
     assert [row[2] for row in rows(without_push)] == [("UNDEFINED", None)] * 5
     assert rows(without_push, ORDINARY) == rows()
@@ -118,7 +118,7 @@ def test_functions_called_by_mcall_do_not_return_to_it():
     ]  # fmt: skip
 
 
-def test_rows_after_other_stack_switches_are_unknown():
+def test_the_caller_is_unknown_after_an_unrecognized_stack_switch():
     assert switching(b"runtime.other")[-1][0] == 18
     assert switching(b"runtime.other")[-1][3] == UNKNOWN
     ((_, _, _, ra),) = rows(Made(b"gogo", bytes(32), ((32, 0),), flags=6))
@@ -268,7 +268,7 @@ def test_rows_match_debug_frame(tmp_path, target, flags):
             if isinstance(entry, FDE) and entry["initial_location"] in entries
         )
     assert compared > 2000
-    assert len(entries) <= compared + 60  # up to 60 switch stacks, or drop very large frames
+    assert len(entries) <= compared + 60  # functions that switch stacks or drop large frames
 
 
 def _has(source, elf, name):
@@ -290,7 +290,7 @@ def _compare(known, made, return_address):
     for row, rule in zip(ours, rules, strict=True):
         other = theirs[bisect.bisect_right(starts, row["pc"]) - 1]
         assert row["cfa"].offset == other["cfa"].offset, hex(row["pc"])
-        # The return address may be in a register; where a frame has grown, the linker takes the
+        # The return address may be in a register. Once a frame has grown, the linker's rule is the
         # word at sp.
         if rule and rule.arg == -row["cfa"].offset:
             assert other[return_address].arg in {rule.arg, None}, hex(row["pc"])
@@ -299,7 +299,7 @@ def _compare(known, made, return_address):
 
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
-def test_c_code_of_a_static_go_program_has_its_own_rules(tmp_path):
+def test_c_code_of_a_static_go_program_uses_the_rules_in_its_eh_frame(tmp_path):
     """Linkers give a static program ``.eh_frame``, but no search table."""
     path = tmp_path / "program"
     flags = "-linkmode external -extldflags -static"

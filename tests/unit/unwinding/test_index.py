@@ -29,7 +29,7 @@ def cie(augmentation=b"zR", data=b"\x1b", rest=b"\x0c\x07\x08\x90\x01\0\0"):
 
 
 def fde(frames, start, *, form="<iI", address=0x1000, relative=True):
-    """Makes an entry after ``frames`` for a function; its CIE is the first entry."""
+    """Makes a function's entry, to be appended to ``frames``; its CIE is their first entry."""
     at = len(frames)
     if relative:
         start -= address + at + 8
@@ -62,7 +62,7 @@ def test_pointer_encodings_used_by_compilers_are_read(encoding, form, relative):
     assert (start + 0x1000, frames[at + 4 :][:4]) == (0x3000, struct.pack("<I", at + 4))
 
 
-def test_personality_and_language_data_come_before_the_encoding():
+def test_personality_and_language_data_before_the_encoding_are_skipped():
     frames = cie(b"zPLR", b"\x9b\0\0\0\0\x1b\x1b")
     frames += fde(frames, 0x3000)
     assert len(make_pairs(frames, 0x1000, 0x1000)) == 8
@@ -96,7 +96,7 @@ def test_damaged_frames_are_rejected(frames):
         make_pairs(frames, 0x1000, 0x1000)
 
 
-def test_functions_beyond_the_range_of_a_pair_are_rejected():
+def test_functions_too_far_away_for_a_32_bit_offset_are_rejected():
     frames = cie(data=b"\x00")
     frames += fde(frames, 1 << 40, form="<QQ", relative=False)
     with pytest.raises(ValueError, match="far"):
@@ -147,7 +147,7 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path):
     assert caught.value.refusal is Refusal.FAILED
 
 
-def test_exceeding_the_cpu_limit_for_the_input_is_a_rejection(tmp_path, monkeypatch):
+def test_frames_that_take_too_much_cpu_time_for_their_size_are_rejected(tmp_path, monkeypatch):
     script = tmp_path / "endless.py"
     script.write_text("while True: pass")
     monkeypatch.setattr(frame_index, "__file__", str(script))
@@ -156,7 +156,7 @@ def test_exceeding_the_cpu_limit_for_the_input_is_a_rejection(tmp_path, monkeypa
     assert caught.value.refusal is Refusal.SLOW
 
 
-def test_rejected_frames_start_no_child_until_they_change(tmp_path, monkeypatch):
+def test_rejected_frames_are_not_indexed_again_until_they_change(tmp_path, monkeypatch):
     children, path = Children(), tmp_path / "frames"
     far = cie(data=b"\0") + fde(cie(data=b"\0"), 1 << 40, form="<QQ", relative=False)
     path.write_bytes(far.ljust(1 << 20, b"\0"))
@@ -178,7 +178,7 @@ def test_rejected_frames_start_no_child_until_they_change(tmp_path, monkeypatch)
         assert index().entries == 1
 
 
-def test_frames_are_read_again_once_the_machine_is_less_busy(tmp_path):
+def test_frames_that_took_too_long_are_indexed_again(tmp_path):
     children, frames = Children(), cie()
     frames += fde(frames, 0x3000)
     with pytest.raises(TableRefused, match="took over"):
@@ -212,7 +212,7 @@ def test_stopping_kills_a_working_child(tmp_path, monkeypatch):
         in_process(tmp_path, cie(), children)
 
 
-def test_memory_is_limited(tmp_path):
+def test_the_memory_of_the_child_is_limited(tmp_path):
     path = tmp_path / "frames"
     with open(path, "wb") as file:
         file.truncate(1 << 31)

@@ -1,4 +1,4 @@
-"""File requests are handled in a fair order, and a bounded number of files is open until then."""
+"""Requests for files are handled in a fair order, and the number of open files is bounded."""
 
 import os
 import threading
@@ -41,7 +41,7 @@ def is_open(fd):
     return True
 
 
-def test_files_are_opened_before_others_are_loaded(requests):
+def test_new_files_are_opened_before_opened_files_are_loaded(requests):
     requests.put_opened(opened(1))
     requests.put(request(2))
     assert requests.take().item == request(2)
@@ -100,14 +100,14 @@ def test_closing_wakes_workers_and_closes_files_opened_afterwards(requests):
     assert not is_open(late.code.file.fd)
 
 
-def test_processes_take_turns_in_having_files_opened(requests):
+def test_files_are_opened_for_processes_in_turn(requests):
     for inode in range(1, 100):
         requests.put(request(inode))
     requests.put(request(100, tgid=2))
     assert [requests.take().item.key.inode for _ in range(3)] == [1, 100, 2]
 
 
-def test_processes_take_turns_in_having_tables_loaded(requests):
+def test_tables_are_loaded_for_processes_in_turn(requests):
     for inode in range(1, 9):
         requests.put_opened(opened(inode))
     requests.put_opened(opened(9, tgid=2))

@@ -43,7 +43,7 @@ def rules(content):
     return result
 
 
-def test_functions_that_read_clocks_return_to_x30(vdso):
+def test_the_return_address_of_functions_that_read_clocks_is_in_x30(vdso):
     assert rules(vdso) == dict.fromkeys((CLOCK_GETTIME, 1392, 1824), (0, None))
 
 
@@ -57,7 +57,7 @@ def test_a_function_that_changes_its_registers_has_no_rule(vdso, word):
     }  # fmt: skip
 
 
-def test_other_vdsos_get_no_tables(vdso):
+def test_unrecognized_vdsos_get_no_tables(vdso):
     assert make(vdso.replace(b"__kernel_", b"__others_")) is None
     other = bytearray(vdso)
     other[18:20] = (62).to_bytes(2, "little")

@@ -153,7 +153,7 @@ def test_an_empty_request_is_accepted(receivers):
     assert json.loads(post(receivers, b"{}", **JSON)[2]) == {}
 
 
-def test_requests_for_other_signals_get_the_reason(receivers):
+def test_requests_for_other_signals_are_rejected_with_the_reason(receivers):
     error = refused(
         receivers, b"", method="/opentelemetry.proto.collector.trace.v1.TraceService/Export"
     )
@@ -167,7 +167,7 @@ VERSION = "otlp-profiles-development-version"
 
 
 @pytest.mark.parametrize("values", [["2"], ["0"], ["01"], [""], ["1, 1"], ["1", "1"], ["x" * 99]])
-def test_other_schema_versions_are_rejected_before_decoding(intake, receivers, values):
+def test_requests_in_other_schema_versions_are_rejected_before_decoding(intake, receivers, values):
     """The body cannot be decoded, so only a check before decoding can reject the version."""
     metadata = [(VERSION, value) for value in values]
     error = refused(receivers, b"\xff", metadata=metadata)
@@ -445,7 +445,7 @@ def await_count(port, most):
     return count
 
 
-def test_connections_are_limited(intake, monkeypatch):
+def test_the_number_of_connections_is_limited(intake, monkeypatch):
     patient = {**dict(grpc_receiver._OPTIONS), "grpc.max_connection_idle_ms": 600_000}
     monkeypatch.setattr(grpc_receiver, "_OPTIONS", tuple(patient.items()))
     with contextlib.ExitStack() as stack:

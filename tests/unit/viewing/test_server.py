@@ -97,7 +97,7 @@ def test_requests_for_local_names_and_addresses_are_answered(server, host):
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "", "[", "a@b"]
 )
-def test_foreign_names_that_resolve_here_are_rejected(server, asked, host):
+def test_requests_for_foreign_names_that_resolve_to_this_host_are_rejected(server, asked, host):
     for path in ("/", "/profile.json"):
         assert ask(server, path, Host=host)[0] == 403
     assert asked == []
@@ -136,7 +136,7 @@ def test_pages_of_other_sites_cannot_request_data(server, asked, site):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "CONNECT", "X<y>"])
-def test_other_methods_are_rejected(server, asked, method):
+def test_methods_other_than_get_are_rejected(server, asked, method):
     status, headers, body = ask(server, "/profile.json", method)
     assert (status, headers["Allow"]) == (405, "GET")
     assert b"<" not in body
@@ -154,7 +154,7 @@ def test_other_methods_are_rejected(server, asked, method):
         ("resource=unknown", "there is no resource unknown"),
     ],
 )
-def test_an_unanswerable_query_gets_the_reason(server, query, problem):
+def test_an_invalid_query_gets_an_error_with_the_reason(server, query, problem):
     status, _, body = ask(server, f"/profile.json?{query}")
     assert (status, json.loads(body)) == (400, {"error": problem})
 
@@ -215,7 +215,7 @@ def ask_as(user, server, host, path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_other_users_of_this_host_read_nothing(host):
+def test_other_users_of_this_host_cannot_read_the_page(host):
     endpoint = f"[{host}]:0" if ":" in host else f"{host}:0"
     with contextlib.closing(PageServer(endpoint, "<p>", answer)) as server:
         for path in ("/", "/profile.json"):

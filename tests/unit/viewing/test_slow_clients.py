@@ -57,7 +57,7 @@ def retry(call, seconds=60):
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
-def test_slow_clients_affect_no_others_and_leave_nothing(count, recent):  # noqa: F811
+def test_slow_clients_do_not_affect_others_and_their_resources_are_released(count, recent):  # noqa: F811
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < count // PROCESSES + 64:
         pytest.skip(f"needs a limit of {count // PROCESSES + 64} open files; the limit is {most}")

@@ -48,7 +48,7 @@ def refusal(path):
         ("a\u2028b\u202ec\x1b[2J".encode(), "a\\u2028b\\u202ec\\x1b[2J"),
     ],
 )
-def test_text_is_decoded_and_split_as_compilers_do(tmp_path, data, text):
+def test_text_is_decoded_and_split_into_lines_as_compilers_do(tmp_path, data, text):
     path = tmp_path / "a.py"
     path.write_bytes(data)
     assert read(path).text == text
@@ -152,7 +152,7 @@ def test_no_source_file_is_served_to_other_hosts(tmp_path):
 
 
 @ONLY_ROOT
-def test_the_user_who_ran_sudo_reads_files_as_that_user(open_folder, monkeypatch):
+def test_the_user_who_ran_sudo_cannot_read_files_of_root(open_folder, monkeypatch):
     monkeypatch.setenv("SUDO_UID", str(NOBODY))
     public, secret = open_folder / "public.py", open_folder / "secret.py"
     for path, mode in ((public, 0o644), (secret, 0o600)):

@@ -110,7 +110,7 @@ def test_all_samples_are_returned_unchanged(store):
     )
 
 
-def test_equal_samples_of_several_messages_are_one_stack(store):
+def test_equal_samples_of_several_messages_share_one_stack(store):
     for at in range(5):
         later = sample(stack("vfs_read", "sys_read"), [NOW - at * SECOND - 1])
         store.add([window([ResourceSamples(resource(7), [later])])])
@@ -172,7 +172,7 @@ def test_an_empty_store_is_not_an_error(store):
     assert answer(store, Query(), NOW)["bins"] == 1
 
 
-def test_repeated_requests_count_once(store):
+def test_samples_of_repeated_requests_are_counted_once(store):
     store.add(WINDOWS[:1])
     assert store.add(WINDOWS) == (1, 0, 7)
     assert store.add(WINDOWS) == (0, 0, 8)
@@ -346,7 +346,7 @@ def test_a_full_disk_is_reported(store):
     assert shown(data) == expected(WINDOWS, data)
 
 
-def test_a_stores_page_matches_a_files_page(store):
+def test_the_page_of_a_store_matches_that_of_a_file(store):
 
     store.add(WINDOWS)
     of_file = page.unpacked(columns(WINDOWS))

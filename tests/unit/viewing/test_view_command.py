@@ -220,7 +220,7 @@ def test_a_named_store_shows_samples_of_earlier_runs(recent, tmp_path):
         assert sum(data["samples"]["count"]) == 2
 
 
-def test_no_file_is_left_behind(monkeypatch, tmp_path):
+def test_a_temporary_store_is_removed_at_the_end(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with listen() as (command, _):
         assert len(os.listdir(tmp_path)) == 1
@@ -262,7 +262,7 @@ def test_listening_for_other_hosts_causes_a_warning():
 @pytest.mark.parametrize(
     ("number", "status"), [("SIGINT", 0), ("SIGTERM", 128 + 15), ("SIGHUP", 128 + 1)]
 )
-def test_signals_end_view(profile, number, status):
+def test_view_ends_on_signals_with_the_usual_exit_status(profile, number, status):
     with view(profile) as (command, _):
         command.send_signal(getattr(signal, number))
         assert command.wait(20) == status

@@ -25,7 +25,7 @@ ALL = int(os.environ.get("KPROFILER_HOSTILE_FILES", "0"))
 SLOW = {"versions", "packed-symbols", "symbols-that-fit"}
 """The kinds that are not rejected early, each of which takes a third of a second."""
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Makes glibc return freed memory at once (mallopt(3)), so that only held memory is measured."""
+"""Makes glibc return freed memory at once (mallopt(3)), so that it is not measured."""
 
 
 def read(folder, content, limit_mib, count, detail="names"):
@@ -63,7 +63,7 @@ def test_dwarf_is_converted_within_the_limits(tmp_path, kind):
     assert added_kib <= (DWARF_LIMIT_MIB + SLACK_MIB) * 1024, report
     assert report["peak_kib"] <= 80 << 10, report
     assert report["good"] == [["good_000000"]], report
-    assert report["counts"]["loaded"] == 1 + count, report  # at least the names
+    assert report["counts"]["loaded"] == 1 + count, report  # at least the names are loaded
     if kind in hostile_dwarf.LARGE:
         (reason,) = report["reasons"]
         assert "takes more memory than the limit of" in reason
@@ -95,13 +95,13 @@ def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
     assert f"{limit}; raise max_user_symbol_megabytes" in reason
 
 
-def test_held_memory_is_limited_and_released():
+def test_memory_held_during_a_read_is_limited_and_released():
     budget = ReadingBudget(100)
     with budget.reading():
         budget.take(60, "one")
         with budget.hold(40, "two"):
             assert budget.left_bytes == 0
-        with pytest.raises(ElfError, match="other: reading it takes") as caught:
+        with pytest.raises(ElfError, match="other: reading the file takes") as caught:
             budget.take(41, "other")
         assert caught.value.problem is ElfProblem.TOO_LARGE
         assert budget.left_bytes == 40
@@ -109,7 +109,7 @@ def test_held_memory_is_limited_and_released():
 
 
 @pytest.mark.system
-def test_an_abandoned_reader_delays_no_other_but_its_memory_is_still_counted():
+def test_an_abandoned_reader_does_not_block_others_but_its_memory_counts():
     budget = ReadingBudget(100)
     is_reading, go_on = threading.Event(), threading.Event()
 

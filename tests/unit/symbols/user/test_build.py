@@ -1,4 +1,4 @@
-"""The functions of compiled programs are those that binutils shows."""
+"""The functions of compiled programs match those that binutils show."""
 
 import lzma
 import os
@@ -69,7 +69,7 @@ def test_global_names_are_preferred_then_the_shortest(program):
         assert table.find(name) == (Function(start, start + size, name),)
 
 
-def test_symbols_of_both_tables_are_kept_once(folder):
+def test_symbols_in_both_tables_are_kept_once(folder):
     path = build(folder, "exported", "-rdynamic")
     entries = [line.split() for line in tool("readelf", "-sW", path).splitlines()]
     names = [row[7] for row in entries if len(row) == 8 and row[3] == "FUNC" and row[6].isdigit()]
@@ -184,7 +184,7 @@ def test_stubs_of_arm64_are_named_after_their_targets(folder, options):
         assert table.lookup(address + 12) == stub
 
 
-def test_plt_stubs_are_named_with_branch_tracking(folder):
+def test_plt_stubs_are_named_in_programs_with_branch_tracking(folder):
     path = build(folder, "lazy", "-Wl,-z,lazy,-z,ibtplt", "-fcf-protection")
     table = functions_of(path)
     results = {one.name: one.start for one in table.find("abort@plt")}

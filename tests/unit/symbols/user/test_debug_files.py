@@ -68,7 +68,7 @@ def id_path(build_id):
     return f"/usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
 
 
-def test_the_link_is_read_as_written_by_objcopy(without_id):
+def test_a_debug_link_is_read_as_written_by_objcopy(without_id):
     with open(without_id.debug, "rb") as file:
         link = DebugLink("program.debug", zlib.crc32(file.read()))
     assert without_id.want("/bin/p").debug_link == link
@@ -168,7 +168,7 @@ def test_damaged_debug_links_are_ignored(content):
     assert parse_debug_link(content) is None
 
 
-def test_a_link_is_padded_to_four_bytes():
+def test_a_debug_link_is_padded_to_four_bytes():
     for name in (b"a", b"ab", b"abc", b"abcd"):
         content = name.ljust((len(name) // 4 + 1) * 4, b"\0") + struct.pack("<I", 7)
         assert parse_debug_link(content) == DebugLink(name.decode(), 7)
@@ -181,7 +181,7 @@ def test_checksums_of_huge_files_are_not_computed(without_id, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_the_common_dwz_file_is_located(with_id, tmp_path, absolute):
+def test_a_dwz_file_shared_by_debug_files_is_located(with_id, tmp_path, absolute):
     common = Program(tmp_path, "-DCOMMON=1", "-Wl,--build-id=0x" + "ab" * 20)
     name = "/usr/lib/debug/.dwz/common" if absolute else "../../.dwz/common"
     link = tmp_path / "link"
@@ -209,6 +209,6 @@ def test_the_common_dwz_file_is_located(with_id, tmp_path, absolute):
     debug.close()
 
 
-def test_a_program_without_a_path_has_no_neighbours(without_id):
+def test_no_debug_file_is_searched_for_beside_a_program_without_a_path(without_id):
     wanted = WantedDebugFile("[vdso]", "", None, DebugLink("a", 1))
     assert paths(DebugLinkDirectories(Access()), wanted) == []

@@ -38,7 +38,7 @@ def made(tmp_path_factory):
 
 
 class Server:
-    """A local server that responds with a function of the handler, and counts requests."""
+    """A local server that answers requests with a given function, and counts them."""
 
     def __init__(self, answer):
         self.asked, self._answer = [], answer
@@ -232,7 +232,7 @@ def test_redirects_are_followed(made, serve, cache):
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 500])
-def test_no_more_than_needed_is_read(status, made, serve, cache):
+def test_an_endless_response_is_read_only_in_part(status, made, serve, cache):
     sent = []
 
     def answer(handler):
@@ -288,6 +288,6 @@ def test_servers_are_read_from_the_environment(cache, caplog):
     servers = find_servers(environ)
     assert servers == ("https://a.example", "http://b.example/x", "ftp://c")
     Debuginfod((*servers, "http://user:secret@"), cache)
-    assert "not a debuginfod server: ftp://c" in caplog.text
+    assert "invalid address of a debuginfod server: ftp://c" in caplog.text
     assert "secret" not in caplog.text
     assert find_servers({}) == ()

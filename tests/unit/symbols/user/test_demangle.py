@@ -1,4 +1,4 @@
-"""C++ and Rust names are demangled as by other demanglers."""
+"""Demangled C++ and Rust names match those of other demanglers."""
 
 import subprocess
 import time
@@ -146,7 +146,7 @@ def test_cxx_names_stay_mangled_without_a_cxx_runtime(monkeypatch):
         module._find_runtime.cache_clear()
 
 
-def test_concurrent_threads_demangle_alike():
+def test_concurrent_threads_get_the_same_demangled_names():
     names = names_of(output("gcc", "-print-file-name=libstdc++.so.6").strip())[:500]
     expected = [demangle(name) for name in names]
     with ThreadPoolExecutor(4) as threads:

@@ -37,7 +37,7 @@ def test_non_utf8_names_show_escaped_bytes():
     assert table.find("a\udcff") == table.find("a", prefix=True) == (table.lookup(0x1000),)
 
 
-def test_a_shared_suffix_matches_only_if_a_function_has_that_name():
+def test_the_suffix_of_a_name_is_found_only_if_it_is_a_name_too():
     names = NamedCode(
         array("I", [0, 8]), array("I", [4, 4]), array("I", [0, 3]), b"foobar\0", b"\0\0"
     )
@@ -82,14 +82,14 @@ def test_exported_names_are_preferred_over_internal_names(names, ranked):
     assert table.lookup(20).name == ranked.split()[0]
 
 
-def test_only_some_of_many_aliases_are_compared():
+def test_a_limited_number_of_aliases_is_compared():
     rows = [Function(8, 16, f"name{i:04}") for i in range(3 * MAX_RANKED)]
     table = FunctionTable.of(rows)
     assert table.names_at(8) == tuple(row.name for row in rows[:MAX_RANKED])
     assert table.lookup(8) == rows[0]
 
 
-def test_the_longest_of_too_many_nested_functions_is_found():
+def test_the_longest_of_too_many_functions_with_equal_starts_is_found():
     count = MAX_RANKED + 1
     starts, places = array("I", [8] * count), array("I", [0] * count)
     sizes = array("I", [4] * MAX_RANKED + [9])

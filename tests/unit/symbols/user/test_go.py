@@ -1,4 +1,4 @@
-"""The functions and lines of Go programs are those of Go's tools and runtime."""
+"""The functions and lines of Go programs match those of Go's tools and runtime."""
 
 import os
 import random
@@ -56,7 +56,7 @@ def test_tables_of_all_versions_are_read(version):
     st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, 1 << 30)), min_size=1, max_size=20),
     st.randoms(use_true_random=False),
 )
-def test_an_address_resolves_to_the_encoded_value(steps, random):
+def test_every_value_encoded_in_a_pc_table_is_found_by_address(steps, random):
     data = pc_table(steps)
     table, place = PcTable(data), 0
     wanted = []

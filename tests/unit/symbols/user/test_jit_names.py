@@ -63,7 +63,7 @@ def host():
     return Host()
 
 
-def test_a_name_is_pending_until_the_map_is_read_up_to_the_sample(host):
+def test_a_name_is_pending_until_the_map_is_read_after_the_sample(host):
     assert host.ask(ONE) is Unresolved.SYMBOLS_PENDING
     host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "hot")
     host.read()
@@ -75,7 +75,7 @@ def test_a_name_is_pending_until_the_map_is_read_up_to_the_sample(host):
     assert host.ask(ONE, address=0x99) is Unresolved.NO_FILE
 
 
-def test_a_process_that_reuses_a_pid_has_its_own_map(host):
+def test_a_map_is_not_used_for_a_later_process_with_the_same_pid(host):
     host.ask(ONE), host.ask(TWO)
     host.maps[ONE].functions[0x10] = MadeFunction(0x10, 0x20, "old")
     host.read()

@@ -147,7 +147,7 @@ def test_a_function_with_damaged_lines_keeps_its_name(damaged):
         assert dump.lookup(0x100, 10)[2:] == ("one", "", 0)
 
 
-def test_line_tables_of_v8_are_not_offset_by_an_elf_header():
+def test_the_elf_header_size_is_subtracted_from_line_addresses_of_v8():
     records = (header(padding=V8), lines(0x100, (0x140, 7, b"a"), (0x150, 8, b"a")))
     with written(*records, load(1, 0x100, 0x20, b"one")) as (dump, _):
         dump.update(10)
@@ -316,7 +316,7 @@ def test_a_rewritten_dump_is_read_again(replace):
         assert [name_at(dump, 2, at) for at in (10, 12)] == ["gone", None]
 
 
-def test_unmapped_code_does_not_name_later_code():
+def test_names_end_when_the_dump_is_unmapped():
     with written(header(), load(1, 1, 1, b"a"), is_mapped=False) as (dump, path):
         with mapped(path):
             dump.update(10)
@@ -393,7 +393,7 @@ def test_a_perf_map_names_code_missing_from_the_jitdump():
 
 
 @pytest.mark.parametrize("then", ["nothing", "a file", "other permissions"])
-def test_a_name_ends_when_its_code_is_unmapped(then):
+def test_a_name_is_valid_only_until_its_code_is_unmapped(then):
     path = Path(f"/tmp/perf-{PID}.map")
     if path.exists():
         pytest.skip("this process has a perf map")
@@ -492,7 +492,7 @@ def test_arbitrary_bytes_parse_as_records_or_are_skipped(parts, cut):
                     assert line >= 0
 
 
-def test_memory_and_time_are_bounded():
+def test_memory_and_time_for_a_large_dump_are_bounded():
     """The dump has very many functions, with long names and many source files."""
     parts = [header()]
     for at in range(20_000):

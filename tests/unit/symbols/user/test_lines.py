@@ -1,4 +1,4 @@
-"""Source lines and inlined functions are those of llvm-symbolizer."""
+"""Source lines and inlined functions match those of llvm-symbolizer."""
 
 import errno
 import os
@@ -287,7 +287,7 @@ def test_symbols_record_whether_their_lines_may_still_be_read(
         OSError(errno.EMFILE, ""),
     ],
 )
-def test_symbols_expect_lines_again_after_a_temporary_failure(error, build, opened):
+def test_lines_are_still_expected_after_a_temporary_failure(error, build, opened):
     class Failing:
         def open(self, source, path, alternate=None):
             raise error
@@ -318,7 +318,7 @@ def test_a_full_disk_is_a_temporary_failure(build, tmp_path, most_bytes, cause, 
     assert (ran.returncode, cause in ran.stderr) == (status, True), ran.stderr
 
 
-def test_a_frozen_file_does_not_delay_others(build, opened, tmp_path, monkeypatch):
+def test_a_file_on_a_frozen_file_system_does_not_delay_others(build, opened, tmp_path, monkeypatch):
     """The headers are in the page cache, so that only the child waits."""
     content = Path(build("pie")).read_bytes()
     with mounted(tmp_path / "fuse", {"file": content}) as fuse, open(fuse.point / "file") as file:

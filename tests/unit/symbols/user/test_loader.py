@@ -223,7 +223,7 @@ def test_a_file_dropped_by_a_full_queue_is_read_once_there_is_room(make, monkeyp
 
 
 class Stalled:
-    """A loader with a settable clock, and a file whose device provides only the functions."""
+    """A loader with a settable clock, and a file whose lines cannot be read for now."""
 
     def __init__(self, make, **settings):
         self.now_s, self.answers, self.readings = 0.0, False, 0
@@ -301,7 +301,7 @@ def test_a_file_that_fails_repeatedly_is_counted_once(make, again, counted):
 
 
 @pytest.mark.parametrize("again", [None, OSError(5, "Input/output error")])
-def test_functions_are_kept_if_a_file_cannot_be_read_for_its_lines(make, again):
+def test_function_names_are_kept_if_the_lines_of_a_file_cannot_be_read(make, again):
     stalled = Stalled(make)
     stalled.add(1)
     stalled.again, stalled.answers, stalled.now_s = again, True, 31
@@ -313,7 +313,7 @@ def test_functions_are_kept_if_a_file_cannot_be_read_for_its_lines(make, again):
     assert stalled.name() == ("again_10", False)
 
 
-def test_a_file_evicted_while_its_lines_are_read_is_read_once(make):
+def test_a_file_evicted_while_its_lines_are_read_is_read_only_once_more(make):
     stalled, go_on = Stalled(make), threading.Event()
     stalled.add(1)
     stalled.answers, stalled.now_s, stalled.wait = True, 31, lambda: go_on.wait(30)
@@ -401,7 +401,7 @@ def read_after(go_on):
     return read
 
 
-def test_files_beyond_the_queue_are_dropped_and_counted(make, monkeypatch):
+def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch):
     monkeypatch.setattr(loader_module, "MAX_WAITING", 2)
     go_on = threading.Event()
     loader = make(read_after(go_on))
@@ -443,7 +443,7 @@ def test_code_without_a_file_stays_queued_when_files_are_dropped(make, monkeypat
     assert code.was_read.wait(30)
 
 
-def test_processes_take_turns_in_having_files_read(make):
+def test_files_are_read_for_processes_in_turn(make):
     go_on, order = threading.Event(), []
 
     def read(file, _content):

@@ -159,7 +159,7 @@ def test_a_rewritten_map_is_read_again(path, opened, replace, rest):
     assert [name_at(opened, 0x300, at) for at in (10, 15, 20)] == ["gone", None, None]
 
 
-def test_the_host_is_searched_after_the_container(path, opened, tmp_path):
+def test_perf_maps_are_searched_for_in_the_container_then_on_the_host(path, opened, tmp_path):
     (tmp_path / "tmp" / path.name).write_bytes(b"100 10 host\n")
     opened.update(10)
     assert name_at(opened, 0x100, 0) == "host"
@@ -218,7 +218,7 @@ def test_the_map_of_an_earlier_process_with_the_same_pid_is_not_read(path, tmp_p
     os.close(open_perf_map(ME, Access(), Clock(), str(tmp_path)))
 
 
-def test_memory_and_time_are_bounded(path, opened):
+def test_memory_and_time_for_a_large_map_are_bounded(path, opened):
     """The map has many functions, long names, and a line that is longer than several reads."""
     with open(path, "wb") as file:
         file.writelines(b"%x 10 %s\n" % (at * 16, b"name" * (at % 300)) for at in range(40_000))

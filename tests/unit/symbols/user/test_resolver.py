@@ -52,7 +52,7 @@ DETAILS = {
 
 
 def raw(*frames, keys=None, biases=BIAS, status=STACK_OK):
-    """Returns a user stack from frames (offset in the file, file or None, how it was found)."""
+    """Returns a user stack from frames (offset in the file, file or None, unwind method)."""
     if keys is None:
         keys = tuple(dict.fromkeys(key for _, key, _ in frames if key))
     mappings = tuple(StackMapping(key, biases[key]) for key in keys)
@@ -157,8 +157,8 @@ def test_code_without_a_file_keeps_its_runtime_address(resolve):
     assert caller.unresolved is Unresolved.USER_ADDRESS
 
 
-def test_missing_recorded_files_are_not_mentioned(resolve):
-    """Without the unwinder, or beyond the first 15 mappings, frames have no mapping."""
+def test_code_has_no_file_only_if_all_mappings_were_recorded(resolve):
+    """Only the unwinder records mappings, and only the first 15 of a stack."""
     by_frame_pointers = UserResolver(KnownFiles())
     (frame,) = by_frame_pointers.resolve(raw((0x7FFF0000, None, REGISTERS), keys=()), None).frames
     assert (frame.address, frame.unresolved) == (0x7FFF0000, Unresolved.USER_ADDRESS)
@@ -171,7 +171,7 @@ def test_missing_recorded_files_are_not_mentioned(resolve):
     assert frame.unresolved is Unresolved.USER_ADDRESS
 
 
-def test_a_side_is_completed_when_its_file_is_located(known, resolve):
+def test_a_stack_side_is_completed_once_its_missing_file_is_located(known, resolve):
     stack = raw((0x30000, LIBC, REGISTERS), (0x5010, UNKNOWN, TABLE))
     before = resolve(stack)
     frame = before.frames[1]
@@ -208,7 +208,7 @@ def test_addresses_in_a_file_that_is_not_elf_are_offsets(known, resolve):
     assert (frame.module.name, frame.address, frame.module.ranges) == ("perf.jit", 0x10, ())
 
 
-def test_memory_is_bounded(known):
+def test_the_memory_of_a_resolver_is_bounded(known):
     resolver = UserResolver(known, max_frames=50)
     for number in range(1000):
         biases = {**BIAS, LIBC: BIAS[LIBC] + 4096 * number}
@@ -240,7 +240,7 @@ def test_frames_in_use_are_kept_while_processes_start_and_exit(known):
         assert sum(map(len, resolver._words.values())) <= 50
 
 
-def test_abandoned_name_lookups_are_requested_again(known):
+def test_dropped_name_lookups_are_requested_again(known):
     names = Names()
     dropped = NamedAddress((), 0, Unresolved.SYMBOLS_DROPPED)
     names.files[LIBC] = {0x30000: dropped}
@@ -381,7 +381,7 @@ def test_frames_are_named_once_their_file_is_read(known):
     assert resolver.resolve(stack, None).frames == after.frames
 
 
-def test_each_process_names_its_own_code(known):
+def test_code_without_a_file_is_named_only_in_its_process(known):
     names = Names()
     names.files[LIBC] = {0x3000F: READ}
     names.code[SAMPLE.process] = {0x7000: NamedAddress((Line("hot"),), 0x6FF0, None)}
@@ -410,7 +410,7 @@ def test_frames_are_provisional_while_their_names_are_read(known):
     assert answer.of(SAMPLE).frames[0].function == "hot"
 
 
-def test_names_are_finished_and_closed_with_the_resolver(known):
+def test_the_resolver_finishes_and_closes_its_source_of_names(known):
     names = Names()
     resolver = UserResolver(known, names)
     resolver.finish(1)

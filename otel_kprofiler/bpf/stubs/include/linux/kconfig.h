@@ -1,2 +1,2 @@
-/* bcc takes a directory that contains this file for kernel headers. */
+/* bcc accepts a directory as kernel headers if it contains this file. */
 #define CONFIG_BPF_SYSCALL 1
