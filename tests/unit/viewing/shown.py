@@ -35,13 +35,16 @@ def shown(data):
     def path(node):
         return () if node < 0 else (*path(nodes["parent"][node]), frame(nodes["frame"][node]))
 
-    result, paths = Counter(), {}
+    result, paths, rows = Counter(), {}, set()
     samples, threads, processes = data["samples"], data["threads"], data["processes"]
     names = ("node", "thread", "cpu", "kind", "bin", "count")
     for node, thread, cpu, kind, place, count in zip(*map(samples.get, names), strict=True):
         if node not in paths:
             paths[node] = path(node)
-        process = threads["process"][thread]
+        row = paths[node], thread, cpu, kind, place
+        assert row not in rows, "equal samples are one entry"
+        rows.add(row)
+        process = threads["process"][thread]  # processes of two hosts may be named alike
         key = (
             paths[node],
             (strings[threads["name"][thread]], threads["tid"][thread]),
@@ -50,8 +53,7 @@ def shown(data):
             data["kinds"][kind]["name"],
             place,
         )
-        assert key not in result, "equal samples are one entry"
-        result[key] = count
+        result[key] += count
     return result
 
 
