@@ -23,7 +23,7 @@ receivers:
 exporters: {{file: {{path: {path}}}}}
 service: {{pipelines: {{profiles: {{receivers: [kprofiler], exporters: [file]}}}}}}
 """
-WAIT_S = 90
+WAIT_S = 120
 VERSION_1 = "/sys/fs/cgroup/cpu"
 LOOP = "while :; do :; done"
 UID = "ccf19bc6-503b-4dd0-b33d-e5717fe6613c"

@@ -71,7 +71,7 @@ CONTEXTS = """
                 raise RuntimeError
         except RuntimeError:
             observe(0.2)
-        profiler.flush_window(10_000)
+        profiler.flush_window(60_000)
         stats = profiler.stats()["labels"]
     print(json.dumps({"truth": truth, "stats": stats}))
 """
