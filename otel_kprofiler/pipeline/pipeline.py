@@ -281,8 +281,9 @@ class Pipeline(Generic[SamplerT]):
             self._close_window(None)
             if windows.end_boot_ns <= passed_ns:
                 # The host was suspended: skip windows without samples.
-                earliest_ns = self._gate.find_earliest_ns()
-                windows.skip_to(min(passed_ns, earliest_ns or passed_ns))
+                earliest_ns = self._gate.find_earliest_ns() or passed_ns
+                if earliest_ns >= windows.end_boot_ns:
+                    windows.skip_to(min(passed_ns, earliest_ns))
 
     def _must_end(self) -> bool:
         return self._stop_requested or time.monotonic() > self._deadline_s

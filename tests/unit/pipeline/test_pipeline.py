@@ -311,6 +311,17 @@ def test_an_hour_of_suspend_creates_no_windows(parts):
     assert starts == sorted(starts)
 
 
+def test_windows_with_samples_adjoin_after_a_delay_of_the_profiler(parts):
+    pipeline, sampler, _symbols, windows, time = parts
+    start = time.boot
+    sampler.ready = [raw(start + number * SECOND // 2) for number in range(1, 7, 2)]
+    time.boot += 3 * SECOND
+    pipeline.step(2.5)
+    assert [window.sample_count for window in windows[:3]] == [1, 1, 1]
+    for earlier, later in itertools.pairwise(windows[:3]):
+        assert earlier.end_unix_ns == later.start_unix_ns
+
+
 def test_a_stalled_watermark_does_not_delay_windows_forever(parts):
     pipeline, sampler, _symbols, windows, time = parts
     sampler.complete = start = time.boot
