@@ -1,4 +1,4 @@
-"""Measures the cost of the agent's defaults against ``stacks: kernel``, and at five times the rate.
+"""Compares the cost of the agent's defaults with ``stacks: kernel`` and with five times the rate.
 
 All agents run at the same time under the same load, so that the ratios do not depend on the load.
 """

@@ -24,7 +24,7 @@ CONTAINERS: Final = 20
 SERVICES: Final = 10
 EXECUTABLES: Final = 40
 REPLACED: Final = 25
-"""The number of processes that exit in each window, each followed by one of the same executable."""
+"""The number of processes that exit in each window; one with the same executable replaces each."""
 CPU_PAIRS: Final = 5
 """The number of pairs of CPUs. The recorded samples of two CPUs are repeated for each pair."""
 

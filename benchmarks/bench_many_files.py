@@ -131,7 +131,7 @@ def thousand(folder: Path, quick: bool) -> Iterator[Row]:
 
 
 def too_small(folder: Path, quick: bool) -> Iterator[Row]:
-    """Samples a program with enough memory for its tables, then with a fifth of their size."""
+    """Samples a program with enough memory for its tables, then with memory for a fifth of them."""
     command = costly.build(folder, "short entries", files=12, entries=25_000)
     with processes([command]):
         for megabytes in (64, 2):

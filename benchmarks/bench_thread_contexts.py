@@ -1,4 +1,4 @@
-"""Thread contexts: the cost of reading one for a sample, and of publishing one in a span change."""
+"""Thread contexts: the cost of reading one for a sample, and of publishing one at a span change."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _start(model: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def _measure(model: str, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Measures the nanoseconds per run of the BPF program in each state, in turn."""
+    """Measures the BPF program's nanoseconds per run, in each state of :data:`STATES` in turn."""
     with tempfile.TemporaryDirectory() as directory, program_times():
         process = _start(model, Path(directory))
         config = SamplerConfig(

@@ -1,4 +1,4 @@
-"""User stacks: their cost in the interrupt, the share of complete ones, and missed ticks."""
+"""User stacks: their cost in the interrupt, the share of complete stacks, and missed ticks."""
 
 import contextlib
 import ctypes
@@ -64,7 +64,7 @@ def program_usage() -> tuple[int, int]:
 
 
 def measure(way: Way, rate: int, seconds: float, totals: Totals) -> None:
-    """Samples for the given time after a warm-up that loads tables, and adds to the totals."""
+    """Samples for the given time, after a warm-up that loads tables; adds to the totals."""
     sampler = EbpfSampler(SamplerConfig(samples_per_second=rate, **way.settings))  # type: ignore[arg-type]
     sampler.start()
     try:

@@ -47,7 +47,7 @@ SECOND_NS: Final = 1_000_000_000
 DAY_S: Final = 86_400
 RECORDED_HZ: Final = 99
 VARIANTS: Final = 8
-"""The number of windows made from the recorded one, so that hosts send different requests."""
+"""The number of windows made from the recorded window, so that hosts send different requests."""
 MARKS: Final = ("<!-- by make fleet -->\n", "<!-- end -->\n")
 COLLECTOR: Final = """
 receivers:
@@ -251,7 +251,7 @@ class Fleet:
         self.late_s = 0.0
 
     def run_until(self, end: float) -> None:
-        """Ends the windows that are due before a time, each when it is due."""
+        """Ends windows as they become due, up to a time."""
         while self._due[0][0] < end:
             due, number = self._due[0]
             now = time.monotonic()
@@ -325,7 +325,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     hosts = fleet.hosts
     requests, raw = sum(h.requests for h in hosts), sum(h.raw_bytes for h in hosts)
     packed = sum(len(gzip.compress(h.first_payload, 6)) for h in hosts)
-    packed *= raw / sum(len(h.first_payload) for h in hosts)  # if all requests compress alike
+    packed *= raw / sum(len(h.first_payload) for h in hosts)  # assumes equal compression
     per_request_s = gateway.cpu_s / requests
     interval_s: float = window_schedule(Receiver()).interval_ns / SECOND_NS
     source = arguments.file.name if arguments.file else f"mixed load, {arguments.rate} Hz, 2 CPUs"

@@ -1,7 +1,7 @@
 """``python -m benchmarks.node_load SECONDS``: the services of a node, mostly idle.
 
-Runs 30 Go programs and 20 C++ programs with a file each, and 20 Python processes. Each works for a
-few milliseconds, three times a second.
+Runs 30 Go programs and 20 C++ programs, each from a separate file, and 20 Python processes. All of
+them work for a few milliseconds, three times a second.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def _build(folder: Path) -> Iterator[tuple[Path, int]]:
 
 @contextlib.contextmanager
 def node_load() -> Iterator[None]:
-    """Runs those services during the block whose compiler is installed."""
+    """During the block, runs those services whose compiler is installed."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         folder = Path(directory)
         commands = [["/usr/bin/python3", "-c", PYTHON]] * PYTHONS

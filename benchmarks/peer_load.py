@@ -90,7 +90,7 @@ def _commands(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def user_load(seconds: float, without: Collection[str] = ()) -> Iterator[list[int]]:
-    """Runs all programs but those in ``without`` during the block, for ``seconds`` at most.
+    """Runs all programs except ``without`` during the block, for at most ``seconds``.
 
     Yields the pids of their parents (timeout(1)).
     """

@@ -1,7 +1,7 @@
 """Runs fork hooks in a defined order.
 
-A forked child has a single thread and shares its parent's kernel objects. Objects that must react
-to a fork register with the step in which their hooks run.
+A forked child has a single thread and shares its parent's kernel objects. An object that
+must react to a fork registers its hooks, and names the step in which they run.
 
 Python runs no hooks in a child of C's ``fork()``. There, :func:`catch_up` runs the child's hooks.
 uWSGI calls :func:`catch_up` in its workers. In other processes, each function that may be a

@@ -97,7 +97,7 @@ class HttpServer(ThreadingHTTPServer):
         if is_free:
             super().process_request(request, client_address)
         else:
-            self._warn("connection refused: %d are open", MAX_CONNECTIONS)
+            self._warn("connection refused: %d connections are already open", MAX_CONNECTIONS)
             self.shutdown_request(request)
 
     def _find_waiting(self, now: float) -> socket.socket | None:

@@ -19,7 +19,7 @@ from otel_kprofiler.otlp import encode, encode_window
 from otel_kprofiler.pipeline import WindowSchedule, replay
 from otel_kprofiler.recording import Recording
 
-os.urandom = bytes  # makes ids
+os.urandom = bytes  # makes all ids zero
 digest, counts = hashlib.sha256(), []
 
 def take(window):

@@ -1,4 +1,4 @@
-"""Fetches interpreters that Debian does not package: python-build-standalone in a Go module.
+"""Fetches interpreters that Debian does not package: python-build-standalone's, in a Go module.
 
 ``python -m tests.fetch_pythons`` prints the interpreters' directories. They come from Go's module
 proxy, for machines that reach no other download site; the go command verifies checksums.

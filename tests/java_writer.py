@@ -36,14 +36,14 @@ def fetch():
 
 
 def command(directory, log, threads):
-    """Unpacks classes and library into a directory; returns the command that runs the program."""
+    """Unpacks the classes and the library; returns the command that runs the program."""
     offset = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     java, library = unpack(directory)
     return list(map(str, [*java, PROGRAM, log, threads, library, offset]))
 
 
 def unpack(directory):
-    """Unpacks classes and library into a directory; returns Java's command and the library."""
+    """Unpacks the classes and the library; returns Java's command and the library's path."""
     if shutil.which("java") is None or shutil.which("javac") is None:
         pytest.skip("needs a JDK")
     library = directory / "libjavaProfiler.so"

@@ -20,8 +20,8 @@ MADE_WITH = f'.\\" Made by `make generated` with click {version("click")}.'
 EXIT_STATUS = {
     "0": "success",
     "1": "failure",
-    "2": "usage, or the configuration, is wrong",
-    "3": "this host cannot be profiled; see otel-kprofiler-doctor(1)",
+    "2": "wrong usage or an invalid configuration",
+    "3": "this host cannot be profiled (see otel-kprofiler-doctor(1))",
 }
 _NOT_WRAPPED = "\b"
 

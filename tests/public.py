@@ -29,7 +29,7 @@ _LEFT_OUT = shutil.ignore_patterns("test", "site-packages", "config-*")
 
 
 class PublicPython(NamedTuple):
-    """An interpreter, and its package directories: those of dependencies, then the checkout."""
+    """An interpreter, and its package directories: the dependencies', then the checkout."""
 
     command: str
     paths: tuple[str, ...]
@@ -137,7 +137,7 @@ def copy_environment(directory: Path) -> PublicPython:
 def _dependencies(name: str, found: dict[str, importlib.metadata.Distribution]) -> None:
     """Adds a distribution and, recursively, those that it requires without extras."""
     if name not in found:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of other platforms
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # not on this platform
             found[name] = importlib.metadata.distribution(name)
             for required in found[name].requires or ():
                 if "extra ==" not in required:

@@ -2,7 +2,7 @@
 
 ``python -m tests.voice`` prints the counts, and each place of a kind without an allowance. The exit
 status is 1 if there is such a place, or if another kind has more places than allowed. ``--list``
-prints all places. Lower an allowance after mending places; never raise one.
+prints all places. Lower an allowance after fixing places; never raise an allowance.
 """
 # ruff: noqa: T201 - a command prints for its user
 

@@ -10,7 +10,7 @@ def make_window(start, end, *groups, kind=ON_CPU, period_ns=10, **facts) -> Wind
 
 
 def move_window(window: Window, by_ns: int) -> Window:
-    """Returns a window with its start, end and samples delayed."""
+    """Returns a window whose start, end and samples are moved by ``by_ns``."""
     moved = window.change_samples(
         lambda sample: sample._replace(
             timestamps_unix_ns=[time + by_ns for time in sample.timestamps_unix_ns]

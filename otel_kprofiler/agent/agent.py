@@ -240,7 +240,7 @@ class Agent:
         _log.info("%s", describe_start(pipeline.sampler, exporters, names, self._access))
         if self._privileges:
             for name in self._privileges.reduce_this_thread():
-                _log.info("%s dropped: no %s", name, PURPOSES[name])
+                _log.info("%s dropped, which is needed for %s", name, PURPOSES[name])
 
     def _loop(self) -> None:
         while self._stop_signal is None:
@@ -298,7 +298,8 @@ class Agent:
         if rate == settings.samples_per_second:
             return
         _log.warning(
-            "the agent uses %.1f %% of a core and %d MB: rate changed from %d to %d per second",
+            "the agent uses %.1f %% of a core and %d MB, so its sampling rate changes from %d to "
+            "%d per second",
             100 * usage.cpu, usage.rss_bytes >> 20, settings.samples_per_second, rate,
         )  # fmt: skip
         changed_ns = self._pipeline.sampler.reconfigure(replace(settings, samples_per_second=rate))
@@ -329,7 +330,7 @@ class Agent:
         if problem:
             # Format here, so that the filter on repeated messages passes each distinct problem.
             fix = f"\nfix: {problem.hint}" if problem.hint else ""
-            _log.error(f"reload rejected, nothing has changed: {problem}{fix}")
+            _log.error(f"reload rejected, the old configuration stays in effect: {problem}{fix}")
             first = str(problem).partition("\n")[0]
             self._notifier.ready(f"{self._status()}; last reload rejected: {first}")
             return

@@ -16,9 +16,8 @@ from otel_kprofiler.text import describe_count
 _USUAL_MISSED_SHARE: Final = 0.05
 """Share of missed ticks that is normal in a virtual machine."""
 _MISSED: Final = (
-    "ticks at which the kernel could not sample: the CPU ran another BPF program, had its "
-    "interrupts off, or was not scheduled by its hypervisor, or the kernel suspended the sampler "
-    "(kernel.perf_event_max_sample_rate)"
+    "the kernel skips a tick if the CPU runs another BPF program, has interrupts off or is not "
+    "scheduled by its hypervisor, or if kernel.perf_event_max_sample_rate suspends the sampler"
 )
 
 
@@ -37,7 +36,7 @@ def describe_start(
     )
     cpus = describe_count(len(sampler.cpus), "CPU")
     what = describe_sampling(sampler.config)
-    return f"sampling {cpus}: {what}; to {places or 'no exporter'}{left_out}"
+    return f"sampling {cpus}: {what}; exporters: {places or 'none'}{left_out}"
 
 
 def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord:
@@ -51,7 +50,7 @@ def make_account_record(account: Account, *, as_json: bool) -> logging.LogRecord
     ]
     message = "account of all samples"
     if as_json and missed:
-        message += f"; missed: {_MISSED}"
+        message += f"; many ticks were missed: {_MISSED}"
     elif not as_json:
         message = "; ".join(
             _describe_kind(kind, kind_account) for kind, kind_account in account.kinds.items()
@@ -91,7 +90,7 @@ def _describe_kind(kind: str, account: Account) -> str:
         parts.append(f"{exporter.name}: {', '.join(of_one)}")
     parts += account.gaps()
     if _is_missed_unusual(account):
-        parts.append(f"{account.missed} missed, {_MISSED}")
+        parts.append(f"{account.missed} ticks missed ({_MISSED})")
     return f"{kind}: {'; '.join(parts)}"
 
 

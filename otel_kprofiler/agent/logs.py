@@ -102,7 +102,7 @@ class DescriptorHandler(logging.Handler):
             self._changed.wait_for(lambda: not self._size, FLUSH_TIMEOUT_S)
 
     def _describe_gap(self) -> bytes:
-        text = f"{self._dropped} log lines were dropped because nobody read the log"
+        text = f"{self._dropped} log lines were dropped because no process read the log"
         self._dropped = 0
         record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
         return self.format(record).encode() + b"\n"

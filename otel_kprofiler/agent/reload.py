@@ -1,4 +1,4 @@
-"""Changes at run time: rereading the configuration, and probabilistic sampling."""
+"""Rereads the configuration at run time, and decides at random whether this host samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's sampling targets: follows the configured containers, pods and units."""
+"""Follows the containers, pods and units that the agent is configured to sample."""
 
 from __future__ import annotations
 

@@ -79,4 +79,4 @@ class Watchdog:
                 _log.error("the main loop has stalled for %.0f s; its stack:\n%s",
                            self.idle_s(), where)  # fmt: skip
             elif was_stalled and not is_stalled:
-                _log.warning("the main loop continues")
+                _log.warning("the main loop is running again")

@@ -35,7 +35,7 @@ def weigh_latency(samples: Samples) -> Samples:
     if not cpu.count:
         raise KProfilerError(
             "there are no on-CPU samples to weight by latency",
-            hint="record on-CPU samples: omit --no-on-cpu, and add -e cpu-clock to other events",
+            hint="record without --no-on-cpu; if you select events, also pass -e cpu-clock",
         )
     has_times = all(origins[origin].profile.period_ns for origin in set(cpu.origins))
     if not has_times or cpu.count != len(cpu.times):

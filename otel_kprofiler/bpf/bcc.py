@@ -129,8 +129,7 @@ def compile_programs(spec: ObjectSpec, maps: Mapping[str, int]) -> dict[str, byt
         raise SamplerError(
             f"compiling {spec.source.name} with bcc failed ({describe_status(done.returncode)})",
             log=said,
-            hint="report it with the log and the version of python3-bpfcc, "
-            "or use the loader libbpf",
+            hint="report the log and the version of python3-bpfcc, or use the loader libbpf",
         )
     if said:
         _log.debug("bcc's compiler:\n%s", said)
@@ -184,7 +183,7 @@ def _load_program(spec: ObjectSpec, name: str, code: bytes) -> int:
         raise SamplerError(
             f"loading {spec.source.name} failed: {os.strerror(error.errno or 0)}",
             log=log,
-            hint="this is a bug in the program or an unsupported kernel: report it with the log",
+            hint="report the log: the BPF program has a bug, or does not support this kernel",
         ) from error
 
 

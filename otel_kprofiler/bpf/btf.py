@@ -188,7 +188,7 @@ def parse_program_btf(btf: bytes) -> ProgramBtf:
 def _split(btf: bytes) -> tuple[bytes, bytes]:
     """Returns the type section and the string section. Raises ``ValueError`` if there are none."""
     if len(btf) < _HEADER.size or _HEADER.unpack_from(btf)[0] != _MAGIC:
-        raise ValueError("no BTF")
+        raise ValueError("the data has no BTF header")
     _, _, _, header, types_at, types_bytes, text_at, text_bytes = _HEADER.unpack_from(btf)
     types_at, text_at = header + types_at, header + text_at
     return btf[types_at : types_at + types_bytes], btf[text_at : text_at + text_bytes]

@@ -25,5 +25,5 @@ def bpf_call(command: int, attributes: Any) -> int:
     )
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"bpf command {command}: {os.strerror(code)}")
+        raise OSError(code, f"bpf(2) command {command} failed: {os.strerror(code)}")
     return result

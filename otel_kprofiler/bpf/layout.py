@@ -272,7 +272,7 @@ def parse_records(
         python = user + user_bytes if user_bytes > 0 else user
         last = python + python_bytes if python_bytes > 0 else python
         if last + context_bytes != stacks_end:
-            raise ValueError(f"the record at byte {start} and its stacks have different lengths")
+            raise ValueError(f"the length of the record at byte {start} does not match its stacks")
         user_damaged = user_bytes > 0 and user_stack_bytes(chunk, user) != user_bytes
         if user_damaged or (python_bytes > 0 and python_stack_bytes(chunk, python) != python_bytes):
             side = "user" if user_damaged else "Python"

@@ -95,7 +95,7 @@ class _LibbpfObject:
             self._share_maps(spec.maps_of)
         for name, data in spec.constants.items():
             if library.bpf_map__set_initial_value(self._find_map(name), data, len(data)):
-                raise self._failure(f"setting {name} of", ctypes.get_errno())
+                raise self._failure(f"setting the constants {name} of", ctypes.get_errno())
         programs = {name: self._find_program(name) for name in spec.programs}
         for program in self._programs():
             library.bpf_program__set_autoload(program, program in programs.values())
@@ -116,7 +116,7 @@ class _LibbpfObject:
 
     def _find_map(self, name: str) -> int:
         bpf_map = self._library.bpf_object__find_map_by_name(self._object, name.encode())
-        return self._checked(bpf_map, f"map {name} of")
+        return self._checked(bpf_map, f"finding map {name} of")
 
     def _find_program(self, name: str) -> int:
         program = self._library.bpf_object__find_program_by_name(self._object, name.encode())
@@ -171,7 +171,7 @@ class _LibbpfObject:
         return SamplerError(
             reason,
             log=log,
-            hint="this is a bug in the program or an unsupported kernel: report it with the log",
+            hint="report the log: the BPF program has a bug, or does not support this kernel",
         )
 
 

@@ -93,7 +93,7 @@ class CodeParser:
         name = file + file_bytes
         if name + name_bytes != end:
             raise ValueError(
-                f"the description at byte {start} and its strings have different lengths"
+                f"the length of the description at byte {start} does not match its strings"
             )
         pending_id, table = self._tables.pop(code_id >> _CPU_SHIFT, (0, bytearray()))
         whole = pending_id == code_id and len(table) == table_bytes

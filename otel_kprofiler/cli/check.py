@@ -19,7 +19,8 @@ def command(path: str, *, as_json: bool) -> None:
     """Check the OTLP profiles in FILE against the data model's rules.
 
     FILE contains one message, JSON lines, or length-prefixed messages, and may be compressed with
-    gzip; - is standard input. The exit status is 0 if every rule holds, and 1 if any is violated.
+    gzip. If FILE is -, standard input is read. The exit status is 0 if every rule holds, and 1 if
+    any rule is violated.
     """
     problems: list[str] = []
     data = read_unpacked(path, problems.append)

@@ -53,28 +53,30 @@ class _RangeType(click.ParamType[_Range]):
 @click.argument("after", metavar="[AFTER]", required=False)
 @click.option(
     "--by", type=GroupingType(), default="function", show_default=True, metavar="WHAT",
-    help="Grouping of samples, as in report.",
+    help="Group samples as in report.",
 )  # fmt: skip
 @click.option(
     "--per", type=click.Choice([way.value for way in Way]), default="samples", show_default=True,
-    help="Compare shares of all samples, or CPU time, waits or events per second.",
+    help="What to compare. samples: shares of all samples. time: CPU time, waits or events per "
+    "second.",
 )  # fmt: skip
 @click.option(
     "--time-before", type=_RangeType(), metavar="FROM..TO",
-    help="Time range within BEFORE: offsets from its start (0s..30s), or the times that "
-    "`report --from` accepts.",
+    help="Time range within BEFORE. FROM and TO are offsets from the start, as in 0s..30s, or "
+    "times that `report --from` accepts.",
 )  # fmt: skip
 @click.option(
     "--time-after", type=_RangeType(), metavar="FROM..TO",
-    help="Time range within AFTER, or within BEFORE if that is the only source.",
+    help="Time range within AFTER, or within BEFORE if there is no AFTER.",
 )  # fmt: skip
 @click.option(
     "--fail-above", type=click.FloatRange(0), metavar="PERCENT",
-    help="Exit with 1 if a group's share of samples grew by more than this, and not by chance.",
+    help="Exit with status 1 if a group's share of samples grew by more than PERCENT percentage "
+    "points, unless the growth may be chance.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=30, show_default=True,
-    help="Rows to show; 0 for all.",
+    help="Maximum number of rows. 0 shows all rows.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(

@@ -41,7 +41,7 @@ def summary(
     yield f"{escape_controls(kind.name)}: {sides}, by {compared}"
     if not before.samples.count or not after.samples.count:
         side = "after" if before.samples.count else "before"
-        yield f"there are no samples {side}" + (
+        yield f"the {side} side has no samples" + (
             "; --per time compares the other side with zero" if way is Way.SAMPLES else ""
         )
     elif way is Way.SAMPLES and max(rates) > _SIMILAR * min(rates):

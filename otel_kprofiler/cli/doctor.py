@@ -25,12 +25,12 @@ _EXIT_HOST = 3
 
 
 @click.command(name="doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print verdict and findings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict and the findings as JSON.")
 def command(*, as_json: bool) -> None:
     """Check whether this host can be profiled, and suggest fixes if it cannot.
 
-    Runs the real sampler briefly, then prints a verdict and a fix for each problem. The exit status
-    is 0 if profiling works, even with limits, and 3 if not.
+    The command runs the real sampler briefly, and then prints a verdict and a fix for each problem.
+    The exit status is 0 if profiling works, even with limitations, and 3 if it does not work.
     """
     access = Access()
     loaders = {

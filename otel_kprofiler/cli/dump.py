@@ -37,16 +37,16 @@ _LONGEST_S: Final = 3600.0
 @click.command(name="dump")
 @click.option(
     "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-    help="Only this process; repeatable, like all filters.",
+    help="Only this process. All filters may be repeated.",
 )  # fmt: skip
 @COMM_OPTION
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Only the processes of this container; a prefix of its id is enough.",
+    help="Only the processes of this container, given by its name or a prefix of its ID.",
 )  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=DurationType(),
-    help="Dump again after this time, such as 1s, and show which threads have not moved.",
+    help="Make a second dump after this time, such as 1s, and show which threads have not moved.",
 )  # fmt: skip
 @click.option(
     "-f", "--format", "form", type=click.Choice(["table", "json", "folded"]), default="table",
@@ -54,7 +54,7 @@ _LONGEST_S: Final = 3600.0
 )  # fmt: skip
 @click.option(
     "--stacks", type=click.Choice(["kernel", "both"]), default="both", show_default=True,
-    help="Which sides of the stacks to collect.",
+    help="Sides of the stacks to collect.",
 )  # fmt: skip
 @USER_SYMBOLS_OPTION
 @PYTHON_OPTION
@@ -110,7 +110,9 @@ def command(
         remarks = dumper.remarks()
     shown = [_select(process, chosen[process.tgid]) for process in dumped]
     if not shown:
-        raise KProfilerError("the process has exited", hint="see ps, pgrep")
+        raise KProfilerError(
+            "all selected processes have exited", hint="list processes with ps or pgrep"
+        )
     _write(shown, form, interval_s)
     for remark in remarks:
         say(remark, err=True)
@@ -150,7 +152,7 @@ def _find_processes(
         if missing:
             text = " or ".join(sorted(map(os.fsdecode, missing)))
             raise KProfilerError(
-                f"there is no thread named {text}", hint="see ps -eLo pid,tid,comm"
+                f"there is no thread named {text}", hint="list threads with ps -eLo pid,tid,comm"
             )
         for pid, (is_whole, threads) in named.items():
             if pid not in chosen:

@@ -20,18 +20,18 @@ from otel_kprofiler.errors import ConfigError, HostError, KProfilerError, Sample
 # The help texts of commands are here, so that --help imports no command.
 COMMANDS: Final = {
     "record": "Profile this host, or one command, into a file.",
-    "report": "Show the contents of profiles: functions, system calls, processes.",
+    "report": "Show the contents of profiles: functions, system calls and processes.",
     "view": "Show saved, received or live profiles in the browser.",
-    "diff": "Compare two profiles: gains, losses, and what may be chance.",
+    "diff": "Compare two profiles, and mark differences that may be chance.",
     "send": "Send saved profiles to an OTLP receiver.",
-    "top": "Show live what is running: functions, processes, system calls.",
+    "top": "Show what is running now: functions, processes and system calls.",
     "dump": "Show what each thread of a process is doing right now, even if it is asleep.",
     "run": "Run the agent beside an OpenTelemetry Collector.",
     "doctor": "Check whether this host can be profiled, and show how to fix what is missing.",
     "symbolize": "Resolve addresses, and find the addresses of symbols.",
     "validate": "Check an agent configuration without starting the agent.",
     "print-config": "Print the effective configuration, without secrets.",
-    "check": "Check OTLP profiles against the data model's rules.",
+    "check": "Check OTLP profiles against the rules of the data model.",
 }
 
 EXIT_USAGE: Final = 2
@@ -83,7 +83,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Show the versions of program, loader, interpreter and kernel.",
+    help="Show the versions of otel-kprofiler, the eBPF loader, the Python interpreter and the "
+    "kernel.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks and debug messages.")
 @click.pass_context

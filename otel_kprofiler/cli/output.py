@@ -42,7 +42,7 @@ def _choose_format(path: str, name: str | None) -> OutputFormat:
         return max(matches)[2]
     suffixes = " ".join(row.suffix for row in FORMATS)
     raise ExportError(
-        f"{path}: no format has this suffix",
+        f"no format has the suffix of {path}",
         hint=f"use one of the suffixes {suffixes}, or --format",
     )
 

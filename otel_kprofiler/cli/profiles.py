@@ -28,8 +28,8 @@ _GZIP_WINDOW: Final = 31  # zlib's code for a gzip header and the largest window
 _REPLAY_NS: Final = 1 << 62  # a single window for the whole file
 _CONVERT: Final = "otel-kprofiler report {} -o FILE.otlp, then send FILE.otlp"
 _OTHERS: Final = {
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it with `zstd -d`"),
-    b"<": ("HTML or XML", "record to FILE.otlp, which `report -o` can convert"),
+    b"\x28\xb5\x2f\xfd": ("a file compressed with zstd", "decompress it with `zstd -d`"),
+    b"<": ("HTML or XML", "record with -o FILE.otlp, which `report -o` converts to HTML"),
 }
 """First bytes of unsupported file formats, each with the format's name and a fix."""
 
@@ -77,14 +77,14 @@ def read_otlp_file(path: str, notify: Notify) -> bytes:
     with _named(path):
         if data.startswith(_ZIP):
             raise PayloadError(
-                "a raw recording, not OTLP",
+                "this is a raw recording, not OTLP",
                 hint=f"otel-kprofiler record --replay {path} --export URL",
             )
         data = _unpack_profile(data, lambda problem: notify(f"{path}: {problem}"))
         if is_pprof(data):
-            raise PayloadError("a pprof profile, not OTLP", hint=_CONVERT.format(path))
+            raise PayloadError("this is a pprof profile, not OTLP", hint=_CONVERT.format(path))
         if data.startswith(MAGIC):
-            raise PayloadError("a perf.data file, not OTLP", hint=_CONVERT.format(path))
+            raise PayloadError("this is a perf.data file, not OTLP", hint=_CONVERT.format(path))
     return data
 
 
@@ -111,7 +111,7 @@ def _unpack_profile(data: bytes, notify: Notify) -> bytes:
         raise PayloadError("the file is empty")
     for magic, (what, fix) in _OTHERS.items():
         if data.startswith(magic):
-            raise PayloadError(f"not a supported profile: {what}", hint=fix)
+            raise PayloadError(f"this is not a supported profile, but {what}", hint=fix)
     return data
 
 
@@ -133,7 +133,7 @@ def _parse(data: bytes, notify: Notify, written_unix_ns: int) -> list[Window]:
     problems: list[PayloadError] = []
     windows = decode_windows(data, on_damage=problems.append)
     if not windows:
-        raise problems[0] if problems else PayloadError("no profiles in the file")
+        raise problems[0] if problems else PayloadError("the file has no profiles")
     refuse_negative_values(windows)
     for problem in problems[:1]:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

@@ -54,8 +54,9 @@ def open_receiver(address: str) -> OtlpSender:
     answer = _ask(address)
     if not _is_taken(answer):
         shown = redact_address(address)
+        reason = f"{answer.message} ({answer.status})" if answer.message else answer.status
         raise ExportError(
-            f"cannot send profiles to {shown}: {answer.status}: {answer.message}".rstrip(": "),
+            f"cannot send profiles to {shown}: {reason}",
             hint=_find_fix(address, answer),
         )
     return _open(address)

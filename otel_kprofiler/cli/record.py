@@ -53,34 +53,36 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     "-d",
     "--duration",
     type=DurationType(),
-    help="Duration, such as 10s or 1m30s. Default: 10s, or until COMMAND ends.",
+    help="Duration of the recording, such as 10s or 1m30s. Default: 10s, or until COMMAND ends.",
 )
 @click.option(
     "-o",
     "--output",
     "path",
     metavar="FILE",
-    help="Output file; - is standard output. Default: profile.html, or profile-2.html and so on "
-    "if that exists; --format changes the suffix.",
+    help="Output file, or - for standard output. Default: profile.html, or profile-2.html and so "
+    "on if that file exists. --format changes the suffix.",
 )
 @click.option(
     "--export",
     "address",
     metavar="URL",
-    help="Send to the OTLP receiver at grpc://HOST:PORT, grpcs://, http:// or https://; without "
-    "-o, write no file. The variables OTEL_EXPORTER_OTLP_[PROFILES_]* configure everything else. "
-    "Samples that the receiver does not accept are kept in NAME.unsent.otlp.",
+    help="Send the samples to the OTLP receiver at this URL: grpc://HOST:PORT, grpcs://HOST:PORT, "
+    "or a URL with http:// or https://. Without -o, no file is written. The environment variables "
+    "OTEL_EXPORTER_OTLP_[PROFILES_]* provide all other settings. Samples that the receiver does "
+    "not accept are kept in NAME.unsent.otlp.",
 )
 @click.option(
     "-f",
     "--format",
     "form",
     type=click.Choice([row.name for row in FORMATS]),
-    help="Output format. Default: from the file's suffix; .gz compresses.",
+    help="Output format. By default, the suffix of FILE selects the format. If FILE ends in .gz, "
+    "it is compressed.",
 )
 @click.option(
     "--on-cpu/--no-on-cpu", "on_cpu", default=None,
-    help="Sample the code running on CPUs. Default: yes, unless -e names other events.",
+    help="Sample the code running on CPUs. This is the default unless -e names other events.",
 )  # fmt: skip
 @sampling_options
 @click.option(
@@ -88,13 +90,14 @@ _WITH_REPLAY: Final = frozenset({"path", "address", "form", "modules", "replay_p
     "modules",
     multiple=True,
     metavar="NAME",
-    help="Keep only stacks with frames in this module, loadable or built in; repeatable.",
+    help="Keep only stacks with frames in this kernel module, loadable or built in. May be "
+    "repeated.",
 )
 @click.option(
     "--raw",
     "raw_path",
     metavar="FILE",
-    help="Also write raw samples, with everything needed to replay them on any host.",
+    help="Also write the raw samples, with everything needed to replay them on any host.",
 )
 @click.option(
     "--replay",
@@ -126,14 +129,16 @@ def command(
       otel-kprofiler record -d 1m --export grpc://127.0.0.1:4317
       otel-kprofiler record -e page-faults -c 1 -- ./program
 
-    Ctrl-C, SIGTERM and SIGHUP end the recording early. What was recorded is still written.
+    Ctrl-C, SIGTERM and SIGHUP end the recording early. The samples taken until then are still
+    written.
 
-    The recording of a COMMAND ends when COMMAND exits. Children that it leaves behind keep running.
-    If the duration ends or a signal arrives first, COMMAND and its children get SIGTERM or that
-    signal, and SIGKILL after five seconds. The exit status is that of COMMAND, 128+n if signal n
-    killed COMMAND, 127 if COMMAND was not found, 126 if it cannot be executed, and 0 if the
-    recording ended first. If the receiver of --export did not accept everything, the exit status is
-    1, and the rest is kept in a file.
+    The recording of a COMMAND ends when COMMAND exits. Children of COMMAND that have not exited
+    keep running. If the duration ends first, COMMAND and its children get SIGTERM. If a signal
+    arrives first, they get this signal. If they are still running after five seconds, they get
+    SIGKILL. The exit status is that of COMMAND. It is 128+n if signal n killed COMMAND, 127 if
+    COMMAND was not found, 126 if COMMAND cannot be executed, and 0 if the recording ended first. If
+    the receiver of --export did not accept everything, the exit status is 1, and the samples that
+    were not accepted are kept in a file.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = Sampling(**options)
     if words and (sampling.has_targets or sampling.cpus):

@@ -80,15 +80,16 @@ class GroupingType(click.ParamType[str]):
 )
 @click.option(
     "--weight", type=click.Choice(["time", _LATENCY]), default="time", show_default=True,
-    help="latency: CPU time divided by the number of the process's threads that ran at that time.",
+    help="Weight of the samples. time: CPU time. latency: CPU time divided by the number of "
+    "threads of the process that ran at that time.",
 )  # fmt: skip
 @click.option(
     "-n", "--limit", type=click.IntRange(0), default=40, show_default=True,
-    help="Rows to show; 0 for all.",
+    help="Maximum number of rows. 0 shows all rows.",
 )  # fmt: skip
 @click.option(
     "--sort", "order", type=click.Choice(list(SORTS)),
-    help="Order of the rows. Default: self; for lines, total.",
+    help="Order of the rows. Default: total for lines, and self otherwise.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
@@ -96,23 +97,23 @@ class GroupingType(click.ParamType[str]):
     "--output",
     "path",
     metavar="OUT",
-    help="Write to OUT instead, in one of record's formats.",
+    help="Write the samples to OUT instead, in one of the formats of record.",
 )
 @click.option(
     "-f",
     "--format",
     "form",
     type=click.Choice(_FORMATS),
-    help="Format of OUT. Default: from its suffix.",
+    help="Format of OUT. By default, the suffix of OUT selects the format.",
 )
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option(
     "--from", "start", type=MomentType(), metavar="TIME",
-    help="Only samples from this time on: 10s (after the start), -10s (before the end), 12:30:05 "
-    "or 2026-01-31T12:30:05 (UTC).",
+    help="Only samples taken at or after this time: 10s (after the start), -10s (before the end), "
+    "12:30:05 or 2026-01-31T12:30:05 (UTC).",
 )  # fmt: skip
 @click.option(
-    "--to", "end", type=MomentType(), metavar="TIME", help="Only samples before this time."
+    "--to", "end", type=MomentType(), metavar="TIME", help="Only samples taken before this time."
 )
 @click.option(
     "-p", "--process", "processes", multiple=True, metavar="NAME|PID", help="Only this process."
@@ -123,7 +124,7 @@ class GroupingType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--container", "containers", multiple=True, metavar="NAME|ID",
-    help="Only this container; a prefix of its id is enough.",
+    help="Only this container, given by its name or a prefix of its ID.",
 )  # fmt: skip
 @click.option("--service", "services", multiple=True, metavar="NAME", help="Only this service.")
 @click.option(
@@ -131,35 +132,36 @@ class GroupingType(click.ParamType[str]):
     help="Only processes with this attribute, or samples with this label.",
 )  # fmt: skip
 @click.option(
-    "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
+    "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs, such as 0-3,8."
 )
 @click.option(
     "--module",
     "modules",
     multiple=True,
     metavar="NAME",
-    help="Only stacks with frames in this module.",
+    help="Only stacks with frames in this kernel module.",
 )
 @click.option(
     "--function", "functions", multiple=True, metavar="NAME", help="Only stacks with this function."
 )
 @click.option(
     "--span", "spans", multiple=True, metavar="ID",
-    help="Only this span or trace; a prefix of its id is enough.",
+    help="Only the span or trace with this ID or ID prefix.",
 )  # fmt: skip
 @click.option(
     "--endpoint", "endpoints", multiple=True, metavar="NAME",
-    help="Only spans under this local root span: 'GET /orders/{id}'.",
+    help="Only spans under the local root span with this name, such as 'GET /orders/{id}'.",
 )  # fmt: skip
 @click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only samples of this kind.")
 @click.option(
     "--side", "sides", multiple=True, metavar="NAME",
-    help="Only frames of this side: kernel, user, python, jvm. Time in callees on other "
-    "sides counts as self time.",
+    help="Only frames on this side of the stack: kernel, user, python or jvm. Time in callees on "
+    "other sides counts as self time.",
 )  # fmt: skip
 @click.option(
     "--idle", is_flag=True,
-    help="Also show waits of threads without work: poll, accept, sleep, idle kernel threads.",
+    help="Also show waits in which a thread has no work to do: poll, accept, sleep, and waits of "
+    "idle kernel threads.",
 )  # fmt: skip
 def command(
     *,
@@ -180,9 +182,10 @@ def command(
     idle: bool,
     **filters: Any,
 ) -> None:
-    """Show the contents of profiles from any profiler; several SOURCEs are merged.
+    """Show the contents of profiles from any profiler. Several SOURCEs are merged.
 
-    A SOURCE is a file, or clickhouse://HOST:PORT/DATABASE that a Collector writes to.
+    A SOURCE is a file, or a database that a Collector writes to, given as
+    clickhouse://HOST:PORT/DATABASE.
 
     \b
       otel-kprofiler report profile.otlp
@@ -247,8 +250,8 @@ def _choose_weight(
         raise click.UsageError(f"--weight {weight} cannot be combined with --by {by}")
     if any(map(is_table, paths)):
         raise click.UsageError(
-            f"--weight {weight} needs all threads of a process and cannot be used on a table; "
-            "export the samples to a file first: report -o FILE.otlp"
+            f"--weight {weight} needs all threads of a process, so it cannot be used on a table in "
+            "ClickHouse; export the samples to a file first: report -o FILE.otlp"
         )
     return weigh_latency
 
@@ -263,7 +266,7 @@ def _report_spans(
     check_matches(chosen, loaded)
     if not any(every.tables.links):
         raise KProfilerError(
-            f"no sample belongs to a span; --by {by} breaks down the time of spans",
+            f"--by {by} needs samples with spans, but no sample belongs to a span",
             hint="let the service publish its spans (docs/spans.md) or profile itself "
             "(docs/embedding.md), and record its waits, too: see docs/off-cpu.md",
         )

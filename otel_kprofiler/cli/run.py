@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 def command(debug: bool, path: str) -> None:
     """Run the agent beside an OpenTelemetry Collector until SIGTERM or Ctrl-C.
 
-    SIGHUP reloads FILE. At exit, the agent prints the account of all samples to standard output,
-    as one line in the log's encoding.
+    SIGHUP reloads FILE. At exit, the agent prints to standard output how many samples were taken,
+    sent and lost. The output is one line in the log's encoding.
     """
     for number in _FOREIGN:
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -115,4 +115,4 @@ def _print(text: str) -> None:
     writer.start()
     writer.join(_PRINT_TIMEOUT_S)
     if writer.is_alive():
-        _log.error("the account cannot be printed: nobody reads standard output")
+        _log.error("the account cannot be printed: no process reads standard output")

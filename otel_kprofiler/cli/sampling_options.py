@@ -74,18 +74,18 @@ def _describe_tracepoints() -> Iterator[str]:
 
 COMM_OPTION: Final = click.option(
     "--comm", "comms", multiple=True, metavar="NAME",
-    help="Only threads of this name, and processes whose main thread has this name (only "
-    "the first 15 characters are compared).",
+    help="Only threads with this name, and processes whose main thread has this name. Only the "
+    "first 15 characters are compared.",
 )  # fmt: skip
 USER_SYMBOLS_OPTION: Final = click.option(
     "--user-symbols", "user_symbols", type=click.Choice(["off", "names", "lines"]),
     default="names", show_default=True,
-    help="Detail of user frames beyond file and address: none, function names, or also lines "
-    "and inlined functions (needs the extra dwarf).",
+    help="Detail of user frames. off: only file and address. names: also function names. lines: "
+    "also source lines and inlined functions, which needs the dwarf extra.",
 )  # fmt: skip
 PYTHON_OPTION: Final = click.option(
     "--python/--no-python", "python", default=True, show_default=True,
-    help="Show Python functions and lines, in processes that run CPython 3.11 or newer.",
+    help="Show Python functions and lines in processes that run CPython 3.11 or newer.",
 )  # fmt: skip
 _OPTIONS: Final = (
     click.option(
@@ -95,69 +95,73 @@ _OPTIONS: Final = (
     ),
     click.option(
         "-e", "--event", "events", multiple=True, metavar="EVENT", callback=_parse_events,
-        help="Sample at this event instead of the clock: page-faults, context-switches, "
-        "cpu-migrations, lock-contention, cycles and so on, or a tracepoint such as "
-        "block_rq_issue or sys_enter:openat; repeatable. EVENT:period=N samples every Nth event, "
-        "EVENT:freq=N about N per second on each CPU. `-e help` lists all events, and why "
-        "this host lacks some.",
+        help="Sample at this event instead of the clock. Events are page-faults, context-switches, "
+        "cpu-migrations, lock-contention, cycles and so on, and tracepoints such as block_rq_issue "
+        "or sys_enter:openat. EVENT:period=N samples every Nth event, and EVENT:freq=N takes about "
+        "N samples per second on each CPU. May be repeated. `-e help` lists all events, and shows "
+        "why some are not available on this host.",
     ),
     click.option(
         "-c", "--period", "period", type=click.IntRange(1), default=None, metavar="N",
-        help="Sample every Nth event of each -e without period or freq; 1 samples all. Default: "
-        "--rate samples per second; for tracepoints, every event.",
+        help="Sample every Nth event, for each -e without period or freq. By default, tracepoints "
+        "are sampled at every event, and other events --rate times per second.",
     ),
     click.option(
         "-p", "--pid", "pids", type=click.IntRange(1), multiple=True,
-        help="Only this process and its descendants; sampling ends when the last of them exits. "
-        "Repeatable, like all filters: a sample must match at least one value of each filter.",
+        help="Only this process and its descendants. Sampling ends when the last of them exits. "
+        "All filters may be repeated. A sample must match at least one value of each filter.",
     ),
     COMM_OPTION,
     click.option(
         "--cgroup", "cgroups", multiple=True, metavar="PATH",
-        help="Only this cgroup (version 2) and its descendants; sampling ends when its last "
-        "process exits.",
+        help="Only this cgroup (version 2) and its descendants. Sampling ends when the last "
+        "process in them exits.",
     ),
     click.option(
         "--container", "containers", multiple=True, metavar="NAME|ID",
-        help="Only this container; a prefix of its id is enough. Sampling ends when it stops.",
+        help="Only this container, given by its name or a prefix of its ID. Sampling ends when the "
+        "container stops.",
     ),
     click.option(
         "--pod", "pods", multiple=True, metavar="NAME|UID",
-        help="Only this Kubernetes pod: NAME, NAMESPACE/NAME or UID. Sampling ends when it stops.",
+        help="Only this Kubernetes pod, given as NAME, NAMESPACE/NAME or UID. Sampling ends when "
+        "the pod stops.",
     ),
     click.option(
         "--unit", "units", multiple=True, metavar="NAME",
-        help="Only this systemd unit, such as nginx.service. Sampling ends when its last process "
-        "exits.",
+        help="Only this systemd unit, such as nginx.service. Sampling ends when the last process "
+        "of the unit exits.",
     ),
     click.option(
-        "--cpus", type=CpuListType(), default=(), metavar="LIST", help="Only these CPUs: 0-3,8."
+        "--cpus", type=CpuListType(), default=(), metavar="LIST",
+        help="Only these CPUs, such as 0-3,8.",
     ),
     click.option(
         "--stacks", type=click.Choice(["kernel", "user", "both"]), default="both",
         show_default=True,
-        help="Which sides of the stacks to collect; kernel also skips all time in user mode.",
+        help="Sides of the stacks to collect. With kernel, time in user mode is not sampled.",
     ),
     USER_SYMBOLS_OPTION,
     PYTHON_OPTION,
     click.option(
         "--off-cpu", "off_cpu", is_flag=True,
-        help="Also sample waits: where, for what and how long threads wait.",
+        help="Also sample waiting threads: where, for what and how long they wait.",
     ),
     click.option(
         "--off-cpu-rate", "off_cpu_rate", type=click.IntRange(1, 10_000), default=20,
         show_default=True,
-        help="Wait samples per second on each CPU; all long waits are sampled.",
+        help="Average number of wait samples per second on each CPU. Long waits are always "
+        "sampled.",
     ),
-    click.option("--wakers", is_flag=True, help="Also record which thread ended a wait."),
+    click.option("--wakers", is_flag=True, help="Also record which thread ended each wait."),
     click.option(
         "--loader", type=click.Choice(["auto", "libbpf", "bcc"]), default="auto",
-        help="Library that loads the eBPF program; auto prefers libbpf over bcc.",
+        help="Library that loads the eBPF program. auto prefers libbpf to bcc.",
     ),
     click.option(
         "--idle", is_flag=True,
-        help="Also sample the idle task, and show waits of threads without work (poll, accept, "
-        "sleep and so on).",
+        help="Also sample the idle task, and show waits in which a thread has no work to do (poll, "
+        "accept, sleep and so on).",
     ),
 )  # fmt: skip
 
@@ -199,8 +203,9 @@ class Sampling:
         if self.wakers and not self.off_cpu:
             raise click.UsageError("--wakers needs --off-cpu")
         specs = self.specs
-        if len({spec.name for spec in specs}) < len(specs):
-            raise click.UsageError("an event is selected twice")
+        names = [spec.name for spec in specs]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise click.UsageError(f"the event {twice} is selected twice")
         if self.on_cpu is False and any(spec.name == CPU_CLOCK for spec in specs):
             raise click.UsageError(f"-e {CPU_CLOCK} contradicts --no-on-cpu")
         if self.on_cpu is False and not self.off_cpu and not specs:

@@ -34,10 +34,10 @@ def command(paths: tuple[str, ...], address: str) -> None:
       otel-kprofiler send profile.otlp grpc://127.0.0.1:4317
       otel-kprofiler send *.otlp.jsonl.gz https://collector.example:4318
 
-    FILEs come from `record`, `report`, or a Collector's file exporter; - is standard input. URL is
-    grpc://HOST:PORT, grpcs://, http:// or https://; the environment variables
-    OTEL_EXPORTER_OTLP_[PROFILES_]* set headers, certificates, compression and everything else, as
-    for `record --export`.
+    FILEs come from `record`, `report`, or a Collector's file exporter. If FILE is -, standard input
+    is read. URL is grpc://HOST:PORT, grpcs://HOST:PORT, or a URL with http:// or https://. The
+    environment variables OTEL_EXPORTER_OTLP_[PROFILES_]* set headers, certificates, compression and
+    everything else, as for `record --export`.
 
     If the receiver did not accept everything, the command prints which files to send again, and its
     exit status is 1. If only part of a file was accepted, the rest is kept in NAME.unsent.otlp.
@@ -84,7 +84,7 @@ class _Delivery:
             if is_whole:
                 unsent.discard()
         if unsent.problem:
-            say(f"{path}: the rejected samples could not be kept: {unsent.problem}", err=True)
+            say(f"{path}: the rejected samples could not be kept ({unsent.problem})", err=True)
         if self._lost > lost_before:
             self._again += [path] if is_whole else [unsent.path] if unsent.path else []
         sent = describe_count(self._sent - sent_before, "sample")
@@ -102,7 +102,7 @@ class _Delivery:
             raise error
         if not self._is_readable:
             raise ExportError(
-                "the damaged parts were not sent", hint="see `otel-kprofiler check FILE`"
+                "the damaged parts were not sent", hint="list them with `otel-kprofiler check FILE`"
             )
 
     def close(self) -> None:
@@ -110,7 +110,10 @@ class _Delivery:
 
     def _find_fix(self) -> str:
         if not self._again:
-            return "the lost samples cannot be sent again: the receiver accepted the rest"
+            return (
+                "the lost samples cannot be sent again, because the receiver accepted the rest of "
+                "the data"
+            )
         change = find_change(self._causes)
         if self._again == list(self._paths):  # all files remain: the same command resends them
             again = "send the same files again"

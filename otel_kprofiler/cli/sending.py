@@ -36,7 +36,9 @@ def find_change(causes: Iterable[LossCause]) -> str:
 
 def describe_failure(result: ExportResult) -> str:
     """Returns the error from the receiver or from the network."""
-    return ": ".join(filter(None, (result.error_type, result.message)))
+    if result.message and result.error_type:
+        return f"{result.message} ({result.error_type})"
+    return result.message or result.error_type
 
 
 class Sending:
@@ -80,7 +82,7 @@ class Sending:
         what = f"{lost:,} of {describe_count(lost + account.exported, 'sample')}"
         message = f"{what} did not reach {self.address}: {self._said or causes}"
         if self._unsent.problem:
-            message += f"; they could not be kept: {self._unsent.problem}"
+            message += f"; they could not be kept ({self._unsent.problem})"
         raise ExportError(message, hint=self._find_fix(lost))
 
     def _find_fix(self, lost: int) -> str:

@@ -26,54 +26,70 @@ if TYPE_CHECKING:
     "elf_files",
     multiple=True,
     metavar="FILE",
-    help="Resolve addresses in this file: RVAs of vmlinux, .ko or their debug files, otherwise "
-    "the file's own addresses (SVMA). With --kallsyms, read function sizes from the file; with "
-    "--payload, names. With several files, addresses are ID:ADDR, where ID is a build id, file id "
-    "or path.",
+    help="Resolve addresses in this file. For vmlinux, .ko files and their debug files, addresses "
+    "are RVAs. For other files, addresses are the file's own (SVMA). With --kallsyms, function "
+    "sizes are read from the file. With --payload, names are read from the file. With several "
+    "files, write addresses as ID:ADDR, where ID is a build ID, file ID or path.",
 )
 @click.option(
     "--file-offset",
     "offsets",
     is_flag=True,
-    help="With --elf, addresses are offsets in the file; with --pid, PATH:OFFSET.",
+    help="With --elf, addresses are offsets in the file. With --pid, addresses are PATH:OFFSET.",
 )
 @click.option(
     "--payload",
     metavar="FILE",
-    help="Add names to a file of OTLP profiles, from this host's files with the same build ids.",
+    help="Add names to the OTLP profiles in FILE, from files on this host with the same build IDs.",
 )
-@click.option("-o", "--output", metavar="FILE", help="With --payload: output file, - for stdout.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Output file of --payload, or - for standard output."
+)
 @click.option("--force", is_flag=True, help="Replace an existing output file.")
 @click.option(
-    "--lines", is_flag=True, help="Also show source lines and inlined functions (extra: dwarf)."
+    "--lines",
+    is_flag=True,
+    help="Also show source lines and inlined functions. Needs the dwarf extra.",
 )
 @click.option(
     "--debug-directory",
     "directories",
     multiple=True,
     metavar="DIR",
-    help="Directory to search for debug files. Default: /usr/lib/debug. Repeatable.",
+    help="Directory to search for debug files. May be repeated. Default: /usr/lib/debug.",
 )
 @click.option(
     "--debuginfod", is_flag=True, help="Fetch debug files from the servers in DEBUGINFOD_URLS."
 )
 @click.option("--kallsyms", metavar="FILE", help="Use this copy of /proc/kallsyms.")
-@click.option("--modules", metavar="FILE", help="With --kallsyms: a copy of /proc/modules.")
-@click.option("--sys-module", metavar="DIR|TAR", help="With --kallsyms: a copy of /sys/module.")
-@click.option("--notes", metavar="FILE", help="With --kallsyms: a copy of /sys/kernel/notes.")
+@click.option("--modules", metavar="FILE", help="With --kallsyms, use this copy of /proc/modules.")
 @click.option(
-    "--builtin-ranges", metavar="FILE", help="With --kallsyms: a copy of modules.builtin.ranges."
+    "--sys-module", metavar="DIR|TAR", help="With --kallsyms, use this copy of /sys/module."
 )
-@click.option("--kallmodsyms", metavar="FILE", help="With --kallsyms: a copy of /proc/kallmodsyms.")
+@click.option(
+    "--notes", metavar="FILE", help="With --kallsyms, use this copy of /sys/kernel/notes."
+)
+@click.option(
+    "--builtin-ranges",
+    metavar="FILE",
+    help="With --kallsyms, use this copy of modules.builtin.ranges.",
+)
+@click.option(
+    "--kallmodsyms", metavar="FILE", help="With --kallsyms, use this copy of /proc/kallmodsyms."
+)
 @click.option(
     "--rva",
     "rvas",
     multiple=True,
     metavar="[ID:]ADDR",
-    help="With --elf: resolve this address, even if it looks like a name.",
+    help="With --elf, resolve this address even if it looks like a name.",
 )
-@click.option("--explain", is_flag=True, help="Show every name at the address, and the reason.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Also show all names at the address, the section, and the reason for the chosen name.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(**given: Any) -> None:
     """Resolve hexadecimal addresses, or find the addresses of symbols.
 
@@ -88,8 +104,8 @@ def command(**given: Any) -> None:
 
     Addresses are program counters, so subtract one from a return address. An argument is an address
     if it starts with a digit or has more than eight hexadecimal digits. Names of kernel symbols may
-    be patterns, and names of kernel functions and modules may have an offset. The output of this
-    command is accepted on standard input.
+    be patterns, and names of kernel functions and modules may have an offset. The command accepts
+    earlier output of symbolize on standard input.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     options = Options(**given)
     _check(options)

@@ -99,7 +99,7 @@ def _open(path: str, sources: SymbolSources, *, offsets: bool) -> _File:
     if not is_kernel_file(path):
         return _UserFile(ElfResolver(path, symbols=sources), offsets=offsets)
     if offsets:
-        raise click.UsageError(f"--file-offset: {path} is a kernel file: use --rva")
+        raise click.UsageError(f"--file-offset does not apply to the kernel file {path}: use --rva")
     return _KernelFile(ElfSymbols(path))
 
 

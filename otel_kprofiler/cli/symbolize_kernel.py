@@ -122,7 +122,7 @@ def _print_problems(symbolizer: KernelSymbolizer, omitted: list[str]) -> None:
     for problem in problems[:_MAX_PROBLEMS]:
         say(f"note: {problem}", err=True)
     if len(problems) > _MAX_PROBLEMS:
-        say(f"note: and {len(problems) - _MAX_PROBLEMS} more problems", err=True)
+        say(f"note: {len(problems) - _MAX_PROBLEMS} more problems were found", err=True)
 
 
 def _address_text(explanation: Explanation, explain: bool, as_json: bool) -> str:

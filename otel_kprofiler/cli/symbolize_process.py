@@ -31,7 +31,7 @@ def resolve_in_process(
     word was resolved.
     """
     if find_process(pid, Access()) is None:
-        raise HostError(f"there is no process {pid}", hint="see ps, pgrep")
+        raise HostError(f"there is no process {pid}", hint="list processes with ps or pgrep")
     processes = ProcessesResolver(symbols=sources)
     every = True
     with Symbolizer(kernel=KernelResolver(), user=processes) as symbolizer:

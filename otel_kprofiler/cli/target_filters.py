@@ -80,8 +80,8 @@ def check_namespace(access: Access) -> None:
     """Raise ``KProfilerError`` if this process and ``/proc`` have different pid namespaces."""
     if _is_proc_of_another(access):
         raise KProfilerError(
-            "/proc belongs to a different pid namespace",
-            hint="mount -t proc proc /proc in a separate mount namespace: unshare --mount-proc",
+            "/proc does not show this process's pid namespace",
+            hint="remount /proc in a separate mount namespace: unshare --mount-proc",
         )
 
 
@@ -144,7 +144,7 @@ def _take_pids(name: str, named_pids: Sequence[int], pids: Sequence[int]) -> Seq
 def check_process(access: Access, pid: int) -> None:
     """Raise ``KProfilerError`` unless ``pid`` is the id of a process, rather than of a thread."""
     if read_process(access, pid) is None:
-        raise KProfilerError(f"there is no process {pid}", hint="see ps, pgrep")
+        raise KProfilerError(f"there is no process {pid}", hint="list processes with ps or pgrep")
     (leader,) = _read_ids(access, pid, b"Tgid:")
     if leader != pid:
         raise KProfilerError(

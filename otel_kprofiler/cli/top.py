@@ -64,8 +64,8 @@ _KEPT_MESSAGES: Final = 20
 )  # fmt: skip
 @click.option(
     "--window", "window_s", type=DurationType(),
-    help="Length of the window shown: 1s to 60s (default: 5s), or 1s to 1h (default: 1m) with "
-    "--from.",
+    help="Length of the sliding window: 1s to 60s (default: 5s), or with --from 1s to 1h (default: "
+    "1m).",
 )  # fmt: skip
 @click.option(
     "-n", "--lines", "rows", type=click.IntRange(1),
@@ -73,14 +73,16 @@ _KEPT_MESSAGES: Final = 20
 )  # fmt: skip
 @click.option(
     "--from", "table", metavar="ADDRESS",
-    help="Show profiles arriving in a ClickHouse table instead of this host: "
+    help="Show the profiles that arrive in a ClickHouse database instead of samples of this host: "
     "clickhouse://HOST:PORT/DATABASE.",
 )  # fmt: skip
 @click.option(
     "--service", "services", multiple=True, metavar="NAME",
-    help="Only this service, with --from.",
+    help="With --from, show only this service.",
 )  # fmt: skip
-@click.option("--once", is_flag=True, help="Print one table, of the first window, as plain text.")
+@click.option(
+    "--once", is_flag=True, help="Print one table of the first window as plain text, and exit."
+)
 @click.option("--batch", is_flag=True, help="Print a table after each window.")
 @sampling_options
 def command(
@@ -97,7 +99,7 @@ def command(
 ) -> None:
     """Show what is running on this host, from the last few seconds of samples.
 
-    With --off-cpu, show where threads wait instead; with -e, where an event happens.
+    With --off-cpu, show where threads wait instead. With -e, show where an event happens.
 
     \b
       otel-kprofiler top
@@ -109,10 +111,10 @@ def command(
       otel-kprofiler top --once --by process > processes.txt
       otel-kprofiler top --from clickhouse://localhost:8123/otel --service shop
 
-    Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines,
-    b BPF programs, v services, w causes of waits, k kernel locks; Enter shows callers and callees,
-    space freezes, / filters, h shows all keys, q quits. When all processes of --pid, --cgroup or
-    --container have exited, the last screen stays.
+    Keys: f functions, p processes, t threads, s system calls, c containers, m modules, l lines, b
+    BPF programs, v services, w causes of waits, k kernel locks. Enter shows callers and callees,
+    space freezes the screen, / filters the rows, h shows all keys, and q quits. When all processes
+    of --pid, --cgroup or --container have exited, the last screen remains visible.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     default_s, longest_s = _WINDOW_S if table is None else _WINDOW_OF_TABLE_S
     window_s = default_s if window_s is None else window_s

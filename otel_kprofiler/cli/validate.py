@@ -15,9 +15,9 @@ from otel_kprofiler.config import find_exposure, load_config
     "-c", "--config", "path", required=True, metavar="FILE", help="YAML configuration of the agent."
 )
 def command(path: str) -> None:
-    """Check a configuration and print every problem with its line.
+    """Check a configuration, and print every problem with its line number.
 
-    The exit status is 0 if the configuration is valid, and 2 if not.
+    The exit status is 0 if the configuration is valid, and 2 if it is invalid.
     """
     exposure = find_exposure(load_config(path, environ=os.environ))
     if exposure:

@@ -73,33 +73,35 @@ class EndpointType(click.ParamType[str]):
 )  # fmt: skip
 @click.option(
     "--listen-http", "http_endpoint", type=EndpointType(), metavar="HOST:PORT",
-    help="Receive OTLP over HTTP on this address. Default with --listen: the same host, "
-    "port 4318.",
+    help="Receive OTLP over HTTP on this address. With --listen, the default is port 4318 on the "
+    "same host.",
 )  # fmt: skip
-@click.option("--live", "is_live", is_flag=True, help="Sample this host and show it live.")
+@click.option(
+    "--live", "is_live", is_flag=True, help="Sample this host, and show the samples as they arrive."
+)
 @click.option(
     "--keep", "keep_s", type=DurationType(), default=f"{DEFAULT_KEEP_S:.0f}s", show_default="1h",
-    help="How long received samples are kept.",
+    help="How long to keep received samples.",
 )  # fmt: skip
 @click.option(
     "--keep-megabytes", type=click.IntRange(1), default=DEFAULT_MAX_BYTES >> 20,
-    show_default=True, help="Maximum size of the samples kept.",
+    show_default=True, help="Maximum size of the kept samples, in MiB.",
 )  # fmt: skip
 @click.option(
     "--store", "store_path", metavar="PATH",
-    help="Keep received samples in this file across restarts. Default: a temporary file, deleted "
-    "at exit.",
+    help="File that keeps received samples across restarts. By default, a temporary file is used, "
+    "and deleted at exit.",
 )  # fmt: skip
 @click.option(
     "--bind", "host", default="127.0.0.1", show_default=True, metavar="HOST",
-    help="Address to serve the page on. Other hosts can read the page, unless this is a "
-    "loopback address.",
+    help="Address on which to serve the page. Unless this is a loopback address, other hosts can "
+    "read the page.",
 )  # fmt: skip
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port to serve the page on. Default: a free port.",
+    help="Port on which to serve the page. Default: a free port.",
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 def command(
@@ -116,9 +118,10 @@ def command(
     no_browser: bool,
     **filters: Any,
 ) -> None:
-    """Serve profiles as a web page until Ctrl-C; several SOURCEs are merged.
+    """Serve profiles as a web page until Ctrl-C. Several SOURCEs are merged.
 
-    A SOURCE is a file, or clickhouse://HOST:PORT/DATABASE that a Collector writes to.
+    A SOURCE is a file, or a database that a Collector writes to, given as
+    clickhouse://HOST:PORT/DATABASE.
 
     \b
       otel-kprofiler view profile.otlp
@@ -127,9 +130,9 @@ def command(
       otel-kprofiler view --listen 127.0.0.1:4317
       otel-kprofiler view --live
 
-    With --listen, the command receives profiles from any OTLP sender, keeps the last hour on disk,
-    and shows any part of it. With --live, it samples this host. The filters are the same as for
-    report. Received and live samples that do not match the filters are dropped.
+    With --listen, the command receives profiles from any OTLP sender, keeps the last hour of
+    samples on disk, and shows any part of this hour. With --live, it samples this host. The filters
+    are the same as for report. Received and live samples that do not match the filters are dropped.
     """  # noqa: D301 - \b keeps click from wrapping the paragraph
     sampling = {name: filters.pop(name) for name in _SAMPLING}
     is_listening = bool(grpc_endpoint or http_endpoint)

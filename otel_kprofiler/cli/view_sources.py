@@ -184,7 +184,7 @@ def open_sampler(
     def describe() -> str:
         account = pipeline.account()
         count = describe_count(account.received, "sample")
-        return f"sampled {count}, lost {describe_losses(account.lost)}"
+        return f"received {count}, lost {describe_losses(account.lost)}"
 
     return Source(
         answer,

@@ -78,7 +78,9 @@ def parse_address(text: str, environ: Mapping[str, str]) -> Address:
     table = settings.pop("table", _TABLE)
     if settings or secure not in _TRUTH or not table:
         name = next(iter(settings), "secure" if table else "table")
-        raise KProfilerError(f"{problem}: {name} is unknown or has an invalid value", hint=_HINT)
+        raise KProfilerError(
+            f"{problem}: its option {name} is unknown or has an invalid value", hint=_HINT
+        )
     if parts.username:
         user, password = unquote(parts.username), unquote(parts.password or "")
     else:

@@ -27,7 +27,7 @@ _FIXES: Final = {
     "241": _LESS,
 }
 """Hints by the server's error code (listed in ClickHouse's ``system.errors``)."""
-_REACH: Final = "is this its HTTP interface, by default port 8123, or 8443 with ?secure=true?"
+_REACH: Final = "use the port of the HTTP interface, by default 8123, or 8443 with ?secure=true"
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _TRUST: Final = "set SSL_CERT_FILE to its CA certificate, and use the host name in its certificate"
 _MAX_MESSAGE: Final = 300
@@ -50,7 +50,8 @@ class Connection:
             from urllib3.exceptions import HTTPError  # noqa: PLC0415
         except ImportError as error:
             raise DependencyError(
-                f"profiles in ClickHouse need the library clickhouse-connect: {error}",
+                "profiles in ClickHouse need the library clickhouse-connect, which cannot be "
+                f"imported: {error}",
                 hint="pip install 'otel-kprofiler[clickhouse]'",
             ) from error
         self._address = address

@@ -1,4 +1,4 @@
-"""``exporters: debug:``, with the keys of the Collector's exporter."""
+"""The schema of ``exporters: debug:``, which has the keys of the Collector's exporter."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Debug(Exporter):
 
     verbosity: Literal["basic", "normal", "detailed"] = Field(
         default="basic",
-        description="Content of the line that is printed for each batch. basic: the numbers of "
-        "profiles, samples and bytes. normal: also the interval and the bytes per sample. "
-        "detailed: also the number of samples in each profile.",
+        description="What to print for each batch, on one line. basic: the numbers of profiles, "
+        "samples and bytes. normal: also the interval and the bytes per sample. detailed: also the "
+        "number of samples in each profile.",
     )
 
     def settings(self) -> DebugSettings:

@@ -109,7 +109,7 @@ def parse_document(
     except YAMLError as error:  # forbidden characters: the error has no position
         message = " ".join(str(error).split())
         document.problems.append(ConfigProblem(path, 0, 0, "", f"not YAML: {message}"))
-    except (AssertionError, KeyError):  # either one, depending on ruamel.yaml's version
+    except (AssertionError, KeyError):  # which one depends on ruamel.yaml's version
         problem = "not YAML: unknown version after %YAML"
         document.problems.append(ConfigProblem(path, 0, 0, "", problem))
     except RecursionError:
@@ -153,7 +153,7 @@ class _Reader:
             self._document.complain(path, f"is nested more than {MAX_DEPTH} levels deep")
             return None
         if any(parent is node for parent in parents):
-            self._document.complain(path, "an alias must not be inside its own anchor")
+            self._document.complain(path, "an alias is inside its own anchor")
             return None
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
@@ -194,7 +194,7 @@ class _Reader:
             if node.style is None:  # a plain scalar gets its type from the substituted text
                 tag = str(self._yaml.resolver.resolve(ScalarNode, text, (True, False)))
         if tag in _TYPED and len(text) > MAX_NUMBER_CHARS:
-            self._document.complain(path, f"a number has at most {MAX_NUMBER_CHARS} characters")
+            self._document.complain(path, f"is a number of more than {MAX_NUMBER_CHARS} characters")
             return None
         if tag in _TYPED:
             return self._yaml.constructor.construct_object(ScalarNode(tag, text))

@@ -1,4 +1,4 @@
-"""Formats a complete configuration as YAML, without secrets, optionally with values' origins."""
+"""Formats a complete configuration as YAML without secrets, optionally with the values' origins."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def yaml_lines(value: Any, path: Path, comment: Callable[[Path], str]) -> Iterat
 
 
 def scalar(value: Any) -> str:
-    """Returns a value that is not a section, in YAML flow style, with ``$`` escaped."""
+    """Formats a value that is not a section in YAML flow style, and escapes ``$``."""
     if isinstance(value, Duration):
         return str(value)
     if isinstance(value, SecretStr):

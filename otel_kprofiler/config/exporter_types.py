@@ -1,4 +1,4 @@
-"""The registry of exporter types."""
+"""Maps exporter types to their configuration schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``exporters: file:``, with the keys of the Collector's exporter."""
+"""The schema of ``exporters: file:``, which has the keys of the Collector's exporter."""
 
 from __future__ import annotations
 
@@ -17,18 +17,24 @@ _DAY_S: Final = 86_400
 
 
 class Rotation(Section):
-    """When to start a new file, and which old files to keep. By default, the file only grows."""
+    """When to start a new file, and which old files to keep. By default, there is only one file."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.ROTATION
 
     max_megabytes: int = Field(
-        default=100, ge=1, description="Start a new file before the current one exceeds this size."
+        default=100,
+        ge=1,
+        description="Maximum size of a file. A new file is started before the "
+        "current one exceeds this size.",
     )
     max_days: int = Field(
-        default=0, ge=0, description="Delete old files after this many days; 0 keeps them."
+        default=0,
+        ge=0,
+        description="Number of days after which old files are deleted. With 0, "
+        "old files are kept regardless of their age.",
     )
     max_backups: int = Field(
-        default=100, ge=0, description="Keep at most this many old files; 0 keeps all."
+        default=100, ge=0, description="Maximum number of old files to keep. With 0, all are kept."
     )
 
     def settings(self) -> RotationPolicy:
@@ -41,20 +47,20 @@ class Rotation(Section):
 
 
 class File(Exporter):
-    """A file readable by the Collector's otlpjsonfile receiver and by `otel-kprofiler`."""
+    """Writes profiles to a file. The Collector's otlpjsonfile receiver can read the format json."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.FILE
 
     path: str = Field(
         min_length=1,
-        description="File to append to. A new file is readable by its owner only, since unresolved "
-        "frames reveal kernel addresses; an existing file keeps its permissions.",
+        description="File to append to. A new file is readable only by its owner, because "
+        "unresolved frames reveal kernel addresses. An existing file keeps its permissions.",
         json_schema_extra={"example": "/var/lib/otel-kprofiler/profiles.jsonl"},
     )
     format: Literal["json", "proto"] = Field(
         default="json",
-        description="json: one OTLP JSON message per line. proto: OTLP messages, each preceded by "
-        "its length in 4 bytes, big-endian.",
+        description="Format of the file. json: one OTLP JSON message per line. proto: OTLP "
+        "messages, each preceded by its length as a big-endian 4-byte integer.",
     )
     attributes: AttributesKey = "inline"
     rotation: Rotation | None = None

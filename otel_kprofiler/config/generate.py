@@ -21,17 +21,17 @@ from otel_kprofiler.config.service import Service
 _WIDTH: Final = 96
 _HEADING: Final = """\
 # Configuration of otel-kprofiler: every key, set to its default unless a comment says otherwise.
-# Generated from the schema by `make generated`. Durations have units (200ms, 5s, 1m30s);
-# ${env:NAME}, ${env:NAME:-default} and $$ work in every value; nothing else reads the environment.
+# Generated from the schema by `make generated`. Durations have units: 200ms, 5s, 1m30s. Values may
+# contain environment variables, as ${env:NAME} or ${env:NAME:-default}. $$ is a literal $.
 """
 
 
 def sample() -> str:
     """Returns ``config/agent.yaml``: every key with its default and its description."""
-    lines = [_HEADING, "receivers:", "  # The sampler; keys have the names of"]
-    lines += ["  # opentelemetry-ebpf-profiler's receiver where the meaning is the same."]
+    lines = [_HEADING, "receivers:", "  # The sampler. Keys have the same names as in the"]
+    lines += ["  # receiver of opentelemetry-ebpf-profiler if they have the same meaning."]
     lines += ["  kprofiler:", *_sample_lines(Receiver, 2), "", "exporters:"]
-    lines += ["  # Ids are type or type/name; only those in service.pipelines run."]
+    lines += ["  # IDs are type or type/name. Only the exporters in service.pipelines run."]
     for name, model in EXPORTERS.items():
         lines += [*_comment(model, 1), f"  {name}:", *_sample_lines(model, 2)]
     lines += ["", "service:", *_sample_lines(Service, 1)]
@@ -126,26 +126,28 @@ def json_schema_text() -> str:
 _PAGE: Final = """\
 # Configuration
 
-*Generated from the schema by `make generated`; do not edit.*
+*This page is generated from the schema by `make generated`. Do not edit it.*
 
 `otel-kprofiler run -c agent.yaml` reads one YAML file in the format of the OpenTelemetry
 Collector's configuration. [`config/agent.yaml`](../config/agent.yaml) shows every key, and
 [`config/schema.json`](../config/schema.json) lets editors complete and check keys.
 
-- `otel-kprofiler validate -c agent.yaml` reports every mistake at once, with line and column.
+- `otel-kprofiler validate -c agent.yaml` reports all mistakes at once, with line and column.
   Unknown keys are errors.
-- `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets; with
-  `--origins`, also where each value was set.
-- SIGHUP reloads the file without a gap in the samples; an invalid file changes nothing.
-- Durations use Go's syntax: `200ms`, `5s`, `1m30s`. A number without a unit is rejected, except 0.
-- `${env:NAME}` or `${NAME}` inserts an environment variable, `${env:NAME:-default}` uses a default
-  if the variable is unset or empty, and `$$` is a literal `$`. References work in values, not in
-  keys, and are not expanded recursively. The type of an unquoted value depends on the inserted
-  text. No other environment variable is read.
-- Anchors and aliases work; merge keys (`<<`) do not.
+- `otel-kprofiler print-config -c agent.yaml` shows the effective values, without secrets. With
+  `--origins`, it also shows where each value was set.
+- On SIGHUP, the agent reloads the file without a gap in the samples. If the file is invalid, the
+  agent keeps its current configuration.
+- Durations use Go's syntax: `200ms`, `5s`, `1m30s`. The unit is required, except after 0.
+- `${env:NAME}` and `${NAME}` insert an environment variable. `${env:NAME:-default}` inserts the
+  default if the variable is unset or empty. `$$` is a literal `$`. These references work in values,
+  but not in keys, and inserted text is not expanded again. Without quotes, the type of the value
+  depends on the inserted text. Apart from such references, no key takes its value from the
+  environment.
+- YAML anchors and aliases are supported, but merge keys (`<<`) are not.
 
-Resource attributes are a mapping under `receivers.kprofiler.resource`, as in other receivers of the
-Collector such as filelog. They describe what the receiver observes, whichever exporter sends it.
+Set resource attributes as a mapping under `receivers.kprofiler.resource`, as in other receivers of
+the Collector such as filelog. The attributes are the same for all exporters.
 """
 
 
@@ -171,9 +173,9 @@ def reference() -> str:
             **unsupported_keys.METRICS,
         },
     }
-    parts += ["\n| In | Key | Instead |\n|---|---|---|\n"]
+    parts += ["\n| In | Key | Reason | Instead |\n|---|---|---|---|\n"]
     parts += [
-        f"| {place} | `{key}` | {reason} |\n"
+        f"| {place} | `{key}` | {' | '.join(reason.rpartition('; ')[::2])} |\n"
         for place, reasons in groups.items()
         for key, reason in reasons.items()
     ]
@@ -183,8 +185,8 @@ def reference() -> str:
 _UNSUPPORTED_HEADING: Final = """
 ## Unsupported keys
 
-These keys of the opentelemetry-ebpf-profiler receiver and of the Collector are not supported here.
-They are errors, so that no setting of a copied block is ignored silently.
+The agent does not support these keys of the opentelemetry-ebpf-profiler receiver and of the
+Collector. They are errors, so that no setting of a copied configuration is silently ignored.
 """
 
 

@@ -76,7 +76,7 @@ def load_config(path: str, *, environ: Mapping[str, str]) -> LoadedConfig:
 
 
 def parse_config(text: str, *, path: str, environ: Mapping[str, str]) -> LoadedConfig:
-    """Validate the text of a configuration. ``path`` is used in messages only.
+    """Validate the text of a configuration. ``path`` is used only in messages.
 
     If the configuration is invalid, raises ``ConfigError``, which lists all problems by line.
     """

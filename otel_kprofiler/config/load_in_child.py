@@ -74,7 +74,7 @@ class PendingConfig(Generic[T]):
 def _spawn(path: str, convert: Convert[T]) -> Callable[[], tuple[bytes, int]]:
     """Read a file in a new interpreter. Return a function that waits for the pickled result.
 
-    The interpreter does not import from the working directory, which others may write to.
+    The interpreter does not import from the working directory, because other users may write to it.
     """
     paths = [path for path in (*sys.path, _ROOT) if os.path.isabs(path)]
     code = (

@@ -1,4 +1,4 @@
-"""``exporters: otlp_grpc, otlp_http:``, with the keys of the Collector's exporters."""
+"""The schemas of ``otlp_grpc:`` and ``otlp_http:``, with the keys of the Collector's exporters."""
 
 from __future__ import annotations
 
@@ -59,13 +59,16 @@ class Tls(Section):
 
     ca_file: str = Field(
         default="",
-        description="CA certificates for verifying the receiver. Empty: the system's CAs.",
+        description="File with the CA certificates for verifying the receiver. If empty, the CA "
+        "certificates of the system are used.",
     )
-    cert_file: str = Field(default="", description="Client certificate. Needs key_file.")
+    cert_file: str = Field(
+        default="", description="File with the client certificate. Needs key_file."
+    )
     key_file: str = Field(
         default="",
         validate_default=True,
-        description="Key of the client certificate. Needs cert_file.",
+        description="File with the private key of the client certificate. Needs cert_file.",
     )
 
     @field_validator("key_file")
@@ -85,13 +88,13 @@ class Tls(Section):
 
 
 class GrpcTls(Tls):
-    """TLS of a gRPC connection."""
+    """TLS settings of gRPC connections."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC_TLS
 
     insecure: bool = Field(
         default=False,
-        description="Connect without TLS. The scheme of endpoint, if it has one, takes precedence.",
+        description="Connect without TLS. If endpoint has a scheme, the scheme takes precedence.",
         json_schema_extra={"example": True},
     )
 
@@ -101,13 +104,14 @@ class GrpcTls(Tls):
 
 
 class HttpTls(Tls):
-    """TLS of an HTTPS connection."""
+    """TLS settings of HTTPS connections."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP_TLS
 
     insecure_skip_verify: bool = Field(
         default=False,
-        description="Accept any certificate. For tests only: allows man-in-the-middle attacks.",
+        description="Accept any certificate. Use this only for tests, because it allows "
+        "man-in-the-middle attacks.",
     )
 
     def settings(self) -> TlsSettings:
@@ -118,18 +122,22 @@ class HttpTls(Tls):
 class RetryOnFailure(Section):
     """Retries when the receiver is unreachable or overloaded."""
 
-    enabled: bool = Field(default=True, description="Whether to retry.")
-    initial_interval: Duration = duration("5s", "Wait before the first retry.", ge="1ms")
+    enabled: bool = Field(default=True, description="Whether to retry failed requests.")
+    initial_interval: Duration = duration("5s", "Delay before the first retry.", ge="1ms")
     randomization_factor: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="Random variation of each wait, as a fraction of that wait, 0 to 1.",
+        description="Random variation of each delay, as a fraction of the delay from 0 to 1.",
     )
-    multiplier: float = Field(default=1.5, ge=1, description="Factor by which waits grow.")
-    max_interval: Duration = duration("30s", "Maximum wait between retries.", ge="1ms")
+    multiplier: float = Field(
+        default=1.5, ge=1, description="Factor by which the delay grows after each retry."
+    )
+    max_interval: Duration = duration("30s", "Maximum delay between retries.", ge="1ms")
     max_elapsed_time: Duration = duration(
-        "5m", "Drop a batch after this time and count it as lost; 0s retries forever."
+        "5m",
+        "Time after which a batch is dropped and counted as lost. With 0s, the exporter "
+        "retries forever.",
     )
 
     def settings(self) -> RetryPolicy:
@@ -145,40 +153,43 @@ class RetryOnFailure(Section):
 
 
 class SendingQueue(Section):
-    """The exporter's queue, in memory or on disk."""
+    """The queue of the exporter, in memory or on disk."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.QUEUE
 
     enabled: bool = Field(
         default=True,
-        description="Queue batches while sending. If false, only one batch is queued.",
+        description="Whether to queue several batches. If false, the queue holds only one batch.",
     )
     queue_size: int = Field(
         default=100,
         ge=1,
         le=100_000,
-        description="Maximum number of batches in memory; beyond it, the oldest is dropped and "
-        "counted. 100 batches cover eight minutes at the default reporter_interval.",
+        description="Maximum number of batches in memory. When the queue is full, the oldest batch "
+        "is dropped and counted as lost. 100 batches cover eight minutes at the default "
+        "reporter_interval.",
     )
     storage: str = Field(
         default="",
-        description="Directory for a queue on disk, which survives restarts and crashes; each "
-        "exporter has a subdirectory. A batch stays there until the receiver has responded, "
-        "regardless of retry_on_failure. Empty: in memory.",
+        description="Directory for a queue on disk, which survives restarts and crashes. Each "
+        "exporter has a subdirectory. A batch stays on disk until the receiver has responded, "
+        "regardless of retry_on_failure. If empty, the queue is in memory.",
     )
     max_megabytes: int = Field(
         default=1024,
         ge=1,
-        description="Maximum size of the directory; above it, the oldest batches are dropped and "
-        "counted.",
+        description="Maximum size of the exporter's subdirectory. Above this size, the oldest "
+        "batches are dropped and counted as lost.",
     )
     max_age: Duration = duration(
-        "24h", "Drop and count stored batches older than this; 0s keeps them."
+        "24h",
+        "Age at which stored batches are dropped and counted as lost. With 0s, batches are "
+        "kept regardless of their age.",
     )
     fsync: Literal["always", "never"] = Field(
         default="always",
-        description="always: a stored batch survives a power failure. never: it survives the "
-        "end of the process, but not a power failure.",
+        description="When to flush stored batches to disk. always: a stored batch survives a power "
+        "failure. never: a stored batch survives a crash of the agent, but not a power failure.",
     )
 
     def settings(self) -> QueueSettings:
@@ -199,37 +210,38 @@ class SendingQueue(Section):
 class _Client(Exporter):
     endpoint: str  # declared here, so that it is the first key
     headers: dict[Annotated[str, AfterValidator(_check_header_name)], SecretStr] = Field(
-        default={}, description="Headers of each request. Values are secrets and never shown."
+        default={},
+        description="Headers of each request. Their values are treated as secrets and never shown.",
     )
     compression: Literal["gzip", "none"] = Field(
         default="gzip", description="Compression of requests."
     )
-    timeout: Duration = duration("5s", "Time limit for one attempt.", ge="1ms")
+    timeout: Duration = duration("5s", "Time limit for each attempt to send a request.", ge="1ms")
     retry_on_failure: RetryOnFailure = RetryOnFailure()
     sending_queue: SendingQueue = SendingQueue()
     max_message_bytes: int = Field(
         DEFAULT_MAX_BYTES,
         ge=_MIN_MESSAGE_BYTES,
         le=_MAX_MESSAGE_BYTES,
-        description="Maximum size of a request in bytes before compression; larger batches are "
-        "split, and split further if the receiver rejects a request as too large. The default is "
-        "just below the 4 MiB limit of gRPC receivers.",
+        description="Maximum size of a request in bytes before compression. Larger batches are "
+        "split. If the receiver still rejects a request as too large, the request is split again. "
+        "The default is just below the 4 MiB limit of gRPC receivers.",
     )
     attributes: AttributesKey = "inline"
     unnamed_frames: Literal["addresses", "names"] = Field(
         default="addresses",
-        description="How frames without a function name are sent. addresses: file and address "
-        "only, for back ends that symbolize. names: also a function named after file, address "
-        "and reason, such as vmlinux+0x1234 [no_symbol]; for back ends that drop unnamed frames, "
-        "such as Pyroscope.",
+        description="How to send frames without a function name. addresses: only file and address, "
+        "for back ends that symbolize. names: also a function name made of file, address and "
+        "reason, such as vmlinux+0x1234 [no_symbol], for back ends that drop unnamed frames, such "
+        "as Pyroscope.",
     )
 
     development_version: str = Field(
         default="1",
         pattern=r"^([1-9][0-9]{0,8})?$",
-        description="Header otlp-profiles-development-version of each request: the version of "
-        "the profiles schema. Collectors from v0.163 on reject unsupported versions. Empty: the "
-        "header is not sent, which means version 1.",
+        description="Value of the header otlp-profiles-development-version, which gives the "
+        "version of the profiles schema. Collectors from v0.163 on reject versions that they do "
+        "not support. If empty, the header is not sent, which means version 1.",
     )
     proxy_url: str  # each transport has its own description
 
@@ -260,18 +272,19 @@ class _Client(Exporter):
 
 
 class OtlpGrpc(_Client):
-    """OTLP over gRPC."""
+    """Sends profiles as OTLP over gRPC."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.GRPC
 
     endpoint: str = Field(
-        description="Receiver as host:port, with or without http:// or https://, or unix:/path.",
+        description="Address of the receiver: host:port, http://host:port, https://host:port or "
+        "unix:/path.",
         json_schema_extra={"example": "127.0.0.1:4317"},
     )
     proxy_url: str = Field(
         default="",
-        description="Proxy as http://host:port; not used for receivers in NO_PROXY. Other proxy "
-        "variables of the environment are ignored.",
+        description="Address of the proxy: http://host:port. The proxy is not used for receivers "
+        "in NO_PROXY. Other proxy variables in the environment are ignored.",
     )
     tls: GrpcTls = GrpcTls()
 
@@ -296,19 +309,19 @@ class OtlpGrpc(_Client):
 
 
 class OtlpHttp(_Client):
-    """OTLP over HTTP."""
+    """Sends profiles as OTLP over HTTP."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.HTTP
 
     endpoint: str = Field(
-        description="Base address of the receiver with http:// or https://; "
-        "/v1development/profiles is appended.",
+        description="Base URL of the receiver, with http:// or https://. The exporter appends "
+        "/v1development/profiles.",
         json_schema_extra={"example": "http://127.0.0.1:4318"},
     )
     encoding: Literal["proto", "json"] = Field(default="proto", description="Encoding of requests.")
     proxy_url: str = Field(
         default="",
-        description="Proxy as a URL. Proxy variables of the environment are ignored.",
+        description="URL of the proxy. Proxy variables in the environment are ignored.",
     )
     tls: HttpTls = HttpTls()
 

@@ -1,4 +1,4 @@
-"""``receivers: kprofiler:``, with the keys of the opentelemetry-ebpf-profiler receiver."""
+"""The schema of ``receivers: kprofiler:``, which has the keys of opentelemetry-ebpf-profiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AttributeName = Annotated[str, StringConstraints(min_length=1)]
 
 
 def _attribute(value: Any, _: Any) -> Any:
-    """Check the type of a value, so that one error is reported, not one for each allowed type."""
+    """Check a value's type, so that only one error is reported, not one for each allowed type."""
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
@@ -60,26 +60,27 @@ class OffCpu(Section):
 
     enabled: bool = Field(
         default=False,
-        description="Also sample where threads wait, and count the exact off-CPU time of each "
+        description="Also sample waiting threads, and measure the exact off-CPU time of each "
         "process. This costs CPU time at every context switch (see docs/off-cpu.md).",
     )
     samples_per_second_per_cpu: int = Field(
         default=20,
         ge=0,
         le=10_000,
-        description="Average number of wait samples per second on each CPU, 0 to 10000. A wait "
-        "is sampled with a probability proportional to its duration; 0 only counts waits.",
+        description="Average number of wait samples per second on each CPU, 0 to 10000. Long waits "
+        "are always sampled, and shorter waits with a probability proportional to their duration. "
+        "With 0, waits are counted but not sampled.",
     )
     min_duration: Duration = duration(
         "1us",
-        "Minimum duration of sampled waits, 0s to 4s; shorter waits are only counted.",
+        "Minimum duration of sampled waits, 0s to 4s. Shorter waits are counted but not sampled.",
         ge="0s",
         le="4s",
     )
     wakers: bool = Field(
         default=False,
-        description="Also record which thread ended a wait. This yields more distinct samples "
-        "and slows wakeups.",
+        description="Also record which thread ended each wait. This slows down wakeups and yields "
+        "more distinct samples.",
     )
     causes: bool = Field(
         default=True, description="Record the cause of each wait (disk, pipe, poll and so on)."
@@ -87,18 +88,19 @@ class OffCpu(Section):
 
 
 class ServiceName(Section):
-    """Service names for processes that do not declare one."""
+    """Service names for processes that do not declare a name."""
 
     sources: Annotated[
         list[Literal["container", "unit", "executable"]], BeforeValidator(_words)
     ] = Field(
         default=["container", "unit", "executable"],
         alias="from",
-        description="The first of these that applies to a process becomes its service.name, "
-        "unless the process publishes one or has OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES "
-        "in its environment (see docs/processes.md): container (its name in the pod, in Docker "
-        "or podman), unit (the systemd service), executable (the file name; for kernel threads "
-        "their purpose, as in [kworker]). Empty: service.name is not derived.",
+        description="Sources of service.name, in order of preference. container: the container's "
+        "name in its pod, in Docker or in podman. unit: the name of the systemd service. "
+        "executable: the name of the executable file or, for a kernel thread, its purpose, as in "
+        "[kworker]. These sources are used only if the process does not publish a service.name, "
+        "and its environment does not set one in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES "
+        "(see docs/processes.md). If the list is empty, no name is derived.",
     )
 
 
@@ -111,133 +113,143 @@ class Receiver(Section):
         default=19,
         ge=1,
         le=10_000,
-        description="Samples per second on each CPU, 1 to 10000. The default is odd to avoid "
-        "running in step with timers of 10 or 100 Hz.",
+        description="Samples per second on each CPU, 1 to 10000. The default is odd, so that "
+        "sampling does not run in step with timers of 10 or 100 Hz.",
     )
     stacks: Literal["kernel", "user", "both"] = Field(
         default="both",
-        description="Sides of stacks to collect. kernel also skips all time in user mode, and "
-        "costs the least.",
+        description="Sides of the stacks to collect. kernel costs the least, because time in user "
+        "mode is not sampled.",
     )
     user_symbols: Annotated[Literal["off", "names", "lines"], BeforeValidator(_symbols)] = Field(
         default="names",
-        description="Detail of user frames beyond file and address: none (off), function names "
-        "(names), or also source lines and inlined functions (lines; needs the extra "
-        "dwarf). Symbols are read from the files and their installed debug files.",
+        description="Detail of user frames. off: only file and address. names: also function "
+        "names. lines: also source lines and inlined functions, which needs the dwarf extra. "
+        "Symbols are read from executables, libraries and their installed debug files.",
     )
     max_user_symbol_megabytes: int = Field(
         default=32,
         ge=1,
         le=65_536,
-        description="Limit on the memory used by the symbols of user files; large and long-unused "
-        "tables are evicted. Files are read one at a time, within three quarters of this limit. A "
-        "file that needs more is rejected, and the log shows its size. A table larger than half "
-        "the limit is also rejected. With user_symbols: lines, a process that converts DWARF may "
-        "use eight times this limit, but at most half of the memory that the cgroup's limit "
-        "leaves.",
+        description="Limit on the memory for symbols of user files. The largest tables and unused "
+        "tables are evicted first. Files are read one at a time. A file is rejected if reading it "
+        "needs more than three quarters of this limit, and the log shows the required size. A file "
+        "is also rejected if its table is larger than half of the limit. With user_symbols: lines, "
+        "a separate process converts DWARF. This process may use eight times the limit, but at "
+        "most half of the memory that the cgroup's limit leaves.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",
-        description="How to unwind user stacks. auto uses the files' .eh_frame tables where the "
-        "kernel and the loader support this, and frame pointers elsewhere; frame_pointers works "
-        "only for code built with frame pointers, which most distributions' binaries lack.",
+        description="How to unwind user stacks. auto: by the .eh_frame tables of the files if the "
+        "kernel and the loader support this, and by frame pointers otherwise. frame_pointers: only "
+        "by frame pointers, which most distributions' binaries lack.",
     )
     max_unwind_work: int = Field(
         default=5000,
         ge=100,
         le=1_000_000,
-        description="Limit on unwinding one user stack inside the interrupt, in steps of at most "
-        "25 ns (see docs/unwinding.md); deeper stacks are truncated.",
+        description="Limit on the work of unwinding one user stack, in units of at most 25 ns of "
+        "interrupt time (see docs/unwinding.md). Deeper stacks are truncated.",
     )
     max_unwind_table_megabytes: int = Field(
         default=64,
         ge=1,
         le=65_536,
-        description="Limit on the kernel memory used by the unwind tables of all files; the least "
-        "recently used tables are evicted.",
+        description="Limit on the kernel memory used by the unwind tables of all files. When the "
+        "limit is reached, the least recently used tables are evicted.",
     )
     max_unwind_file_megabytes: int = Field(
         default=40,
         ge=1,
         le=255,
-        description="Limit on the unwind table of one file; larger tables are not used.",
+        description="Limit on the size of one file's unwind table. Larger tables are not used.",
     )
     max_frames: int = Field(
         MAX_FRAMES,
         ge=1,
         le=MAX_FRAMES,
-        description="Maximum frames per side of a stack (kernel and user), counted from the leaf, "
-        "1 to 127.",
+        description="Maximum number of frames on each side of a stack (kernel and user), 1 to 127. "
+        "The frames nearest to the leaf are kept.",
     )
     python_frames: Annotated[int, BeforeValidator(_count)] = Field(
         default=PYTHON_FRAMES,
         ge=0,
         le=MAX_FRAMES,
-        description="Maximum Python functions per stack, counted from the leaf, 0 to 127; 0 or "
-        "off disables Python frames. Python frames have source lines and need CPython 3.11 or "
-        "newer (see docs/python.md).",
+        description="Maximum number of Python functions per stack, 0 to 127. The functions nearest "
+        "to the leaf are kept. 0 or off disables Python frames. Python frames have source lines "
+        "and need CPython 3.11 or newer (see docs/python.md).",
     )
     off_cpu: Annotated[OffCpu, BeforeValidator(_enabled)] = OffCpu()
     events: list[str] = Field(
         default=[],
         max_length=MAX_EVENTS,
-        description="Events to sample in addition to the clock: perf events, such as page-faults, "
-        '"context-switches:period=1000" (every 1000th on each CPU) or "cycles:freq=49" (about 49 '
-        "samples per second on each CPU; default: samples_per_second); lock-contention; and "
-        "tracepoints, such as block_rq_issue (every event, unless a period is set). "
-        "`otel-kprofiler record -e help` lists events (see docs/events.md).",
+        description="Events to sample in addition to the clock: perf events, lock-contention and "
+        'tracepoints (see docs/events.md). For example, "context-switches:period=1000" samples '
+        'every 1000th context switch on each CPU, and "cycles:freq=49" takes about 49 samples per '
+        "second on each CPU. The default frequency is samples_per_second. For a tracepoint such as "
+        "block_rq_issue, every event is sampled unless a period is set. `otel-kprofiler record -e "
+        "help` lists all events.",
     )
     target_pids: list[Annotated[int, Field(ge=1, le=_MAX_PID)]] = Field(
         default=[],
-        description="Processes to sample, as PIDs in the host's pid namespace. Empty: all.",
+        description="Processes to sample, as PIDs in the host's pid namespace. If empty, all "
+        "processes are sampled.",
     )
     target_containers: list[Target] = Field(
         default=[],
-        description="Containers to sample, by name (in Docker, in podman, in their pod, or "
-        "POD/NAME), or by at least the first four digits of the id. The containers need not "
-        "be running yet. If target_containers, target_pods or target_units is set, a sample must "
-        "come from one of the named targets and pass all other filters (see docs/processes.md).",
+        description="Containers to sample, each given by a name or by at least the first four "
+        "digits of its ID. The name may be the container's name in Docker, in podman or in its "
+        "pod, or POD/NAME. The containers need not be running yet. If target_containers, "
+        "target_pods or target_units is set, a sample must come from one of these targets and pass "
+        "all other filters (see docs/processes.md).",
     )
     target_pods: list[Target] = Field(
         default=[],
-        description="Kubernetes pods to sample, by UID, name, or NAMESPACE/NAME.",
+        description="Kubernetes pods to sample, each given by its UID, its name, or "
+        "NAMESPACE/NAME.",
     )
     target_units: list[Target] = Field(
         default=[],
-        description="systemd units to sample, such as nginx.service; .service may be omitted.",
+        description="systemd units to sample, such as nginx.service. The suffix .service may be "
+        "omitted.",
     )
     target_comms: list[Target] = Field(
         default=[],
-        description="Names of threads or processes to sample; the name of a process is that of its "
-        "main thread. Only the first 15 bytes are compared. Process names need BTF. Empty: all.",
+        description="Names of the threads and processes to sample. A process has the name of its "
+        "main thread. Only the first 15 bytes are compared. Matching process names needs BTF. If "
+        "empty, all are sampled.",
     )
     pin_cpu_ids: str = Field(
-        default="", description='CPUs to sample, such as "0-3,8". Empty: all online CPUs.'
+        default="",
+        description='CPUs to sample, such as "0-3,8". If empty, all online CPUs are sampled.',
     )
     send_idle_frames: bool = Field(
         default=False,
-        description="Also sample the idle task. Interrupts on idle CPUs are always sampled.",
+        description="Also sample the idle task. Interrupts on idle CPUs are sampled even if this "
+        "is false.",
     )
     filter_min_process_age: Duration = duration(
-        "0s", "Do not sample processes younger than this; 0s samples all."
+        "0s", "Minimum age of the processes to sample. With 0s, all processes are sampled."
     )
     reporter_interval: Duration = duration(
-        "5s", "Length of a window, whose samples are merged and sent together.", ge="100ms"
+        "5s",
+        "Length of a window. The samples of a window are merged and sent together.",
+        ge="100ms",
     )
     reporter_jitter: float = Field(
         default=0.2,
         ge=0,
         le=1,
-        description="Random variation of each window's length, as a fraction of reporter_interval, "
-        "0 to 1, so that hosts do not send simultaneously.",
+        description="Random variation of each window's length, as a fraction of reporter_interval "
+        "from 0 to 1. The variation keeps hosts from sending simultaneously.",
     )
     monitor_interval: Duration = duration(
         "5s", "Interval at which the agent checks service.limits.", ge="100ms"
     )
     clock_sync_interval: Duration = duration(
         "3m",
-        "Interval at which the offset between the kernel's clock and wall-clock time is "
-        "measured; 0s measures it only at start.",
+        "Interval at which the agent measures the offset between the kernel's clock and wall-clock "
+        "time. With 0s, the agent measures the offset only at startup.",
     )
     probabilistic_interval: Duration = duration(
         "1m", "Interval at which the agent decides at random whether to sample, 1m to 5m.",
@@ -247,57 +259,59 @@ class Receiver(Section):
         default=100,
         ge=1,
         le=100,
-        description="Probability in percent, 1 to 100, that the host samples during a "
-        "probabilistic_interval; 100 always samples.",
+        description="Probability that the agent samples during a probabilistic_interval, in "
+        "percent from 1 to 100.",
     )
     map_scale_factor: int = Field(
         default=0,
         ge=0,
         le=8,
-        description="Number of times that the ring buffer between kernel and agent is doubled, "
-        "0 to 8.",
+        description="Number of times to double the size of the ring buffer between the kernel and "
+        "the agent, 0 to 8.",
     )
     loader: Literal["auto", "libbpf", "bcc"] = Field(
         default="auto",
-        description="Library that loads the eBPF program; auto prefers libbpf over bcc.",
+        description="Library that loads the eBPF program. auto prefers libbpf to bcc.",
     )
     bpf_verifier_log_level: int = Field(
-        default=0, ge=0, le=2, description="Log level of the kernel's verifier, 0 to 2."
+        default=0, ge=0, le=2, description="Log level of the kernel's BPF verifier, 0 to 2."
     )
     no_kernel_version_check: bool = Field(
-        default=False, description="Also try kernels older than 5.10 instead of refusing them."
+        default=False, description="Try to sample even on kernels older than 5.10."
     )
     error_mode: Annotated[Literal["propagate", "ignore"], BeforeValidator(lower)] = Field(
         default="propagate",
-        description="What to do if sampling cannot start: propagate exits with an error; ignore "
-        "logs the error and keeps running without samples.",
+        description="What to do if sampling cannot start. propagate: exit with an error. ignore: "
+        "log the error and keep running without samples.",
     )
     verbose_mode: bool = Field(
         default=False,
-        description="Enable debug logs (same as service.telemetry.logs.level: debug).",
+        description="Write debug messages to the log (same as service.telemetry.logs.level: "
+        "debug).",
     )
     service_name: ServiceName = ServiceName()
     resource: dict[AttributeName, Attribute] = Field(
         default={},
-        description="Attributes of every profile's Resource, such as "
-        "{deployment.environment.name: dev}. They override detected attributes of host and "
-        "process.",
+        description="Attributes to add to the Resource of every profile, such as "
+        "{deployment.environment.name: dev}. They override the detected attributes of the host and "
+        "the process.",
     )
 
     self_profiled: Annotated[Literal["leave_out", "mark"], BeforeValidator(lower)] = Field(
         default="leave_out",
-        description="What to do with on-CPU samples of services that profile themselves with "
-        "this package: leave_out drops them (counted as lost, with the cause self_profiled), so "
-        "that their CPU time counts only once; mark sends them. In both cases, the Resource of "
-        "such a service has the attribute otel_kprofiler.self_profiled (see docs/fleet.md).",
+        description="What to do with on-CPU samples of services that profile themselves with this "
+        "package. leave_out: drop the samples and count them as lost with the cause self_profiled, "
+        "so that the CPU time is not reported twice. mark: send the samples. In both cases, the "
+        "Resource of such a service has the attribute otel_kprofiler.self_profiled (see "
+        "docs/fleet.md).",
     )
     resources: Annotated[
         Literal["process", "executable", "container", "service", "host"], BeforeValidator(lower)
     ] = Field(
         default="process",
-        description="The unit that gets a separate Resource; samples of processes that share a "
-        "Resource are merged before they are sent. Coarser units yield fewer series and smaller "
-        "requests, and still distinguish threads (see docs/fleet.md).",
+        description="What each Resource describes. Samples of processes that share a Resource are "
+        "merged before they are sent. Values other than process yield fewer series and smaller "
+        "requests. Threads remain distinguishable (see docs/fleet.md).",
     )
 
     @field_validator("events")
@@ -306,8 +320,8 @@ class Receiver(Section):
         names = [parse_event(text, 1).name for text in texts]
         if CPU_CLOCK in names:
             raise ValueError(f"{CPU_CLOCK} is always sampled: set samples_per_second instead")
-        if len(set(names)) < len(names):
-            raise ValueError("an event is selected twice")
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ValueError(f"the event {twice} is selected twice")
         return texts
 
     @field_validator("pin_cpu_ids")

@@ -20,17 +20,17 @@ FORMS: Final = {"json": Form.JSON, "proto": Form.PROTOBUF}
 AttributesKey = Annotated[
     Literal["inline", "references"],
     Field(
-        description="Encoding of keys and strings of resource and scope attributes. inline: "
-        "the strings themselves. references: indices into the string table, which make requests a "
-        "quarter smaller before compression but hardly smaller after it; Collectors up to v0.162, "
-        "Pyroscope and Parca then see empty keys."
+        description="Encoding of the keys and string values of resource and scope attributes. "
+        "inline: the strings themselves. references: indices into the string table. References "
+        "make requests a quarter smaller before compression, but hardly smaller after it. "
+        "Collectors up to v0.162, Pyroscope and Parca read references as empty keys."
     ),
 ]
 """Type of a field whose value names an :class:`otel_kprofiler.model.AttributeForm`."""
 
 
 class Section(BaseModel):
-    """A mapping in the configuration that has a fixed set of keys; immutable.
+    """An immutable mapping in the configuration, with a fixed set of keys.
 
     ``unsupported`` lists keys of related configurations, each with an alternative.
     """

@@ -1,4 +1,4 @@
-"""``service:``: pipelines, telemetry, limits and privileges of the agent."""
+"""The schema of ``service:``, with the agent's pipelines, telemetry, limits and privileges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Logs(Section):
         default="info", description="Minimum level of logged messages."
     )
     encoding: Literal["auto", "console", "json"] = Field(
-        default="auto", description="auto: text on a terminal, JSON otherwise."
+        default="auto",
+        description="Format of the log. auto: text on a terminal, and JSON elsewhere.",
     )
 
 
@@ -30,8 +31,10 @@ class Metrics(Section):
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.METRICS
 
-    level: Literal["none", "normal"] = Field(default="normal", description="none sends no metrics.")
-    interval: Duration = duration("60s", "Interval at which metrics are sent.", ge="100ms")
+    level: Literal["none", "normal"] = Field(
+        default="normal", description="With none, the agent sends no metrics."
+    )
+    interval: Duration = duration("60s", "Interval at which the agent sends metrics.", ge="100ms")
 
 
 class Telemetry(Section):
@@ -48,7 +51,8 @@ class Health(Section):
 
     endpoint: str = Field(
         default="",
-        description="Address to listen on, such as 127.0.0.1:13133. Empty: disabled.",
+        description="Address to listen on, such as 127.0.0.1:13133. If empty, the endpoint is "
+        "disabled.",
     )
 
     @field_validator("endpoint")
@@ -66,23 +70,23 @@ class Limits(Section):
     max_cpu_percent: float = Field(
         default=0,
         ge=0,
-        description="Limit on the agent's CPU usage, where 100 is one core; 0: no limit.",
+        description="Limit on the agent's CPU usage, where 100 is one core. 0 means no limit.",
     )
     max_rss_megabytes: int = Field(
         default=0,
         ge=0,
-        description="Limit on the agent's resident memory; 0: no limit.",
+        description="Limit on the agent's resident memory. 0 means no limit.",
     )
 
 
 class Privileges(Section):
-    """Capabilities that the agent drops once sampling has started; see docs/permissions.md."""
+    """Capabilities that the agent drops once sampling has started (see docs/permissions.md)."""
 
     drop_all: bool = Field(
         default=False,
-        description="Drop every capability, including those needed later for CPUs coming online, "
-        "newly loaded modules and processes of other users. User stacks are then unwound by "
-        "frame pointers.",
+        description="Drop all capabilities, including those needed later for CPUs that come "
+        "online, newly loaded modules and processes of other users. User stacks are then unwound "
+        "by frame pointers.",
     )
 
 
@@ -92,11 +96,11 @@ class ProfilesPipeline(Section):
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINE
 
     receivers: list[str] = Field(
-        description="Must contain kprofiler only.", json_schema_extra={"example": ["kprofiler"]}
+        description="Must be [kprofiler].", json_schema_extra={"example": ["kprofiler"]}
     )
     exporters: list[str] = Field(
         min_length=1,
-        description="Ids of the exporters to run; a slow exporter does not delay the others.",
+        description="IDs of the exporters to run. A slow exporter does not delay the others.",
         json_schema_extra={"example": ["otlp_grpc"]},
     )
 
@@ -116,7 +120,7 @@ class ProfilesPipeline(Section):
 
 
 class Pipelines(Section):
-    """The agent's pipelines; there is only one, for profiles."""
+    """The agent's pipelines. There is only one, for profiles."""
 
     unsupported: ClassVar[Mapping[str, str]] = unsupported_keys.PIPELINES
 
@@ -131,7 +135,7 @@ class Service(Section):
     telemetry: Telemetry = Telemetry()
     health: Health = Health()
     shutdown_timeout: Duration = duration(
-        "10s", "Time limit for stopping, including delivery of the last samples."
+        "10s", "Time limit for stopping the agent, including the delivery of the last samples."
     )
     limits: Limits = Limits()
     privileges: Privileges = Privileges()

@@ -10,42 +10,43 @@ from collections.abc import Mapping
 from typing import Final
 
 RECEIVER: Final[Mapping[str, str]] = {
-    "interpreters": "python_frames unwinds Python, and other interpreted languages are not "
-    "unwound; remove this setting",
-    "tracers": "python_frames unwinds Python, and other interpreted languages are not "
-    "unwound; remove this setting",
+    "interpreters": "Python is unwound (see python_frames), but no other interpreted language; "
+    "remove this setting",
+    "tracers": "Python is unwound (see python_frames), but no other interpreted language; "
+    "remove this setting",
     "off_cpu_threshold": "use off_cpu: {enabled: true}",
     "probes": "kernel and user probes are not supported; remove this setting, or sample a "
     "tracepoint with events",
-    "include_env_vars": "from the environment of processes, only the service attributes in "
-    "OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may "
-    "hold secrets; put fixed attributes under resource",
-    "send_error_frames": "unresolved frames are always exported, as addresses with the reason; "
-    "remove this setting",
-    "frame_cache_size": "resolved stacks are cached as long as their symbols are valid, without "
-    "a configurable size; remove this setting",
+    "include_env_vars": "only service attributes from OTEL_SERVICE_NAME and "
+    "OTEL_RESOURCE_ATTRIBUTES are exported, because other variables may hold secrets; put fixed "
+    "attributes under resource",
+    "send_error_frames": "unresolved frames are always exported, as addresses with the reason why "
+    "they have no name; remove this setting",
+    "frame_cache_size": "resolved stacks are cached as long as their symbols are valid, and the "
+    "size of the cache is not configurable; remove this setting",
     "max_grpc_retries": "use exporters.otlp_grpc.retry_on_failure",
-    "max_rpc_msg_size": "use exporters.otlp_grpc.max_message_bytes; larger batches are split",
+    "max_rpc_msg_size": "the exporter splits larger batches; use "
+    "exporters.otlp_grpc.max_message_bytes",
     "bpf_fs_root": "nothing is pinned in a BPF file system; remove this setting",
     "obi_process_ctx": "no maps are shared with OpenTelemetry eBPF instrumentation; "
     "remove this setting",
-    "pid_namespace_translation": "process ids are in the host's pid namespace; run the agent in "
-    "that namespace (hostPID: true in Kubernetes)",
+    "pid_namespace_translation": "process IDs are those in the host's pid namespace; run the agent "
+    "in that namespace (hostPID: true in Kubernetes)",
     "pin_cpus": "use pin_cpu_ids",
     "target_cpu_ids": "use pin_cpu_ids",
     "attributes": "use resource",
     "resource_attributes": "use resource",
-    "symbol_names": "kernel symbol names are never compressed, since this would save at most 2 MB; "
-    "remove this setting",
+    "symbol_names": "kernel symbol names are never compressed, because this would save at most 2 "
+    "MB; remove this setting",
 }
 
 QUEUE: Final[Mapping[str, str]] = {
-    "num_consumers": "the queue of an exporter has one worker, so that batches stay in order; "
+    "num_consumers": "an exporter's queue has only one worker, so that batches stay in order; "
     "remove this setting",
-    "block_on_overflow": "sampling never waits for a receiver: a full queue drops the oldest "
-    "batch and counts that batch; remove this setting",
-    "sizer": "the size of a queue is a number of batches; set queue_size in batches",
-    "batch": "a batch is one reporter_interval; set reporter_interval instead",
+    "block_on_overflow": "sampling never waits for a receiver, and a full queue drops the oldest "
+    "batch and counts it as lost; remove this setting",
+    "sizer": "the size of a queue is a number of batches; set queue_size instead",
+    "batch": "a batch contains the samples of one reporter_interval; set reporter_interval instead",
     "wait_for_result": "sampling never waits for the result of an export; remove this setting",
 }
 
@@ -63,17 +64,20 @@ GRPC_TLS: Final[Mapping[str, str]] = {
 }
 HTTP_TLS: Final[Mapping[str, str]] = {
     **TLS,
-    "insecure": "the scheme of endpoint decides: http:// without TLS, https:// with TLS",
+    "insecure": "the scheme of endpoint determines whether TLS is used; use http:// for "
+    "connections without TLS",
 }
 
 _CLIENT: Final[Mapping[str, str]] = {
     "auth": "there are no authenticator extensions; put credentials into headers",
-    "profiles_endpoint": "use endpoint; the path is /v1development/profiles",
-    "batcher": "a batch is one reporter_interval of the receiver; set reporter_interval instead",
+    "profiles_endpoint": "the path is always /v1development/profiles; use endpoint",
+    "batcher": "a batch contains the samples of one reporter_interval of the receiver; set "
+    "reporter_interval instead",
 }
 GRPC: Final[Mapping[str, str]] = {
     **_CLIENT,
-    "keepalive": "a batch every few seconds keeps the connection alive; remove this setting",
+    "keepalive": "the batches, which are sent every few seconds, keep the connection alive; remove "
+    "this setting",
     "balancer_name": "there is one connection per exporter; remove this setting",
     "wait_for_ready": "use retry_on_failure",
     "read_buffer_size": "gRPC sizes its buffers itself; remove this setting",
@@ -86,10 +90,10 @@ FILE: Final[Mapping[str, str]] = {
     "compress them after rotation",
     "append": "batches are always appended to an existing file; remove this setting",
     "flush_interval": "each batch is written immediately; remove this setting",
-    "group_by": "one exporter writes one file; remove this setting",
+    "group_by": "each exporter writes only one file; remove this setting",
     "encoding": "use format: json or proto",
-    "create_directory": "create the directory with the permissions it should have; "
-    "remove this setting",
+    "create_directory": "the exporter does not create directories; create the directory with "
+    "suitable permissions, and remove this setting",
 }
 ROTATION: Final[Mapping[str, str]] = {
     "localtime": "names of rotated files use UTC; remove this setting"
@@ -105,7 +109,7 @@ DEBUG: Final[Mapping[str, str]] = {
 LOGS: Final[Mapping[str, str]] = {
     "output_paths": "logs go to standard error; redirect standard error",
     "error_output_paths": "logs go to standard error; redirect standard error",
-    "sampling": "repeated warnings are always limited; remove this setting",
+    "sampling": "the agent always limits repeated warnings; remove this setting",
     "processors": "logs go to standard error; remove this setting",
     "development": "use level: debug",
     "initial_fields": "put attributes under receivers.kprofiler.resource",
@@ -113,7 +117,7 @@ LOGS: Final[Mapping[str, str]] = {
 METRICS: Final[Mapping[str, str]] = {
     "readers": "the agent sends metrics to the pipeline's OTLP receivers every "
     "service.telemetry.metrics.interval; remove this setting",
-    "address": "metrics are pushed, not scraped; remove this setting",
+    "address": "the agent pushes metrics, and they cannot be scraped; remove this setting",
     "views": "remove this setting, and filter in the Collector",
 }
 TELEMETRY: Final[Mapping[str, str]] = {
@@ -121,7 +125,7 @@ TELEMETRY: Final[Mapping[str, str]] = {
     "traces": "the agent creates no spans; remove this setting",
 }
 SERVICE: Final[Mapping[str, str]] = {
-    "extensions": "the agent has no extensions; for a health endpoint use service.health",
+    "extensions": "the agent has no extensions; use service.health for a health endpoint",
 }
 PIPELINE: Final[Mapping[str, str]] = {
     "processors": "the agent has no processors; configure them in the Collector",
@@ -133,7 +137,7 @@ PIPELINES: Final[Mapping[str, str]] = dict.fromkeys(
 TOP: Final[Mapping[str, str]] = {
     "processors": "the agent has no processors; configure them in the Collector",
     "connectors": "the agent has no connectors; configure them in the Collector",
-    "extensions": "the agent has no extensions; for a health endpoint use service.health",
+    "extensions": "the agent has no extensions; use service.health for a health endpoint",
     "resource": "use receivers.kprofiler.resource",
     "profiling": "put the sampler's settings under receivers.kprofiler",
 }

@@ -25,7 +25,7 @@ def read_content(source: Source, section: Section, limit: int) -> bytes:
     if section.kind == SHT_NOBITS:
         return b""
     if section.size > limit:
-        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} of {section.size} bytes")
+        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} has {section.size} bytes")
     content = source.read(section.offset, section.size)
     return _unpack(section, content, limit) if section.flags & SHF_COMPRESSED else content
 
@@ -48,14 +48,14 @@ def _unpack(section: Section, content: bytes, limit: int) -> bytes:
         raise ElfError(ElfProblem.DAMAGED_SECTION, _shown(section))
     form, size = _HEADER.unpack_from(content)
     if size > limit:
-        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} of {size} bytes")
+        raise ElfError(ElfProblem.TOO_LARGE, f"{_shown(section)} has {size} bytes")
     packed = content[_HEADER.size :]
     if form == _ELFCOMPRESS_ZLIB:
         unpacked = _unpack_zlib(section, packed, size)
     elif form == _ELFCOMPRESS_ZSTD:
         unpacked = _unpack_zstd(section, packed, size)
     else:
-        detail = f"{_shown(section)} has the unknown compression type {form}"
+        detail = f"{_shown(section)} has the unsupported compression type {form}"
         raise ElfError(ElfProblem.DAMAGED_SECTION, detail)
     if len(unpacked) != size:
         raise ElfError(ElfProblem.DAMAGED_SECTION, f"{_shown(section)} is truncated")

@@ -61,7 +61,7 @@ def make_pairs(frames: bytes, address: int, origin: int) -> bytes:
                 cie = cies[cie_at] = parse_cie(frames, cie_at)
             field = at + _ENTRY.size
             if field + cie.struct.size > at + 4 + length:
-                raise ValueError("an entry has no address")
+                raise ValueError("an FDE has no start address")
             (start,) = cie.struct.unpack_from(frames, field)
             if cie.relative:
                 start += address + field
@@ -93,16 +93,16 @@ def parse_cie(frames: bytes, at: int) -> Cie:
     Raises ``ValueError`` if the CIE is missing or damaged, or its format is unknown.
     """
     if not 0 <= at <= len(frames) - _ENTRY.size:
-        raise ValueError("an entry has no CIE")
+        raise ValueError("an FDE refers to no CIE")
     length, zero = _ENTRY.unpack_from(frames, at)
     body = frames[at + _ENTRY.size : at + 4 + length]
     if zero or length < 4 or len(body) != length - 4:
-        raise ValueError("an entry has no CIE")
+        raise ValueError("an FDE refers to no CIE")
     try:
         encoding = _find_encoding(body)
         return Cie(struct.Struct(_FORMATS[encoding & 0x0F]), bool(encoding & _PC_RELATIVE))
     except (IndexError, KeyError, ValueError) as error:
-        raise ValueError(f"a CIE: {error}") from error
+        raise ValueError(f"a CIE is damaged or unsupported ({error})") from error
 
 
 def _find_encoding(body: bytes) -> int:

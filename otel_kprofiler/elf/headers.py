@@ -169,9 +169,7 @@ def read_sections(source: Source, elf: ElfFile) -> list[Section]:
     rows = list(_SECTION_HEADER.iter_unpack(source.read(start, count * _SECTION_HEADER.size)))
     names_at, names_size = rows[names_index][4:6]
     if names_size > MAX_NAMES_BYTES:
-        raise ElfError(
-            ElfProblem.DAMAGED_HEADERS, f"the section name table is too large: {names_size} bytes"
-        )
+        raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the section name table has {names_size} bytes")
     names = source.read(names_at, names_size)
     return [Section(_name(names, row[0]), *row[1:]) for row in rows]
 

@@ -126,10 +126,10 @@ def read_loaded(read: Read, base: int, machine: int) -> LoadedElf:
             dynamic = address, memory_size
         elif kind == _PT_TLS:
             if alignment & (alignment - 1):
-                raise ElfError(ElfProblem.DAMAGED_HEADERS, f"alignment {alignment}")
+                raise ElfError(ElfProblem.DAMAGED_HEADERS, f"PT_TLS has alignment {alignment}")
             storage = ThreadStorage(address, memory_size, max(alignment, 1))
     if bias is None or dynamic[1] > MAX_DYNAMIC_BYTES:
-        detail = f"no first segment, or a dynamic section of {dynamic[1]} bytes"
+        detail = f"no segment at offset 0, or a dynamic section of {dynamic[1]} bytes"
         raise ElfError(ElfProblem.DAMAGED_HEADERS, detail)
     tags: dict[int, int] = {}
     if storage and dynamic[1]:
@@ -181,7 +181,7 @@ def find_relocations(
         tables.append((elf.at(_DT_JMPREL), elf.dynamic.get(_DT_PLTRELSZ, 0)))
     for table, size in tables:
         if size > MAX_RELOCATION_BYTES:
-            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"too many relocations: {size} bytes")
+            raise ElfError(ElfProblem.DAMAGED_HEADERS, f"the relocations take {size} bytes")
         for done in range(0, size if table is not None else 0, _CHUNK_BYTES):
             rows = read((table or 0) + done, min(_CHUNK_BYTES, size - done))
             for needle in needles:
@@ -212,7 +212,7 @@ def _numbers_gnu(read: Read, table: int, name: bytes) -> Iterator[int]:
             yield current
         if word & 1:
             return
-    raise ElfError(ElfProblem.DAMAGED_HEADERS, "an endless hash chain")
+    raise ElfError(ElfProblem.DAMAGED_HEADERS, "a hash chain has no end")
 
 
 def _numbers_sysv(read: Read, table: int, name: bytes) -> Iterator[int]:
@@ -230,4 +230,4 @@ def _numbers_sysv(read: Read, table: int, name: bytes) -> Iterator[int]:
             return
         yield number
         (number,) = _WORD.unpack(read(table + 8 + buckets * 4 + number * 4, 4))
-    raise ElfError(ElfProblem.DAMAGED_HEADERS, "an endless hash chain")
+    raise ElfError(ElfProblem.DAMAGED_HEADERS, "a hash chain has no end")

@@ -14,17 +14,17 @@ class ElfProblem(enum.Enum):
     CHANGED = "the file changed while it was read"
     NOT_ELF = "not an ELF file for 64-bit code of this machine"
     DAMAGED_HEADERS = "the ELF headers are damaged"
-    OUT_OF_BOUNDS = "a header points outside of the file"
-    DAMAGED_SECTION = "a section cannot be decompressed"
-    NO_SECTION = "the file has no such section"
-    TOO_LARGE = "more than the limit for one file"
-    NOT_IN_FILE = "the section is compressed or not in the file"
+    OUT_OF_BOUNDS = "a header points outside the file"
+    DAMAGED_SECTION = "a section is damaged or cannot be decompressed"
+    NO_SECTION = "a section is missing or has an unsupported format"
+    TOO_LARGE = "the file exceeds a size limit"
+    NOT_IN_FILE = "a section is compressed or has no content in the file"
 
 
 class ElfError(KProfilerError):
     """Raised if an ELF file is damaged, unsupported or unreadable; ``detail`` is for logs."""
 
     def __init__(self, problem: ElfProblem, detail: str = "") -> None:
-        super().__init__(f"{problem.value}: {detail}" if detail else problem.value)
+        super().__init__(f"{problem.value} ({detail})" if detail else problem.value)
         self.problem = problem
         self.detail = detail

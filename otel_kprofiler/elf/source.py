@@ -39,7 +39,9 @@ class FileSource:
         except OSError as error:
             raise ElfError(ElfProblem.UNREADABLE, error.strerror or str(error)) from error
         if len(data) != size:
-            raise ElfError(ElfProblem.CHANGED, f"only {len(data)} of {size} bytes at {offset}")
+            raise ElfError(
+                ElfProblem.CHANGED, f"only {len(data)} of {size} bytes at offset {offset}"
+            )
         return data
 
     def read_into(self, target: memoryview, offset: int) -> None:
@@ -55,7 +57,9 @@ class FileSource:
             finally:
                 part.release()
             if not count:
-                raise ElfError(ElfProblem.CHANGED, f"{done} of {len(target)} bytes at {offset}")
+                raise ElfError(
+                    ElfProblem.CHANGED, f"only {done} of {len(target)} bytes at offset {offset}"
+                )
             done += count
 
 
@@ -79,4 +83,4 @@ class ImageSource:
 
 def _check_range(offset: int, size: int, end: int) -> None:
     if not 0 <= offset <= end or not 0 <= size <= end - offset:
-        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at {offset} of {end}")
+        raise ElfError(ElfProblem.OUT_OF_BOUNDS, f"{size} bytes at offset {offset} of {end} bytes")

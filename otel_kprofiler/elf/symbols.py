@@ -43,7 +43,7 @@ def _find_in(
     content = read_content(source, table, _MAX_TABLE_BYTES)
     if len(content) % _ENTRY_BYTES or table.link >= len(sections):
         detail = (
-            f"the symbol table has {len(content)} bytes, or links to section {table.link} of "
+            f"the symbol table has {len(content)} bytes and links to section {table.link} of "
             f"{len(sections)}"
         )
         raise ElfError(ElfProblem.DAMAGED_SECTION, detail)

@@ -74,7 +74,7 @@ class Tls:
         """
         if bool(self.cert_file) != bool(self.key_file):
             raise ExportError(
-                "a client certificate and its private key are needed together",
+                "the client certificate or its private key is missing",
                 hint="set both cert_file and key_file, or neither",
             )
         return _read(self.ca_file), _read(self.cert_file), _read(self.key_file)
@@ -166,8 +166,8 @@ class ClientSettings:
             # Values are often secrets, so the message contains only the name.
             if not re.fullmatch(r"[0-9A-Za-z_.-]+", name) or not re.fullmatch(r"[ -~]*", value):
                 raise ExportError(
-                    f"the header {name!r} cannot be sent",
-                    hint="use letters, digits, -, _ and . in names, printable ASCII in values",
+                    f"the header {name!r} has invalid characters in its name or value",
+                    hint="use letters, digits, -, _ and . in names, and printable ASCII in values",
                 )
             checked[name.lower()] = value
         return checked

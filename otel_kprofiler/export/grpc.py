@@ -172,7 +172,7 @@ def parse_endpoint(endpoint: str, *, insecure: bool) -> tuple[str, bool]:
         host, clean = None, False
     if not host or not clean or "@" in url.netloc:
         raise ExportError(
-            f"unusable gRPC endpoint {redact_address(endpoint)!r}",
+            f"{redact_address(endpoint)!r} is not a valid gRPC endpoint",
             hint="write it as host:port, http://host:port or https://host:port, without a path;"
             " credentials belong in headers",
         )

@@ -199,7 +199,7 @@ def parse_endpoint(endpoint: str, *, path: str) -> tuple[str, HTTPBasicAuth | No
         usable = False
     if not usable:
         raise ExportError(
-            f"unusable HTTP endpoint {redact_address(endpoint)!r}",
+            f"{redact_address(endpoint)!r} is not a valid HTTP endpoint",
             hint="write it as http://host:4318 or https://host",
         )
     userinfo, _, host = url.netloc.rpartition("@")

@@ -75,15 +75,15 @@ def _decode(headers: Mapping[str, str], body: Body) -> Body:
     if body.problem or not body.content or encoding in {"", "identity"}:
         return body
     if encoding not in {"gzip", "x-gzip", "deflate"}:
-        return Body(b"", f"its content encoding is {encoding[:20]!r}")
+        return Body(b"", f"it has the unsupported content encoding {encoding[:20]!r}")
     inflater = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
         content = inflater.decompress(body.content, MAX_RESPONSE_BYTES + 1)
     except zlib.error:
-        return Body(b"", f"it is not {encoding}")
+        return Body(b"", f"it is not valid {encoding} data")
     if len(content) > MAX_RESPONSE_BYTES:
         return Body(b"", f"it exceeds {MAX_RESPONSE_BYTES} bytes")
-    return Body(content) if inflater.eof else Body(b"", f"its {encoding} is truncated")
+    return Body(content) if inflater.eof else Body(b"", f"its {encoding} data is truncated")
 
 
 def _delivered(name: str, headers: Mapping[str, str], body: Body, form: Form) -> Answer:

@@ -121,7 +121,9 @@ def exporter_from_environment(
             )
         else:
             shown = redact_address(address)
-            problem = ConfigProblem("command line", 0, 0, "", f"not a receiver's address: {shown}")
+            problem = ConfigProblem(
+                "command line", 0, 0, "", f"{shown} is not the address of a receiver"
+            )
             raise ConfigError(
                 [problem], hint="write grpc://HOST:PORT, grpcs://…, http://… or https://…"
             )

@@ -319,7 +319,7 @@ class ExportQueue:
 
     def _drop(self, dropped: Sequence[_Held], cause: LossCause) -> None:
         if dropped and cause not in {LossCause.SHUTDOWN, *self._dropping}:
-            _log.warning("%s: %s: the oldest data is dropped", self.exporter.name, cause.value)
+            _log.warning("%s: the oldest data is dropped (%s)", self.exporter.name, cause.value)
         numbers = {held.number for held in dropped}
         self._waiting = deque(held for held in self._waiting if held.number not in numbers)
         for held in dropped:

@@ -1,4 +1,4 @@
-"""Recovers the intact batches of earlier runs from a spool, and counts damaged samples."""
+"""Recovers intact batches of earlier runs from a spool, and counts samples in damaged batches."""
 
 from __future__ import annotations
 
@@ -209,14 +209,14 @@ class Recovery:
             os.rename(name, aside, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError as error:
             self._warn(
-                "%s was written by a different version, %s, but cannot be renamed: %s",
+                "%s has the format %s of another version, and cannot be renamed: %s",
                 name,
                 version,
                 error,
             )
         else:
             self._warn(
-                "%s was written by a different version, %s, which can send it; it is kept as %s",
+                "%s has the format %s of another version, which can send it; it is kept as %s",
                 name, version, aside,
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Learns the maximum request size of a receiver from its rejections."""
+"""Learns a receiver's maximum request size from the requests that it rejects."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def _load(data: bytes) -> dict[str, object]:
     except RecursionError:
         values = None
     if not isinstance(values, dict):
-        raise ValueError("not a mapping")  # noqa: TRY004 - data, not a type
+        raise ValueError("the record is not a mapping")  # noqa: TRY004 - data, not a type
     return values
 
 
@@ -284,5 +284,5 @@ def _read_counts(value: object) -> SampleCounts:
 
 def _read_count(value: object) -> int:
     if type(value) is not int or not 0 <= value < _MAX_COUNT:
-        raise ValueError("a count is not a number in range")
+        raise ValueError("a count is not a number, or is out of range")
     return value

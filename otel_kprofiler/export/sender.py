@@ -1,4 +1,4 @@
-"""The common base of the OTLP exporters."""
+"""The base class of exporters that send to OTLP receivers."""
 
 from __future__ import annotations
 
@@ -181,7 +181,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
             stop=self._stop,
         )
         if cause is LossCause.RETRIES_EXHAUSTED:
-            self._warn_once("given up", f"{answer.status} until the retry time limit; giving up")
+            self._warn_once(
+                "given up", f"{answer.status} until the time limit for retries; giving up"
+            )
         return answer, cause
 
     def _log_limit(self, size: int, why: str) -> None:
@@ -190,7 +192,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if learned != self._logged_bytes:
             self._logged_bytes = learned
             _log.warning(
-                "%s: %s: rejects requests of %d bytes (%s), so such requests are split, and later"
+                "%s (%s): rejects requests of %d bytes (%s), so such requests are split, and later"
                 " requests have at most %d bytes", self.name, self.endpoint, size, why, learned,
                 extra={"subject": f"{self.name} size"},
             )  # fmt: skip
@@ -224,12 +226,13 @@ class OtlpSender(ProfileExporter, abc.ABC):
             return answer
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
-            self._warn_once(answer.status, f"{answer.status}: {message}; {then}")
+            reason = f"{message} ({answer.status})" if message else answer.status
+            self._warn_once(answer.status, f"{reason}; {then}")
         elif message or answer.rejected_profiles > 0:
             self._warn_once("partial", f"rejected {_profiles(answer)}: {message}")
         elif self._warned:
             self._warned.clear()
-            _log.info("%s: %s: accepts data again", self.name, self.endpoint)
+            _log.info("%s (%s): accepts data again", self.name, self.endpoint)
         return answer
 
     def _advise(self, answer: Answer) -> str:
@@ -258,15 +261,16 @@ class OtlpSender(ProfileExporter, abc.ABC):
     def _warn_unreadable(self, problem: str) -> None:
         if problem:
             text = (
-                f"accepts data, but its response is unreadable: {problem}; whether it rejects parts"
+                "accepts data, but whether it rejects parts of requests is unknown, because its "
+                f"response is unreadable ({problem})"
             )
-            self._note_once("unreadable", f"{text} of requests is unknown")
+            self._note_once("unreadable", text)
 
     def _note_once(self, key: str, text: str) -> None:
         if key not in self._noted:
             self._noted.add(key)
             subject = {"subject": f"{self.name} {key}"}
-            _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
+            _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def _track_outage(self, answer: Answer) -> None:
         """Track whether the receiver is reachable. A non-retryable response proves that it is."""
@@ -278,9 +282,9 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if self._failures == 1:
             self._failing_since = now
         self._outage = (
-            f"{answer.status}: {answer.message} ({describe_count(self._failures, 'attempt')}"
-            f" in {now - self._failing_since:.0f} s)"
-        )
+            f"{answer.message} ({answer.status}, {describe_count(self._failures, 'attempt')} in "
+            f"{now - self._failing_since:.0f} s)"
+        ).lstrip()
 
     def find_outage(self) -> str:
         """Returns the last retryable failure and the outage's duration; empty if there is none."""
@@ -291,7 +295,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
         if key not in self._warned and not self._stop.is_set():
             self._warned.add(key)
             subject = {"subject": f"{self.name} {key}"}
-            _log.warning("%s: %s: %s (logged once)", self.name, self.endpoint, text, extra=subject)
+            _log.warning("%s (%s): %s (logged once)", self.name, self.endpoint, text, extra=subject)
 
     def force_flush(self, timeout_millis: float = 30_000) -> bool:
         """Wait for a running export. Return False on timeout."""

@@ -308,7 +308,7 @@ class Spool:
         if not same and has_segments(directory):
             os.close(guard)
             directory.close()
-            raise OSError(errno.ENOTEMPTY, "another spool has taken its place; restart to use it")
+            raise OSError(errno.ENOTEMPTY, "another spool is now at this path; restart to use it")
         _log.warning("the spool %s: %s was removed", self._path, _LOCK if same else "the directory")
         self._opened.close()
         os.close(self._guard)
@@ -345,7 +345,8 @@ class Spool:
         # Numbers may be skipped but never reused: a segment's mark may still be needed.
         segment = max(self._last, *self._sizes, 0) + 1
         if segment >= MAX_NUMBER:
-            raise OSError(errno.EOVERFLOW, f"{name_segment(segment - 1)} has the highest number")
+            name = name_segment(segment - 1)
+            raise OSError(errno.EOVERFLOW, f"{name} has the highest possible number")
         directory, name = self._opened, name_segment(segment)
         fd = directory.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         self._fd, self._segment, self._sizes[segment] = fd, segment, 0

@@ -160,7 +160,7 @@ def _read_value(data: bytes, expected: int | None = None) -> tuple[int, bytes, b
         at += length & 0x7F
         length = int.from_bytes(data[2:at], "big")
     if at + length > len(data):
-        raise ValueError("the certificate is cut off")
+        raise ValueError("the certificate is truncated")
     return data[0], data[at : at + length], data[at + length :]
 
 

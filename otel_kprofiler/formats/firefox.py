@@ -1,7 +1,8 @@
 """Writes profiles for https://profiler.firefox.com, in its processed format.
 
 The format is described by ``src/types/profile.ts`` and ``docs-developer/CHANGELOG-formats.md`` in
-github.com/firefox-devtools/profiler. Later versions of the reader upgrade profiles in this format.
+github.com/firefox-devtools/profiler. Later versions of Firefox Profiler upgrade profiles in this
+format.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def firefox(windows: Iterable[Window]) -> str:
 
     On-CPU samples weigh one period. Waits and other events have separate tracks, named after their
     kind. Waits and spans are also shown as markers on the thread's first track. Lost samples, and
-    reasons for frames without names, are listed under "Profile Info" in the reader.
+    reasons for frames without names, are listed under "Profile Info" in Firefox Profiler.
     """
     return json.dumps(_Writer(list(windows)).document(), separators=(",", ":"), ensure_ascii=False)
 
@@ -195,8 +196,8 @@ class _Writer:
     def _samples(self, kind: ProfileKind, points: list[_Point]) -> dict[str, Any]:
         """Returns the table of samples, in which samples without a stack represent gaps.
 
-        A sample represents time spent before it, but the reader draws it over the whole interval
-        since the preceding sample.
+        A sample represents time spent before it, but Firefox Profiler draws it over the whole
+        interval since the preceding sample.
         """
         rows: list[tuple[int | None, float, float, int]] = []
         last_ns = 0

@@ -91,7 +91,7 @@ class _Reader:
         samples = [self._sample(body) for body in self._all(_SAMPLE)]
         types = [self._type(body) for body in self._all(_SAMPLE_TYPE)]
         if any(len(sample.values) != len(types) for sample in samples):
-            raise PayloadError("a sample must have one value for each type")
+            raise PayloadError("a sample does not have one value for each sample type")
         period = self._numbers.get(_PERIOD, 0)
         if types == [_COUNT, _CPU_TIME] and all(
             sample.values[1] == sample.values[0] * period for sample in samples

@@ -1,4 +1,4 @@
-"""The registry of the output formats of ``record``."""
+"""Lists the output formats of ``record``, with their file suffixes and writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes system calls for which Python lacks functions if it was built for an old glibc."""
+"""Makes system calls for which a Python built for an old glibc has no functions."""
 
 from __future__ import annotations
 

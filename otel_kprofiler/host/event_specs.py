@@ -135,11 +135,11 @@ def parse_event(
         most = {"period": MAX_PERIOD, "freq": _MAX_RATE}.get(key, 0)
         if not number.isdecimal() or not 1 <= int(number) <= most:
             raise ValueError(
-                f"{text}: write {name}:period=N (N events per sample) or {name}:freq=N (N samples "
-                f"per second on each CPU, at most {_MAX_RATE:,})"
+                f"{text} has an invalid setting: write {name}:period=N (N events per sample) or "
+                f"{name}:freq=N (N samples per second on each CPU, at most {_MAX_RATE:,})"
             )
         if key == "period" and not has_period:
-            raise ValueError(f"{text}: {name} has no period; write {name}:freq=N")
+            raise ValueError(f"{name} has no period: write {name}:freq=N")
         period, rate = (int(number), 0) if key == "period" else (0, int(number))
     return LockSpec(rate) if name == LOCK_EVENT else EventSpec(name, period, 0 if period else rate)
 

@@ -125,7 +125,7 @@ class LimitedChildren:
     ) -> tuple[MeteredChild, MemoryGrant]:
         with self._lock:
             if self._stopped:
-                raise ChildFailed(ChildProblem.STOPPED, "the profiler stops")
+                raise ChildFailed(ChildProblem.STOPPED, "the profiler is stopping")
             grant = grant_memory(limits.memory_bytes)
             if grant.count_bytes < limits.least_bytes:
                 raise ChildFailed(ChildProblem.MEMORY, "there is too little memory", grant)

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import Final
 
-UNTRUSTED_LINK: Final = "it is a symbolic link that others can change"
+UNTRUSTED_LINK: Final = "it is a symbolic link that other users can change"
 _MAX_LINKS: Final = 40  # as in the kernel (include/linux/namei.h: MAXSYMLINKS)
 _MAX_NAMES: Final = 4096 * _MAX_LINKS
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC

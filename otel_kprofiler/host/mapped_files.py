@@ -53,7 +53,7 @@ class MappedFileError(KProfilerError):
     """Raised if a mapped file could not be opened; ``detail`` is for the log."""
 
     def __init__(self, problem: FileProblem, detail: str = "") -> None:
-        super().__init__(f"{problem.value}: {detail}" if detail else problem.value)
+        super().__init__(f"{problem.value} ({detail})" if detail else problem.value)
         self.problem = problem
         self.detail = detail
 

@@ -72,7 +72,7 @@ class PatientMaps:
 
         if pid in self.locked or not self._calls.call(pid, job):
             self.locked.add(pid)
-            raise FileNotFoundError(ENOENT, "the process holds the lock of its memory map", path)
+            raise FileNotFoundError(ENOENT, "the process is stuck holding its mmap_lock", path)
         if isinstance(outcome[0], OSError):
             raise outcome[0]
         return outcome[0]

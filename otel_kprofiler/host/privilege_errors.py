@@ -1,4 +1,4 @@
-"""Explains why the kernel refused to set up sampling, with a fix."""
+"""Explains why the kernel refused to set up sampling, and suggests a fix."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from otel_kprofiler.host.prctl import prctl
 
 PURPOSES: Final = {
     "CAP_PERFMON": "sampling CPUs that come online later",
-    "CAP_BPF": "BPF programs, after the kernel's records of them were lost; unwind tables",
-    "CAP_SYSLOG": "symbols of modules that are loaded later",
+    "CAP_BPF": "unwind tables, and BPF programs whose kernel records were lost",
+    "CAP_SYSLOG": "symbols of modules loaded later",
     "CAP_SYS_PTRACE": "executables, contexts and unwind tables of other users' processes",
-    "CAP_DAC_READ_SEARCH": "contexts of other users' processes; sections of modules loaded later;"
-    " unwind tables of files that others may not read",
+    "CAP_DAC_READ_SEARCH": "contexts of other users' processes, sections of modules loaded later, "
+    "and unwind tables of files that others may not read",
     "CAP_CHECKPOINT_RESTORE": "unwind tables of libraries that were deleted or replaced",
 }
 """Capabilities that threads keep, and for each the feature that is lost without it."""

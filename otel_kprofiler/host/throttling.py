@@ -1,4 +1,4 @@
-"""Finds the sample rate above which the kernel suspends perf events until the next tick.
+"""Warns if the kernel may suspend perf events at a sample rate, until the next tick.
 
 ``__perf_event_account_interrupt`` in kernel/events/core.c counts the samples of an event in a tick.
 The kernel stops the event when the count reaches ``perf_event_max_sample_rate`` per tick, rounded
@@ -41,7 +41,7 @@ def find_throttling(files: HostFiles, samples_per_second: float, tick_rate: int)
     if limit is None or limit >= least:
         return ""
     return (
-        f"{MAX_SAMPLE_RATE} is {limit}: the kernel suspends the sampler until the next tick, up to "
-        f"{1000 / tick_rate:g} ms after a sample; fewer samples are taken, in step with ticks, and "
-        f"the others are counted as missed; set it to {least} or more, {THROTTLING_FIX}"
+        f"{MAX_SAMPLE_RATE} is {limit}, so the kernel may suspend the sampler for up to "
+        f"{1000 / tick_rate:g} ms, until the next tick; samples are then counted as missed; set it "
+        f"to {least} or more, {THROTTLING_FIX}"
     )

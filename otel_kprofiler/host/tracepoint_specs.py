@@ -108,7 +108,9 @@ def parse_tracepoint(text: str, period: int) -> TracepointSpec | None:
     if setting:
         key, _, number = setting.partition("=")
         if key != "period" or not number.isdecimal() or not 1 <= int(number) <= MAX_PERIOD:
-            raise ValueError(f"{text}: write {name}:period=N (N events per sample)")
+            raise ValueError(
+                f"{text} has an invalid setting: write {name}:period=N (N events per sample)"
+            )
         period = int(number)
     return TracepointSpec(name, period or 1, tracepoint, _find_call(call) if call else None)
 

@@ -144,6 +144,8 @@ def _find_version(
     if runtime.startswith(COOKIE):
         return parse_version(int.from_bytes(runtime[VERSION_AT:][:8], "little"))
     if _VERSION not in symbols:
-        raise InterpreterRefused(Refusal.UNKNOWN_VERSION, "3.10 or earlier, or no symbols")
+        raise InterpreterRefused(
+            Refusal.UNKNOWN_VERSION, "3.10 or earlier, or a binary without symbols"
+        )
     at = find_offset(elf.loads, symbols[_VERSION].address, 8)
     return parse_version(int.from_bytes(source.read(at, 8), "little"))

@@ -24,6 +24,6 @@ class InterpreterRefused(KProfilerError):  # noqa: N818 - an outcome, which is c
     """Raised if it is unsafe to read an interpreter's frames. ``detail`` is for the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
-        super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)
+        super().__init__(f"{refusal.value} ({detail})" if detail else refusal.value)
         self.refusal = refusal
         self.detail = detail

@@ -1,4 +1,4 @@
-"""Sample accounts: numbers of samples taken, exported, and lost by cause."""
+"""Counts the samples that were taken, exported and, by cause, lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoded windows."""
+"""Batches: encoded windows, ready for export."""
 
 from __future__ import annotations
 

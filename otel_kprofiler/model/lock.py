@@ -1,4 +1,4 @@
-"""Waits for the kernel's locks."""
+"""The type, holder and totals of waits for kernel locks."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Unresolved(enum.Enum):
     NO_SYMBOL_TABLE = "no symbol table for the module"
     UNMAPPED = "no module is known at the address"
     NOT_YET_KNOWN = "the module was just loaded and its symbols are not read yet"
-    MODULE_GONE = "the module at the address was unloaded at about that time, or earlier"
+    MODULE_GONE = "the module at the address was unloaded before or around the time of the sample"
     RECORDS_LOST = "the kernel's records of what was loaded at the address were lost"
     FREED_INIT = "the code was freed after the kernel had booted"
     USER_ADDRESS = "user code is exported as addresses"
@@ -139,16 +139,16 @@ class Unresolved(enum.Enum):
     FILE_UNKNOWN = "the file that contains the code could not be determined in time"
     NO_NAME = "the file has no name for the function"
     SYMBOLS_PENDING = "the symbols of the file were not read yet"
-    SYMBOLS_DROPPED = "the symbols of the file were not read: limit of memory or time"
+    SYMBOLS_DROPPED = "the symbols of the file were not read due to a limit on memory or time"
     SYMBOLS_REFUSED = "the symbols of the file are damaged or too large"
     NO_PROCESS = "no process was given for the address"
     PROCESS_GONE = "the process has exited or executed another program"
     PROCESS_HIDDEN = "this process may not read the mappings of the process that ran the code"
     FILE_UNREADABLE = "the file that contains the code could not be opened or read"
     LEFT_OUT = "the process is left out by a filter"
-    CODE_UNKNOWN = "the code object was not described in time"
+    CODE_UNKNOWN = "the Python code object was not described in time"
     NOT_HERE = "this host has no readable symbols with the build id of the code"
-    NOT_KEPT = "no name, and the store does not keep the reason"
+    NOT_KEPT = "the store has no name, and does not keep the reason"
 
     __hash__ = object.__hash__  # Enum's __hash__ is Python code, which would run for each frame
 

@@ -24,7 +24,7 @@ MAX_VIOLATIONS: Final = 10_000
 """Maximum number of violations per file, at which checking stops."""
 
 FORM_RULES: Final = {
-    PARSABLE: "Data is complete OTLP profiles in the layout of opentelemetry-proto 1.43 or later",
+    PARSABLE: "A file has complete OTLP profiles laid out as in opentelemetry-proto 1.43 or later",
     "json-names": "JSON keys are the lowerCamelCase names of the messages' fields",
     "json-long-strings": "64-bit integers are strings in JSON",
     "json-int-numbers": "32-bit integers are numbers in JSON",

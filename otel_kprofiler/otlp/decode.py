@@ -76,7 +76,7 @@ def _indices_checked() -> Iterator[None]:
         yield
     except IndexError as error:
         raise PayloadError(
-            "an index is out of range", hint="see `otel-kprofiler check FILE`"
+            "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Decodes a message's dictionary into model values, which several messages share."""
+"""Decodes a message's dictionary into model values. Several messages may share equal values."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def fill_message(message: Any, tree: object, note: Note, where: str = "") -> Non
     errors. Raises ``PayloadError`` if a value cannot be converted to the field's type.
     """
     if not isinstance(tree, dict):
-        raise PayloadError(f"{where or 'the request'}: a JSON object is expected")
+        raise PayloadError(f"{where or 'the request'} is not a JSON object")
     fields = {field.json_name: field for field in message.DESCRIPTOR.fields}
     for key, value in tree.items():
         place = f"{where}.{key}" if where else key

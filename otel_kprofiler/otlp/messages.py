@@ -40,8 +40,7 @@ def require_current_layout(
     numbers = {name: field.number for name, field in sample_fields.items()}
     if numbers != _SAMPLE_FIELDS or "key_strindex" not in key_value_fields:
         raise DependencyError(
-            "the installed opentelemetry-proto has an older layout of profiles"
-            f" (fields of Sample: {numbers})",
+            f"the installed opentelemetry-proto is older than 1.43 (fields of Sample: {numbers})",
             hint=_HINT,
         )
 

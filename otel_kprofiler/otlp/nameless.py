@@ -70,7 +70,9 @@ def name_locations(data: bytes, find: FindNames) -> Naming:
     nameless = named = 0
     for payload in parse_payloads(data):
         if any(index_range(Contents(payload.message))):
-            raise PayloadError("an index is out of range", hint="see `otel-kprofiler check FILE`")
+            raise PayloadError(
+                "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
+            )
         wanted = list(_find_nameless(payload.message.dictionary))
         lines = {index: functions for index, functions in find(wanted).items() if functions}
         add_lines(payload.message, payload.tree, lines)

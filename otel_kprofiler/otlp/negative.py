@@ -24,6 +24,7 @@ def refuse_negative_values(windows: Iterable[Window]) -> None:
     )
     if negative:
         raise PayloadError(
-            f"this is the difference of two profiles: {describe_count(negative, 'value')} below 0",
+            "this is the difference between two profiles, with "
+            f"{describe_count(negative, 'value')} below 0",
             hint="compare the two profiles themselves: otel-kprofiler diff BEFORE AFTER",
         )

@@ -166,7 +166,7 @@ def _parse_message(data: bytes) -> Any:
     try:
         message = ExportProfilesServiceRequest.FromString(data)
     except DecodeError as error:
-        raise PayloadError(f"not a protobuf message of OTLP profiles: {error}") from error
+        raise PayloadError(f"not a protobuf message of OTLP profiles ({error})") from error
     for resource_profiles in message.resource_profiles:
         for scope_profiles in resource_profiles.scope_profiles:
             for profile in scope_profiles.profiles:
@@ -179,7 +179,7 @@ def _refuse_old_layout(sample: Any) -> None:
     for unknown in UnknownFieldSet(sample):  # type: ignore[attr-defined]
         if unknown.field_number == _OLD_ATTRIBUTES_FIELD:
             raise PayloadError(
-                "samples have the layout before opentelemetry-proto 1.43"
+                "samples have an older layout than opentelemetry-proto 1.43"
                 " (attribute_indices in field 3)",
                 hint="rewrite the file with a current version of its producer",
             )
@@ -226,7 +226,7 @@ def _parse_line(line: bytes, is_partial: bool) -> Payload:
     try:
         tree = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise (TruncatedError if is_partial else PayloadError)(f"not JSON: {error}") from error
+        raise (TruncatedError if is_partial else PayloadError)(f"invalid JSON ({error})") from error
     return _json_payload(tree)
 
 

@@ -1,4 +1,4 @@
-"""Registers the rules, and resolves the indices in payloads."""
+"""Registers rules for OTLP profiles, and resolves the indices in the messages to check."""
 
 from __future__ import annotations
 

@@ -198,7 +198,10 @@ def sample_shape(contents: Contents) -> Iterator[Problem]:
             (bool(sample.values), bool(sample.timestamps_unix_nano)) for sample in profile.samples
         }
         if len(shapes - {(False, False)}) > 1:
-            yield f"{where}.samples", "some have values or timestamps and others do not"
+            yield (
+                f"{where}.samples",
+                "only some of the samples have values, or only some have timestamps",
+            )
 
 
 @rule

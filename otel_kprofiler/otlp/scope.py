@@ -1,4 +1,4 @@
-"""The producer of profiles, as OTLP describes it."""
+"""The instrumentation scope, which identifies the producer of profiles."""
 
 from __future__ import annotations
 

@@ -117,7 +117,9 @@ def _parse(batch: Batch) -> Any:
 
 def _check_indices(message: Any) -> None:
     if any(index_range(Contents(message))):
-        raise PayloadError("an index is out of range", hint="see `otel-kprofiler check FILE`")
+        raise PayloadError(
+            "an index points outside its table", hint="find it with `otel-kprofiler check FILE`"
+        )
 
 
 def _serialize(message: Any, form: Form) -> bytes:

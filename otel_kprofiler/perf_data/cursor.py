@@ -21,7 +21,7 @@ class Cursor:
 
     def __init__(self, data: bytes, start: int, end: int) -> None:
         if not 0 <= start <= end <= len(data):
-            raise PayloadError(f"the file ends before byte {end:,} of a section")
+            raise PayloadError(f"a section extends to byte {end:,}, beyond the end of the file")
         self.data = data
         self.position = start
         self.end = end

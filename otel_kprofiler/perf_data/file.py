@@ -113,7 +113,9 @@ class Reader:
         elif size >= _HEADER_BYTES:
             self._read_header(cursor)
         else:
-            raise PayloadError(f"the header of the perf.data file has an unknown size, {size:,}")
+            raise PayloadError(
+                f"the perf.data file has an unsupported header size of {size:,} bytes"
+            )
 
     def _read_header(self, cursor: Cursor) -> None:
         attr_bytes = cursor.u64()
@@ -126,7 +128,9 @@ class Reader:
         elif self._end > len(self.data):
             self.problem, self._end = "the file is truncated", len(self.data)
         if attr_bytes < _ATTR_MIN_BYTES + _SECTION_BYTES:
-            raise PayloadError(f"the perf.data file has events of an unknown size, {attr_bytes:,}")
+            raise PayloadError(
+                f"the perf.data file has an unsupported attr size of {attr_bytes:,} bytes"
+            )
         cursor = Cursor(self.data, attrs_start, attrs_start + attrs_bytes)
         while cursor.left >= attr_bytes:
             attr = _parse_attr(cursor.take(attr_bytes - _SECTION_BYTES))
@@ -171,7 +175,7 @@ class Reader:
         if type_ in (_COMPRESSED, _COMPRESSED2):
             raise PayloadError(
                 "the records of the perf.data file are compressed",
-                hint="record without -z",
+                hint="run perf record without -z",
             )
         if type_ == _ATTR:
             size = int.from_bytes(cursor.data[cursor.position + 4 : cursor.position + 8], "little")

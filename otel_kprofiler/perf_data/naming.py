@@ -1,4 +1,4 @@
-"""The interface through which code in a recording is named."""
+"""The interface for finding the names of code in a recording."""
 
 from __future__ import annotations
 

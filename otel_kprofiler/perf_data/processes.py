@@ -121,7 +121,9 @@ class Processes:
         """Records a mapping. Raises ``PayloadError`` if forks have copied too many mappings."""
         self._copied += self.process(mapping.pid).add(mapping)
         if self._copied > _MAX_COPIED:
-            raise PayloadError(f"forked processes exceed the maximum of {_MAX_COPIED:,} mappings")
+            raise PayloadError(
+                f"forked processes inherit more than the maximum of {_MAX_COPIED:,} mappings"
+            )
 
     def process(self, pid: int) -> Process:
         """Returns the process that has the given id at this point in the recording."""

@@ -182,7 +182,7 @@ class _Decoder:
     def _event(self, cursor: Cursor) -> int:
         file = self._reader.file
         if not file.attrs:
-            raise PayloadError("a sample precedes the description of its event")
+            raise PayloadError("a sample precedes the attributes of its event")
         if len(file.attrs) == 1:
             return 0
         if file.attrs[0].sample_type & _IDENTIFIER:

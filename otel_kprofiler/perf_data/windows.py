@@ -89,10 +89,10 @@ def read_perf_data(
     for record in records:
         recording.add(record)
     if not any(event.times for event in recording.events):
-        problem = f": {reader.problem}" if reader.problem else ""
+        problem = f" ({reader.problem})" if reader.problem else ""
         raise PayloadError(f"the perf.data file has no samples{problem}")
     if reader.problem:
-        notify(f"skipped damaged data: {reader.problem}")
+        notify(f"data is missing or damaged: {reader.problem}")
     recording.remark(notify)
     last_ns = records[-1].time_ns
     offset_ns = reader.file.clock_offset_ns

@@ -137,12 +137,12 @@ class ThreadDumper:
         ]
         for pid in sorted(self._files.locked.intersection(self._config.target_pids)):
             lines.append(
-                f"process {pid} holds the lock of its memory map: user and Python frames of files "
+                f"process {pid} is stuck holding its mmap_lock, so user and Python frames in files "
                 "outside the usual directories are missing"
             )
         if self._unpermitted:
             count = describe_count(self._unpermitted, "process", "processes")
-            lines.append(f"Python frames of {count} not read: CAP_SYS_PTRACE missing")
+            lines.append(f"Python frames of {count} not read: CAP_SYS_PTRACE is missing")
         return lines + self._resources.remarks()
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def _read(memory: int, address: int, last: Published | None) -> Published | None
 
 def _header(memory: int, address: int) -> tuple[bytes, int, int, int, int]:
     if address >= _END_OF_USER_SPACE:
-        raise ValueError("not a user-space address")
+        raise ValueError("the address of the context is not in user space")
     fields: tuple[bytes, int, int, int, int] = CONTEXT_HEADER.unpack(
         os.pread(memory, CONTEXT_HEADER.size, address)
     )

@@ -1,4 +1,4 @@
-"""Shares Resources between processes whose attributes are not read."""
+"""Shares one Resource between all unread processes of the same cgroup, user and program."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def _open(files: HostFiles, pid: int, memory: int) -> tuple[Read, list[LoadedObj
         if search.is_over():
             raise SearchTooLongError("searching the process takes too long")
         if not 0 <= address < 1 << 63:
-            raise OSError(f"not a user-space address: {address:#x}")
+            raise OSError(f"{address:#x} is not a user-space address")
         data = os.pread(memory, size, address)
         if len(data) != size:
             raise OSError(f"only {len(data)} of {size} bytes at {address:#x}")

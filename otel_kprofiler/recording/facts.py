@@ -86,7 +86,9 @@ def _parse_event(row: list[Any]) -> ProfileKind:
 def _parse_waits(row: list[Any]) -> tuple[ProcessKey, WaitTotals]:
     *key, states, switches, below = row
     if len(states) != len(WaitState):
-        raise ValueError(f"wait totals have an unknown number of thread states, {len(states)}")
+        raise ValueError(
+            f"wait totals have {len(states)} thread states instead of {len(WaitState)}"
+        )
     by_state = tuple([checked_number(part) for part in states])
     return parse_process_key(key), WaitTotals(
         by_state, checked_number(switches), checked_number(below)

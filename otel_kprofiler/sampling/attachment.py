@@ -231,14 +231,14 @@ class Attachment:
             if self.python is not None:
                 self.python.limit(config.python_frames)
         except OSError as error:
-            raise SamplerError(f"the program could not be configured: {error}") from error
+            raise SamplerError(f"the BPF program could not be configured: {error}") from error
 
     def retarget(self, config: SamplerConfig) -> None:
         """Change only the target processes. Raises ``SamplerError``."""
         try:
             self._targets.change(config)
         except OSError as error:
-            raise SamplerError(f"the program could not be configured: {error}") from error
+            raise SamplerError(f"the BPF program could not be configured: {error}") from error
 
     def close(self) -> None:
         """Close descriptors and mappings, events first. Safe in a forked child."""
@@ -263,7 +263,7 @@ def _check_release(release: KernelRelease) -> None:
         oldest = ".".join(map(str, OLDEST_KERNEL))
         raise KernelFeatureError(
             f"kernel {release.text} is too old",
-            hint=f"run on {oldest} or later: older ones lack CAP_BPF or the BPF ring buffer",
+            hint=f"use Linux {oldest} or later: older kernels lack CAP_BPF or the BPF ring buffer",
         )
 
 
@@ -403,12 +403,12 @@ def _load_spec(spec: ObjectSpec, files: HostFiles, loader: Loader) -> LoadedObje
             raise get_privilege_error("loading the BPF program", files) from error
         if error.errno == errno.ENOMEM:
             raise HostError(
-                f"no memory for a ring of {spec.map_entries['ring']} bytes",
+                f"the kernel has no memory for a ring of {spec.map_entries['ring']} bytes",
                 hint="lower samples_per_second or map_scale_factor, or raise the memory limit",
             ) from error
         raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
             f"the kernel cannot load BPF programs: {error}",
-            hint="it must be built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
+            hint="use a kernel built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
         ) from error
 
 

@@ -340,7 +340,8 @@ def check_online(cpus: Iterable[int], files: HostFiles) -> None:
 
 def _none_online(wanted: Iterable[int]) -> HostError:
     return HostError(
-        f"none of the CPUs {sorted(wanted)} is online", hint="see /sys/devices/system/cpu/online"
+        f"none of the CPUs {sorted(wanted)} is online",
+        hint="choose CPUs from /sys/devices/system/cpu/online",
     )
 
 
@@ -352,5 +353,5 @@ def _open_error(error: OSError, files: HostFiles, where: str) -> HostError:
         return HostError(f"{where} has ended")
     return find_open_files_error(action, error) or KernelFeatureError(
         f"{action} failed: {error}",
-        hint="the kernel needs CONFIG_PERF_EVENTS and CONFIG_BPF_EVENTS",
+        hint="use a kernel built with CONFIG_PERF_EVENTS and CONFIG_BPF_EVENTS",
     )

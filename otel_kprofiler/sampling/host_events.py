@@ -123,7 +123,7 @@ def plan_events(
         offsets = None
     if offsets is None:
         raise KernelFeatureError(
-            f"sampling {names} requires the kernel's BTF",
+            f"the kernel has no usable BTF, which sampling {names} needs",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or sample cpu-clock",
         )
     return offsets

@@ -61,7 +61,8 @@ def plan_locks(config: SamplerConfig, read_types: Callable[[], KernelTypes]) -> 
             offsets = find_lock_offsets(read_types())
             if offsets is None:
                 raise KernelFeatureError(
-                    f"{spec.name} needs the tracepoints contention_begin and contention_end",
+                    "the kernel lacks the tracepoints contention_begin and contention_end, which "
+                    f"{spec.name} needs",
                     hint="use Linux 5.19 or later, which has both, or leave the event out",
                 )
             return LockPlan(spec, number, offsets)

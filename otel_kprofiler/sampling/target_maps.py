@@ -74,5 +74,5 @@ def check_cgroups(files: HostFiles, loader: str) -> None:
     if release[:2] < _CGROUPS_SINCE:
         raise KernelFeatureError(
             f"kernel {release.text} cannot filter by cgroup",
-            hint="run on 5.15 or later, or filter by process or name",
+            hint="use Linux 5.15 or later, or filter by process or name",
         )

@@ -251,7 +251,7 @@ class ThreadReader:
             return KernelTypes(self._files.read_bytes(VMLINUX_BTF))
         except (OSError, ValueError) as error:
             raise KernelFeatureError(
-                "reading the threads of a process needs BTF",
+                "the kernel has no usable BTF, which reading the threads of a process needs",
                 hint="use a kernel built with CONFIG_DEBUG_INFO_BTF",
             ) from error
 
@@ -296,7 +296,7 @@ class ThreadReader:
                 raise get_privilege_error("loading the BPF program", self._files) from error
             raise find_open_files_error("loading the BPF program", error) or KernelFeatureError(
                 f"the kernel cannot load the BPF program: {error}",
-                hint="it must be built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
+                hint="use a kernel built with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS",
             ) from error
 
     def _find_memory(self) -> None:

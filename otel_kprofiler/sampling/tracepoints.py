@@ -124,7 +124,11 @@ def _unknown(name: str, files: HostFiles) -> HostError:
     near += difflib.get_close_matches(name, names)
     near += sorted((other for other in names if name in other), key=len)
     suggestions = list(dict.fromkeys(near))[:_MOST_SUGGESTIONS]
-    hint = f"similar names: {', '.join(suggestions)}" if suggestions else "see `record -e help`"
+    hint = (
+        f"similar names: {', '.join(suggestions)}"
+        if suggestions
+        else "list all events with `record -e help`"
+    )
     return HostError(f"neither an event nor a tracepoint is called {name}", hint=hint)
 
 

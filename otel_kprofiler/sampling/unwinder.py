@@ -105,8 +105,8 @@ def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
 def say_frame_pointers(reason: str) -> None:
     """Log a warning that user stacks will be truncated."""
     _log.warning(
-        "user stacks are unwound by frame pointers, and most stacks of code without frame pointers "
-        "are truncated: %s",
+        "user stacks are unwound by frame pointers (%s); most stacks of code compiled without "
+        "frame pointers are truncated",
         reason,
     )
 
@@ -200,7 +200,8 @@ def _load_running(
             )
         except OSError as error:
             _log.info(
-                "the first stacks will be truncated: the kernel does not list mapped files: %s",
+                "the first stacks will be truncated, because the kernel does not list mapped "
+                "files: %s",
                 describe_error(error),
             )
 
@@ -214,7 +215,7 @@ def _load_running(
             store.load_early(running, max(until_s, time.monotonic() + least_s))
         else:
             _log.warning(
-                "the first stacks will be truncated: a process holds the lock of its memory map"
+                "the first stacks will be truncated: a process is stuck holding its mmap_lock"
             )
     calls.stop()
     return has_ended

@@ -73,7 +73,7 @@ def plan_waits(
         offsets = None
     if offsets is None:
         raise KernelFeatureError(
-            "off-CPU time needs the kernel's BTF",
+            "the kernel has no usable BTF, which measuring off-CPU time needs",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile without off-CPU time",
         )
     return offsets

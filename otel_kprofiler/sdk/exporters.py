@@ -171,7 +171,11 @@ def _find_exporter(name: str) -> ExporterFactory:
     if not matching:
         installed = sorted({point.name for point in entry_points(group=GROUP)})
         raise ConfigError(
-            [ConfigProblem("environment", 0, 0, OTEL_PROFILES_EXPORTER, f"no exporter {name!r}")],
+            [
+                ConfigProblem(
+                    "environment", 0, 0, OTEL_PROFILES_EXPORTER, f"there is no exporter {name!r}"
+                )
+            ],
             hint=f"use none, otlp, {', '.join(installed)}, or install the exporter's package",
         )
 

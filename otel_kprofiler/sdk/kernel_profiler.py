@@ -384,7 +384,7 @@ class KernelProfiler(ForkAware):
             try:
                 self.export_on_sigterm()
             except ValueError:
-                _log.warning("no export on SIGTERM: start() was not called in the main thread")
+                _log.warning("SIGTERM exports nothing: start() was not called in the main thread")
 
     def _flush_provider(self) -> None:
         if (provider := self._provider) is not None:

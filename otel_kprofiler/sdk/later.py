@@ -36,7 +36,7 @@ class LaterStart:
         if not self.due:
             self.due = True
             call_in_workers(self._run)
-        reason = "starts in each worker of uWSGI"
+        reason = "starts in each uWSGI worker"
         _log.info("the kernel profiler %s", reason)
         return reason
 

@@ -58,10 +58,10 @@ class OwnContexts:
             )
         self.problem = write_records()
         if not self.problem and self._reader is None:
-            self.problem = "the sampler reads no thread contexts: this kernel has no BTF"
+            self.problem = "the sampler cannot read thread contexts without the kernel's BTF"
         if self.problem:
             spans = "spans of other classes" if others else "spans"
-            _log.warning("%s have no links: %s", spans, self.problem)
+            _log.warning("samples are not linked to %s: %s", spans, self.problem)
         self._register()
 
     def look(self, samples: Iterable[RawSample]) -> None:
@@ -87,11 +87,13 @@ class OwnContexts:
             else:
                 reader.register(sample.tgid, sample.start_time_ns, sample.stack_start, place)
         except OSError as error:
-            self.problem = f"this process's memory cannot be searched: {describe_error(error)}"
+            self.problem = f"this process's memory cannot be searched ({describe_error(error)})"
         except SearchTooLongError:
-            self.problem = "this process's memory takes too long to search"
+            self.problem = "searching this process's memory takes too long"
         if self.problem:
-            _log.warning("no span links through thread contexts: %s", self.problem)
+            _log.warning(
+                "samples are not linked to spans through thread contexts: %s", self.problem
+            )
 
     def as_dict(self) -> dict[str, object]:
         """Returns whether thread contexts can be read (``possible``), and ``problem``."""

@@ -142,12 +142,12 @@ def make_plan(settings: Settings) -> Plan:
     for key in _OF_AGENTS:
         if getattr(settings, key) != Receiver.model_fields[key].default:
             raise ConfigError(
-                [ConfigProblem("settings", 0, 0, key, "only for the agent")],
+                [ConfigProblem("settings", 0, 0, key, "applies only to the agent")],
                 hint="remove this setting: a service is profiled from inside its process",
             )
     if settings.target_pids and settings.target != "host":
         raise ConfigError(
-            [ConfigProblem("settings", 0, 0, "target_pids", "only for the target 'host'")],
+            [ConfigProblem("settings", 0, 0, "target_pids", "applies only to the target 'host'")],
             hint="remove target_pids, or set target to host",
         )
     for key in settings.baggage_keys:

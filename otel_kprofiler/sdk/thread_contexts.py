@@ -149,7 +149,7 @@ class _Writer:
             raise HostError(
                 "cannot publish the current span of each thread: no library for "
                 f"{platform.machine()} and {platform.python_implementation()} "
-                f"{platform.python_version()}: {error}",
+                f"{platform.python_version()} ({error})",
                 hint="run CPython 3.11 or later with the GIL, on x86-64 or arm64",
             ) from error
         classes = frozenset({NonRecordingSpan, getattr(sdk_trace, "_Span", NonRecordingSpan)})

@@ -64,7 +64,7 @@ def _unpack_xz(packed: BytesIO) -> bytes:
         decompressor = lzma.LZMADecompressor(memlimit=_MAX_DICTIONARY_BYTES)
         content += decompressor.decompress(left, MAX_UNPACKED_BYTES + 1 - len(content))
         if not decompressor.eof and len(content) <= MAX_UNPACKED_BYTES:
-            raise EOFError("it is cut off")
+            raise EOFError("it is truncated")
         left = decompressor.unused_data.lstrip(b"\0")  # padding between streams
     return content
 
@@ -91,7 +91,7 @@ def _unpack_zstd(packed: BytesIO) -> bytes:
             whole = decompressor.decompressobj()
             whole.decompress(data)
             if not whole.eof:
-                raise EOFError("it is cut off")
+                raise EOFError("it is truncated")
     except zstandard.ZstdError as error:
         raise ValueError(error) from error
     return content

@@ -113,5 +113,5 @@ def find_hidden_symbols(files: HostFiles) -> Finding | None:
         )
     missing = read_capabilities(files).missing(_NEEDED)
     why = f"{' and '.join(missing)} missing" if missing else kallsyms.refused
-    fix = f"needs {' and '.join(_NEEDED)}, libbpf, and kernel 6.0 or newer with BTF"
+    fix = f"provide {' and '.join(_NEEDED)}, libbpf, and kernel 6.0 or newer with BTF"
     return Finding(check, Level.INFO, why, required, fix)

@@ -1,4 +1,4 @@
-"""Methods to read the symbols of kernel code outside modules, best first."""
+"""Reads the symbols of kernel code outside modules, with the best method available."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class BaselineReader:
         try:
             lines = self._find_lines(keep_on)
         except OSError as error:
-            _log.warning("trampolines cannot be read: %s", describe_error(error))
+            _log.warning("BPF trampolines cannot be read: %s", describe_error(error))
             return programs
         if lines is None:
             return programs

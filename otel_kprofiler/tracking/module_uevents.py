@@ -1,4 +1,4 @@
-"""Parses uevents of modules.
+"""Parses the kernel's uevents about loaded and unloaded modules.
 
 A kernel datagram is ``ACTION@DEVPATH`` followed by ``KEY=VALUE`` variables, each terminated by a
 zero byte (lib/kobject_uevent.c). The kernel sends ``add@/module/NAME`` after a module's init

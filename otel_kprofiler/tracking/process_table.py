@@ -106,14 +106,14 @@ class Reading(NamedTuple):
 
 
 class Census(NamedTuple):
-    """All processes that existed at a boottime."""
+    """All processes that existed at ``time_ns`` (boottime)."""
 
     time_ns: int
     pids: frozenset[int]
 
 
 class Absent(NamedTuple):
-    """A process that was no longer readable at a boottime.
+    """A process that could no longer be read at ``time_ns`` (boottime).
 
     No record reports the exit of a process that exited before the stream started. Its pid may be
     reused.

@@ -106,7 +106,7 @@ def pack_tables(made: Iterable[tuple[int, int]], frames: bytes, pairs: bytes, or
         rows.sort()
         search = struct.pack(f"<{2 * len(rows)}i", *itertools.chain.from_iterable(rows))
     except struct.error as error:
-        raise ValueError("a function is too far from the table") from error
+        raise ValueError("a function is too far from the search table") from error
     return COUNT.pack(len(rows)) + search + frames
 
 

@@ -106,7 +106,7 @@ def find_text(table: Table, address: int, code: Code, start: int, machine: X86 |
         fits = sum(code.read(text + at, len(saving)) == saving for at, saving in savings)
         if fits > _FIT * len(savings):
             return text
-    raise ValueError("the code does not match the table")
+    raise ValueError("the code does not match .gopclntab")
 
 
 def _find_savings(table: Table, step: int, machine: X86 | Arm64) -> list[tuple[int, bytes]]:
@@ -134,7 +134,7 @@ def make_tables(
     unknown version, or if the machine is not supported.
     """
     if machine not in _MACHINES:
-        raise ValueError(f"Go's tables of machine {machine} are not supported")
+        raise ValueError(f".gopclntab is not supported on ELF machine {machine}")
     kind = _MACHINES[machine]
     table = Table(file[table_at.offset : table_at.offset + table_at.size], kind.QUANTUM)
     code, rows = Code(file, segments), kind(table)
@@ -144,7 +144,7 @@ def make_tables(
         for function in table.functions():
             maker.add(function)
             if len(maker.frames) > table_at.size + _SPARE_BYTES:
-                raise ValueError("the unwind entries are larger than the table")
+                raise ValueError("the unwind entries are larger than .gopclntab")
     except (IndexError, struct.error) as error:
         raise ValueError(f"the row of a function is damaged: {error}") from error
     return maker

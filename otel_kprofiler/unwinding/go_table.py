@@ -65,9 +65,12 @@ class Table:
             raise ValueError("the table is shorter than its header")
         magic, _, unit, word, count, _, text, names, *_, sizes, rows = _HEADER.unpack_from(data)
         if (magic, unit, word) != (_MAGIC, quantum, 8):
-            raise ValueError(f"an unsupported table version: {magic:#x}")
+            raise ValueError(
+                f"unsupported .gopclntab header with magic {magic:#x}, quantum {unit} and pointer "
+                f"size {word}"
+            )
         if max(names, sizes, rows + (count + 1) * _ROW.size) > len(data):
-            raise ValueError("the table is cut off")
+            raise ValueError("the table is truncated")
         self._data, self._sizes_at, self._rows_at = data, sizes, rows
         self._quantum = quantum
         self.count: int = count

@@ -122,7 +122,7 @@ def index_frames(
     a limit. After ``timeout_s``, the process is killed.
     """
     if frames.size > MAX_FRAMES_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {frames.size} bytes")
+        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame has {frames.size} bytes")
     with children.trying_once(fd, ".eh_frame"):
         arguments = (frames.offset, frames.size, frames.address)
         # the output is at most half as large as the section
@@ -150,7 +150,7 @@ def index_go(
     is damaged, too large or of an unknown version, or if the process exceeded a limit.
     """
     if table.size > MAX_GO_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f".gopclntab of {table.size} bytes")
+        raise TableRefused(Refusal.TOO_LARGE, f".gopclntab has {table.size} bytes")
     empty = Segment(table.offset, 0, table.address)
     tables = others or Tables(table.address, table.offset, 0, empty)
     in_file = 0 if tables.made else tables.search_bytes
@@ -179,7 +179,7 @@ def index_code(
     """
     size = sum(end - start for start, end in gaps)
     if size > MAX_CODE_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f"{size} bytes of code without rules")
+        raise TableRefused(Refusal.TOO_LARGE, f"{size} bytes of code have no unwind rules")
     text = elf.texts[0]
     tables = others or Tables(text.address, None, 0, text._replace(size=0))
     starts = ",".join(map(str, find_starts(source, elf)))

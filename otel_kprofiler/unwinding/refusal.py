@@ -24,7 +24,7 @@ class Refusal(enum.Enum):
     NO_TEXT = "the file has no executable segment"
     MANY_TEXTS = "the file has too many executable segments"
     NO_FRAMES = "the file has no .eh_frame"
-    COMPRESSED = ".eh_frame is compressed or not in the file"
+    COMPRESSED = ".eh_frame is compressed or has no content in the file"
     ENCODING = "the pointers of .eh_frame_hdr are not encoded as linkers write them"
     OUT_OF_BOUNDS = "the tables point outside the file or .eh_frame"
     NOT_SORTED = "the search table is not sorted"
@@ -53,7 +53,7 @@ class TableRefused(Exception):  # noqa: N818 - an outcome, which the store count
     """Raised if tables must not be used. ``detail`` is for the log."""
 
     def __init__(self, refusal: Refusal, detail: str = "") -> None:
-        super().__init__(f"{refusal.value}: {detail}" if detail else refusal.value)
+        super().__init__(f"{refusal.value} ({detail})" if detail else refusal.value)
         self.refusal, self.detail = refusal, detail
 
 

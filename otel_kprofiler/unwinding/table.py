@@ -92,7 +92,7 @@ def find_tables(source: Source, elf: ElfFile) -> Tables | None:
     address = origin + len(_ENCODINGS) + relative
     lowest, highest = check_pairs(read_chunks(source, search, entries * ENTRY_BYTES))
     if origin + lowest < address:
-        raise TableRefused(Refusal.OUT_OF_BOUNDS, "an entry before .eh_frame")
+        raise TableRefused(Refusal.OUT_OF_BOUNDS, "an entry points before .eh_frame")
     frames = _frames_until(source, elf.loads, address, origin + highest)
     return Tables(origin, search, entries, frames)
 
@@ -111,7 +111,7 @@ def check_pairs(chunks: Iterator[bytes]) -> tuple[int, int]:
         lowest = low if lowest is None else min(lowest, low)
         highest = high if highest is None else max(highest, high)
     if lowest is None or highest is None:
-        raise TableRefused(Refusal.NO_FRAMES, "no pairs")
+        raise TableRefused(Refusal.NO_FRAMES, "the search table is empty")
     return lowest, highest
 
 
@@ -134,8 +134,8 @@ def _frames_until(source: Source, loads: tuple[Segment, ...], address: int, last
     at = find_offset(loads, last, _LENGTH.size)
     (length,) = _LENGTH.unpack(source.read(at, _LENGTH.size))
     if length >= _LENGTH_IS_64_BITS:
-        raise TableRefused(Refusal.ENCODING, "an entry with a 64-bit length")
+        raise TableRefused(Refusal.ENCODING, "an entry has a 64-bit length")
     size = last + _LENGTH.size + length - address
     if size > MAX_FRAMES_BYTES:
-        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame of {size} bytes")
+        raise TableRefused(Refusal.TOO_LARGE, f".eh_frame has {size} bytes")
     return Segment(find_offset(loads, address, size), size, address)

@@ -1,4 +1,4 @@
-"""Views without samples: the page explains why, and offers a way back by button and key."""
+"""Views without samples: the page explains why they are empty; a button and a key lead back."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_an_empty_chart_states_the_interval_without_samples(page):
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
 
 
-def test_a_comparison_of_two_empty_intervals_offers_the_whole_time(page):
+def test_a_comparison_of_two_empty_intervals_offers_to_show_the_whole_time(page):
     go(page, "baseline=1000000001000-1000000002000&range=1000000003000-1000000004000")
     assert page.evaluate(WAYS) == ["Whole time · 100 samples"]
     page.press("g", "Enter")
@@ -64,7 +64,7 @@ def test_a_comparison_of_two_empty_intervals_offers_the_whole_time(page):
     assert page.evaluate("location.hash") in ("", "#")
 
 
-def test_two_intervals_outside_of_the_recording_are_stated_as_one_reason(page):
+def test_two_intervals_outside_of_the_recording_are_reported_as_one_reason(page):
     go(page, "baseline=0-500&range=600-900")
     reason = "No samples of on_cpu pass: time outside of the recording."
     assert page.evaluate(REASON) == reason

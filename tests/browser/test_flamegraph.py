@@ -115,7 +115,7 @@ def hover(page, name):
         time.sleep(0.05)
 
 
-def test_frames_are_drawn_in_proportion_and_nothing_is_fetched(page):
+def test_frame_widths_are_proportional_and_the_page_fetches_nothing(page):
     drawn = names(page)
     for ambiguous in ("do_syscall_64", "vfs_read"):  # drawn more than once
         assert drawn.pop(ambiguous)
@@ -128,7 +128,7 @@ def test_frames_are_drawn_in_proportion_and_nothing_is_fetched(page):
     assert "100 samples · 2 CPUs · 5.0 s" in page.evaluate("document.body.textContent")
 
 
-def test_kinds_have_colours_and_gaps_are_hatched_with_their_reason_on_hover(page):
+def test_code_kinds_differ_in_colour_and_unnamed_frames_are_hatched(page):
     colours = [fill(page, name) for name in ("do_syscall_64", "ext4_read", "bpf_prog_1", "dd")]
     assert len(set(colours)) == 4
     assert all(colour.startswith("rgb") for colour in colours)
@@ -409,7 +409,7 @@ def test_the_sandwich_has_callers_above_and_callees_below(page):
     assert below[0][2] < below[1][2]
 
 
-def test_light_and_dark_follow_the_system_and_the_key(page, browser):
+def test_the_theme_follows_the_system_and_a_key_toggles_it(page, browser):
     back = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(back)
     page.press("t")
@@ -470,7 +470,7 @@ def test_a_brushed_interval_restricts_every_view(timeline):
     assert "100 samples" in text(timeline, "details")
 
 
-def test_edges_of_the_brush_can_be_moved_and_a_click_ends_it(timeline):
+def test_edges_of_the_brush_can_be_moved_and_a_click_removes_it(timeline):
     timeline.drag(strip_place(timeline, 0.1), strip_place(timeline, 0.3))
     timeline.drag(strip_place(timeline, 0.3), strip_place(timeline, 0.9))
     assert brushed(timeline).startswith("1.00 s - 9.00 s · ")
@@ -526,7 +526,7 @@ def test_insignificant_differences_have_no_colour(browser):
     assert "may be chance" in text(browser, "details")
 
 
-def test_a_page_of_two_intervals_compares_them(browser):
+def test_a_page_with_two_intervals_opens_as_a_comparison(browser):
     def interval(name, start, count):
         result = window(("x", 1, [sample([frame("same")], 50), sample([frame("new")], count)]))
         return Interval(name, [result], start, start + 5 * 10**9)
@@ -594,7 +594,7 @@ def test_one_kind_is_shown_or_several_side_by_side(two_kinds):
 
 
 @pytest.mark.parametrize("tab", ["flame", "callers", "table", "sandwich"])
-def test_everything_but_control_rows_fits_a_narrow_page(browser, tab):
+def test_everything_except_the_rows_of_controls_fits_a_narrow_page(browser, tab):
     browser.show([PROFILE], f"#tab={tab}", title="a-long-name-of-a-command " * 4, width=400)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 400
     outside = """[...document.querySelectorAll(":is(main, footer, #strip) :is(button, canvas, td)")]
@@ -603,7 +603,7 @@ def test_everything_but_control_rows_fits_a_narrow_page(browser, tab):
     assert browser.evaluate(outside) == []
 
 
-def test_screen_readers_get_names_and_the_table(page):
+def test_screen_readers_get_the_table_and_a_name_for_every_control(page):
     page.press("3")
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
     results = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree}

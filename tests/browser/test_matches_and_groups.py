@@ -49,7 +49,7 @@ def hover_group(page, group):
     raise AssertionError("no tooltip of the group")
 
 
-def test_narrow_callers_are_grouped_with_their_sum(narrow):
+def test_narrow_callers_are_grouped_and_the_group_shows_their_sum(narrow):
     groups = [group for group in narrow.evaluate(GROUPS) if group["row"] == 2]
     assert [(group["more"], group["value"]) for group in groups] == [(NARROW, NARROW)]
     wide = boxes(narrow, "do_syscall_64")[0]["width"]
@@ -60,7 +60,7 @@ def test_narrow_callers_are_grouped_with_their_sum(narrow):
     assert shown["rows"]["Of all"] == "33.33%"
 
 
-def test_keys_skip_groups_and_a_click_zooms_to_their_callee(narrow):
+def test_keys_skip_groups_and_a_click_on_a_group_zooms_to_its_callee(narrow):
     narrow.press("g", "ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight")
     assert text(narrow, "details").startswith("do_syscall_64")
     group = next(group for group in narrow.evaluate(GROUPS) if group["row"] == 2)
@@ -84,7 +84,7 @@ PIXEL = """(name => {{
 }})("{name}")"""
 
 
-def test_a_search_dims_what_does_not_match(page):
+def test_a_search_dims_frames_that_do_not_match(page):
     def pixel(name):
         page.evaluate(DRAWN)
         return page.evaluate(PIXEL.format(name=name))

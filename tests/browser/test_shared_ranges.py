@@ -17,7 +17,7 @@ OUTSIDE = "outside of the recording"
     ("after_ms_ns", "brushed_ms", "key"),
     [(400_000, "[10, 20]", "ArrowLeft"), (600_000, "[80, 90]", "ArrowRight")],
 )
-def test_a_linked_range_reaches_both_ends_if_the_recording_starts_between_milliseconds(
+def test_a_link_restores_ranges_at_the_ends_of_a_recording_exactly(
     browser, after_ms_ns, brushed_ms, key
 ):
     start_ns = 10**18 + after_ms_ns
@@ -55,7 +55,7 @@ def test_a_comparison_with_a_range_outside_of_the_recording_is_empty_on_that_sid
     assert brushed(page).endswith(f"against {OUTSIDE} · 0 samples")
 
 
-def test_keys_select_a_new_range_after_a_range_outside_of_the_recording(page):
+def test_a_key_moves_a_range_outside_of_the_recording_to_its_start(page):
     go(page, "range=1-2000")
     page.evaluate("viewer.strip.element.focus()")
     page.press("ArrowRight")

@@ -119,7 +119,8 @@ def choose(browser, name):
 def test_lines_have_self_and_total_and_the_hottest_is_marked(show):
     page = show("tab=source")
     choose(page, "main (app.py:8)")
-    # A stack that has line 3 twice counts once. Python lines include native and kernel leaves.
+    # A stack that has line 3 twice counts once. Samples with native or kernel leaves count for
+    # their Python line.
     assert page.evaluate(COUNTED) == [
         [2, "40", "40.00%", "40", "40.00%", "    for child in tree:"],
         [3, "20", "20.00%", "50", "50.00%", "        walk(child)"],
@@ -132,7 +133,7 @@ def test_lines_have_self_and_total_and_the_hottest_is_marked(show):
     assert page.evaluate(current) == ["8"]
 
 
-def test_native_lines_count_the_ends_of_stacks_and_come_into_view(show):
+def test_native_lines_have_their_counts_and_scroll_into_view(show):
     page = show("tab=source")
     choose(page, "hash")
     assert [row[:5] for row in page.evaluate(COUNTED)] == [[2500, "25", "25.00%", "25", "25.00%"]]
@@ -147,7 +148,7 @@ def test_native_lines_count_the_ends_of_stacks_and_come_into_view(show):
     assert page.evaluate(f"{IN_VIEW}(2500)")
 
 
-def test_lines_out_of_sight_are_added_by_a_button(show):
+def test_a_button_shows_the_omitted_lines_of_a_long_file(show):
     page = show("tab=source")
     choose(page, "hash")
     shown = page.evaluate(ROWS)
@@ -166,7 +167,7 @@ def test_filters_and_transforms_apply_to_lines(show):
     assert [row[1] for row in page.evaluate(COUNTED)] == ["30", "", ""]
 
 
-def test_a_key_leads_from_the_graph_to_the_lines_of_the_function(show):
+def test_a_key_opens_the_source_lines_of_the_focused_function(show):
     page = show("")
     page.click_at(*place(page, "main (app.py:8)"))
     page.press("v")
@@ -178,7 +179,7 @@ def test_a_key_leads_from_the_graph_to_the_lines_of_the_function(show):
     )
 
 
-def test_doubts_about_a_source_file_are_stated(show, files):
+def test_the_page_warns_if_a_source_file_may_differ_from_the_one_that_ran(show, files):
     os.utime(files.python, ns=(RECORDED_NS + 10**9, RECORDED_NS + 10**9))
     files.python.write_text("one line\n")
     os.utime(files.python, ns=(RECORDED_NS + 10**9, RECORDED_NS + 10**9))
@@ -202,7 +203,7 @@ def test_counts_and_a_reason_are_shown_if_a_file_cannot_be_read(show, files):
     assert page.evaluate(COUNTED) == [[7, "10", "10.00%", "10", "10.00%", ""]]
 
 
-def test_functions_without_source_say_why(show):
+def test_the_page_explains_why_a_function_has_no_source_lines(show):
     page = show("tab=source")
     choose(page, "vfs_read")
     assert page.evaluate(NOTES) == [
@@ -218,7 +219,7 @@ def test_functions_without_source_say_why(show):
     assert not page.evaluate("document.querySelector('.lines').checkVisibility()")
 
 
-def test_the_report_in_one_file_says_why_it_has_no_source(browser, files):
+def test_a_page_saved_as_a_file_explains_why_it_has_no_source_lines(browser, files):
     browser.show([files.window()], "#tab=source")
     choose(browser, "main (app.py:8)")
     (note,) = browser.evaluate(NOTES)
@@ -229,7 +230,7 @@ def test_the_report_in_one_file_says_why_it_has_no_source(browser, files):
 
 @pytest.mark.parametrize("tab", ["table", "sandwich", "source"])
 @pytest.mark.parametrize("width", [1000, 390])
-def test_comparisons_keep_their_changes(browser, files, tab, width):
+def test_comparisons_show_changes_in_each_tab_and_at_each_width(browser, files, tab, width):
     ends = RECORDED_NS, RECORDED_NS + 5 * 10**9
     intervals = [Interval(name, [files.window(hashed)], *ends)
                  for name, hashed in (("before", 25), ("after", 525))]  # fmt: skip

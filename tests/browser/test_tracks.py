@@ -53,7 +53,7 @@ def test_a_wait_covers_the_time_before_its_end(page):
      (WaitCause.SOCKET_SEND, "peers"), (WaitCause.SLEEP, "others"), (WaitCause.OTHER, "others"),
      (None, "others")],
 )  # fmt: skip
-def test_causes_have_the_colour_of_their_group(browser, cause, state):
+def test_wait_causes_have_the_colour_of_their_group(browser, cause, state):
     browser.show([recording([ran(5)], [waited(200, cause)])])
     (row,) = browser.evaluate(DRAWN)
     assert ms_by_state(row["cells"]) == {"ran": 50, state: 200}
@@ -101,7 +101,7 @@ def test_recordings_without_waits_show_rows_on_demand(browser):
     ]
 
 
-def test_many_threads_leave_room_for_the_graph(browser):
+def test_rows_of_many_threads_leave_room_for_the_graph(browser):
     waits = [waited(100 + tid, WaitCause.PIPE, tid=tid) for tid in range(1, 31)]
     profile = recording([ran(5)], waits)
     for width, height, rows in ((1500, 900, 8), (1000, 700, 5), (390, 844, 5), (390, 420, 2)):

@@ -128,7 +128,7 @@ def test_a_comparison_of_files_opens_with_cpu_time(browser):
     assert text(browser, "brushed") == "after · 30 samples, against before · 30 samples"
 
 
-def test_thread_rows_clip_waits_to_their_file(browser):
+def test_thread_rows_clip_waits_that_began_before_their_recording(browser):
     # ``after`` ends 3 s after ``before`` starts.
     after = recording([], [waited(4000, WaitCause.DISK)])
     times = after.start_unix_ns, after.end_unix_ns
@@ -150,7 +150,7 @@ def test_a_recording_without_waits_offers_no_wall_clock_view(browser):
 @pytest.mark.parametrize(
     ("others", "parts"), [([], ["other", "off_cpu"]), ([ON_CPU], ["on_cpu", "off_cpu"])]
 )
-def test_wall_clock_time_has_the_time_on_cpus_that_our_sampler_took(browser, others, parts):
+def test_wall_clock_time_prefers_the_cpu_time_of_our_sampler(browser, others, parts):
     other, waits = RECORDING.profiles
     kinds = [ON_CPU._replace(name="other"), *others]
     profiles = [*(Profile(kind, 10 * MS, other.resources) for kind in kinds), waits]

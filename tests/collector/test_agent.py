@@ -53,7 +53,7 @@ def run_agent(directory, endpoint, seconds):
 
 
 def timestamps_in(requests):
-    """Counts timestamps, and those repeated on the same CPU, without the package's decoder."""
+    """Counts timestamps, and repetitions on the same CPU, without the package's decoder."""
     seen = Counter()
     for request in requests:
         tables = request["dictionary"]

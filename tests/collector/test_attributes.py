@@ -60,7 +60,7 @@ def test_processors_and_exporters_see_keys_and_values(processing_collector, kind
     )
 
 
-def test_these_collectors_do_not_resolve_references_over_grpc(processing_collector):
+def test_the_tested_collectors_do_not_resolve_references_over_grpc(processing_collector):
     """Attributes are inline by default, as these versions resolve references only in files."""
     send(processing_collector, "grpc", attributes=AttributeForm.REFERENCES)
     result = shown(processing_collector)["Resource attributes"]

@@ -1,4 +1,4 @@
-"""Profiles through the shipped gateway into ClickHouse, and back through ``clickhouse://``."""
+"""Profiles go through the shipped gateway to ClickHouse; commands read them back."""
 
 import gc
 import importlib.util
@@ -320,7 +320,7 @@ def comparable(kinds, words=()):
     return kinds
 
 
-def test_the_table_has_a_row_for_each_sample_and_its_links(engine, stored):
+def test_the_table_contains_every_sample_and_span_link(engine, stored):
     columns = "sum(length(TimestampsUnixNano)), sum(arraySum(Values)), countIf(SpanId != '')"
     ((times, values, links),) = engine.ask(f"SELECT {columns} FROM {TABLE}")
     windows = [window(number) for number in range(WINDOWS)]
@@ -331,7 +331,7 @@ def test_the_table_has_a_row_for_each_sample_and_its_links(engine, stored):
 
 
 @pytest.mark.parametrize("words", FILTERS, ids=" ".join)
-def test_report_is_equal_for_table_and_file(engine, stored, words):
+def test_report_prints_the_same_for_a_table_and_a_file(engine, stored, words):
     times = [] if "--from" in words else ALL_TIMES
     for by in ("function", "process", "span"):
         of_file = report(*words, "--by", by, stored)
@@ -491,7 +491,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
         for source in (engine.address(), stored)
     )
     for kind in (*of_table, *of_file):
-        kind["before"].pop("start_unix_ns")  # for a file, the first sample's time
+        kind["before"].pop("start_unix_ns")  # a file has the first sample's time instead
         kind["groups"] = {one["name"]: one["self"]["change"] for one in kind["groups"]}
     assert [kind["after"]["samples"] for kind in of_table] == [
         kind["after"]["samples"] for kind in of_file
@@ -501,7 +501,7 @@ def test_diff_compares_attributes_and_times_of_a_table(engine, stored, tmp_path)
     assert "service.name=shop" in page.data(path.read_text())["parts"][0]["name"]
 
 
-def test_many_samples_are_merged_to_one_timestamp_per_step(engine, stored, monkeypatch):
+def test_timestamps_of_many_samples_are_rounded_to_steps(engine, stored, monkeypatch):
     said, read = [], []
     chosen = Selection(Filter(), Range(START, START + WINDOWS * SECOND))
     with ProfileStore(parse_address(engine.address(), {})) as profiles:
@@ -544,7 +544,7 @@ def test_errors_name_cause_and_fix_without_secrets(engine, stored):
     (free,) = free_ports(1)
     refused = run("report", f"clickhouse://{USER}:{PASSWORD}@127.0.0.1:{free}/otel", status=1)
     reason = f"error: cannot read clickhouse://127.0.0.1:{free}/otel: Connection refused\n"
-    assert refused.startswith(f"{reason}fix: is this its HTTP interface")
+    assert refused.startswith(f"{reason}fix: use the port of the HTTP interface")
     no_table = run("report", engine.address("default"), status=1)
     assert "exporter" in no_table
     assert "fix: use the database" in no_table
@@ -621,7 +621,7 @@ def own(kinds):
 
 
 @pytest.mark.live
-def test_the_agents_samples_equal_report_on_the_table(
+def test_report_on_the_table_counts_every_sample_of_the_agent(
     engine, stored, collector_program, tmp_path, sampling_host
 ):
     began = datetime.fromtimestamp(time.time() - 1, tz=UTC).isoformat()

@@ -111,7 +111,7 @@ def test_other_services_have_no_capabilities_and_publish_one_port_on_loopback(se
     assert [(port["host_ip"], port["published"]) for port in published] == [("127.0.0.1", "8080")]
 
 
-def test_configured_addresses_name_services(services):
+def test_addresses_in_the_configuration_refer_to_existing_services(services):
     path = sources(services["agent"])["/etc/otel-kprofiler/agent.yaml"]
     config = load_config(str(path), environ={}).config
     assert config.exporters["otlp_grpc"].endpoint == "collector:4317"

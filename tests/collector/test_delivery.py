@@ -138,7 +138,7 @@ def test_all_samples_arrive_unchanged(collector, samples_of, kind, compression):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
-def test_an_account_without_samples_arrives(collector, kind):
+def test_an_account_without_samples_reaches_the_collector(collector, kind):
     """A Collector forwards a sample of value 0, but drops requests without samples."""
     totals = StreamTotals("ab", 7, 9, {LossCause.RING_FULL: 2, LossCause.SHUTDOWN: 7})
     window = make_window(START, START + 1, ({"host.name": "here"}, ()), totals=totals)
@@ -186,7 +186,7 @@ def test_garbage_is_rejected_with_the_collectors_explanation(collector, kind):
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http/protobuf", "http/json"])
-def test_a_collector_without_profiles_is_explained_once(open_collector, kind, caplog):
+def test_a_collector_without_support_for_profiles_is_reported_once(open_collector, kind, caplog):
     collector = open_collector(profiles=False)
     caplog.set_level(logging.WARNING)
     exporter = open_exporter(kind, collector)
@@ -199,7 +199,7 @@ def test_a_collector_without_profiles_is_explained_once(open_collector, kind, ca
     exporter.shutdown()
 
 
-def test_delivery_to_an_unreachable_collector_gives_up_in_time(open_collector):
+def test_delivery_to_a_stopped_collector_ends_with_the_last_retry(open_collector):
     collector = open_collector()
     exporter = open_exporter("grpc", collector, retry=ONCE)
     (batch,) = encode_window(window_of()).batches

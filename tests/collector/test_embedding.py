@@ -120,7 +120,7 @@ def steps_of(directory):
 
 
 def check_links(samples, spans, threads):
-    """Checks samples against the service's log; counts those linked, inside a span, and both."""
+    """Checks samples against the service's log; counts samples with links, in spans, and both."""
     linked = inside = right = 0
     for _resource, _kind, _period, attributes, _stack, link, time_ns in samples:
         tid = dict(attributes)["thread.id"]
@@ -169,7 +169,7 @@ def step_log(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["asyncio", "wsgi-instrumented", *further("wsgi")])
-def test_links_agree_with_the_service_log_and_the_collector(
+def test_span_links_agree_with_the_service_log_and_the_traces(
     kind, open_collector, samples_of, step_log, tmp_path
 ):
     """No link is wrong, 1000 samples are linked, and 99 % of those inside a span link to it."""

@@ -48,7 +48,7 @@ class Storage:
 
 
 def trust(directory):
-    """Returns options that make pip trust the same CAs as on this host, such as a mirror's."""
+    """Returns options that make pip trust the CAs that this host trusts, such as a mirror's."""
     certificates = find_certificates()
     if not certificates:
         return []

@@ -77,7 +77,7 @@ def test_the_api_server_rejects_an_invalid_manifest(right, wrong, complaint):
     assert [line for line in lines if complaint in line], lines
 
 
-def test_the_collector_knows_every_key_of_the_gateway(tmp_path):
+def test_the_collector_accepts_every_key_of_the_gateway_configuration(tmp_path):
     """Uses two Collectors, since neither includes all components of the image's distribution."""
     whole = configuration("gateway.yaml", "collector.yaml")
     for version in (WITH_KUBERNETES, WITH_CLICKHOUSE):
@@ -250,7 +250,7 @@ def read_resources(text):
 
 
 def services(path):
-    """Returns the service names in a Collector's file, except its last line (may be partial)."""
+    """Returns the service names in a Collector's file; skips its last, perhaps partial, line."""
     if not path.exists():
         return set()
     whole = path.read_text().rpartition("\n")[0]

@@ -217,7 +217,7 @@ def test_each_alert_fires_when_it_should():
     assert fired == {rule["alert"] for rule in rules()}
 
 
-def test_the_page_has_a_row_for_each_alert():
+def test_the_monitoring_page_has_a_row_for_each_alert():
     page = (ROOT / "docs/monitoring.md").read_text()
     rows = re.findall(r"^\| `(Kprofiler\w+)` \|", page, re.MULTILINE)
     assert rows == [rule["alert"] for rule in rules()]

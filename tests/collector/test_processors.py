@@ -106,7 +106,7 @@ def test_newer_collectors_write_references_over_http(send, receiver, samples_of)
 
 
 @pytest.mark.parametrize("version", ["0.161.0", "0.159.0"])
-def test_labels_collide_if_the_collector_removes_attributes_but_not_if_the_agent_merges(
+def test_duplicate_labels_result_from_removed_attributes_but_not_from_merged_resources(
     send, receiver, samples_of, version
 ):
     window = window_of()

@@ -120,7 +120,7 @@ def has_all_of(service):
     return lambda samples: all(map(summarize(samples).__getitem__, wanted))
 
 
-def test_agent_and_service_arrive_in_the_collector_as_the_readme_says(
+def test_profiles_of_the_readmes_agent_and_service_reach_the_collector(
     start, arrived, tmp_path, samples_of
 ):
     environ = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}

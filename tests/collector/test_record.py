@@ -69,7 +69,7 @@ def test_receivers_are_probed_before_sampling_or_writing_starts(open_collector, 
 
 
 @pytest.mark.long
-def test_samples_not_accepted_by_a_dying_collector_are_kept(open_collector, tmp_path, monkeypatch):
+def test_samples_not_accepted_by_a_killed_collector_are_kept(open_collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     collector = open_collector()
     command = [*RECORD, "--idle", "-d", "1h", "-o", "x.otlp", "--export", collector.http_endpoint]
@@ -99,7 +99,7 @@ def test_samples_not_accepted_by_a_dying_collector_are_kept(open_collector, tmp_
     ("words", "message"),
     [
         (["--raw", "x", "-o", "x", "-f", "html"], "are the same file"),
-        (["--export", "ftp://h:1"], "not a receiver's address"),
+        (["--export", "ftp://h:1"], "ftp://h:1 is not the address of a receiver"),
     ],
 )
 def test_invalid_arguments_are_reported_before_sampling(words, message):

@@ -119,7 +119,7 @@ class Agent:
         self._process.communicate()
 
     def stop(self):
-        """Stops the agent; returns the number of samples, which the Collector must all accept."""
+        """Stops the agent; returns its number of samples. The Collector must have accepted all."""
         self._process.send_signal(signal.SIGTERM)
         account = parse_account(self._process.communicate(timeout=PATIENCE_S)[0])
         exported = account["exporters"]["otlp_grpc"]["exported"]
@@ -172,7 +172,7 @@ def read_times(source, trace):
     }
 
 
-def test_report_and_table_show_the_time_of_each_service(recorded):
+def test_report_and_clickhouse_agree_with_the_measured_time_of_each_span(recorded):
     engine, file, measured = recorded
     rows = engine.ask(RECIPE.replace("LIMIT 20", ""))
     for trace, spans in measured.items():

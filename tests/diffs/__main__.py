@@ -1,4 +1,4 @@
-"""Tabulates ``diff`` on equal runs, and on runs with a planted difference.
+"""Tabulates the results of ``diff`` on equal runs, and on runs with a planted difference.
 
 usage: python -m tests.diffs [--rate HZ] [--keep DIRECTORY] [PAIRS] [SECONDS]
 

@@ -1,8 +1,8 @@
 /*
  * Gives each of five system calls its share of the CPU time: calls SECONDS SHARE...
  *
- * Each thread always makes the call that lacks most of its share, for 0.1 to 4 ms of CPU time, so
- * samples come in bursts. It begins at the end of standard input.
+ * Each thread repeats the call that is furthest below its share for 0.1 to 4 ms of CPU time, so
+ * samples come in bursts. The threads begin when standard input ends.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -64,7 +64,7 @@ static void *work(void *argument)
 	struct pollfd polled[POLLED];
 	double used[CALLS] = {}, sum = 0, now = cpu_time();
 	char *buffer = calloc(1, BYTES);
-	int ends[2], file = memfd_create("calls", 0); /* its own: nobody waits */
+	int ends[2], file = memfd_create("calls", 0); /* one per thread, so that no thread waits */
 
 	srand48_r(time(NULL) + (long)argument + getpid(), &random);
 	if (file < 0 || pipe(ends))
@@ -80,7 +80,7 @@ static void *work(void *argument)
 				call = at;
 		drand48_r(&random, &length);
 		while (now - start < 1e-4 + length * 3.9e-3) {
-			for (int at = 0; at < REPEATED; at++) /* the clock is a system call, too */
+			for (int at = 0; at < REPEATED; at++) /* cpu_time() is a call, too */
 				make(call, buffer, file, polled);
 			now = cpu_time();
 		}

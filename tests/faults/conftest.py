@@ -92,8 +92,8 @@ class Arrived:
     """The samples and the last account of each stream in a receiver's data.
 
     Attributes:
-        twice: the number of samples that repeat another's time and CPU; ``twice_in`` counts them by
-            stream.
+        twice: the number of samples that repeat another sample's time and CPU; ``twice_in`` counts
+            them by stream.
         requests_twice: the number of requests that were received again.
     """
 

@@ -84,7 +84,7 @@ class Stream(NamedTuple):
     Attributes:
         samples: the number of samples in all windows of the stream.
         lost: the number of these samples that are lost, by cause.
-        earlier: the samples of earlier streams of the spool, and those lost, by cause.
+        earlier: the samples in the spool's earlier streams, and their losses by cause.
         unknown_since_ns: the time after which the previous run's samples are unknown.
     """
 
@@ -141,7 +141,7 @@ def _below(counts: dict[str, int], prefix: str) -> dict[str, int]:
 
 
 def count_difference(arrived: Arrived) -> tuple[int, dict[str, int]]:
-    """Returns the samples taken minus those arrived or reported lost, and the losses by cause.
+    """Returns samples taken minus samples arrived or reported lost, and the losses by cause.
 
     The last stream reports the samples and losses of all earlier streams of the spool.
     """

@@ -1,7 +1,7 @@
 """The agent's account stays exact when its receiver fails and when the agent is killed.
 
-The received samples are compared with those that the eBPF program counted, using both the account
-in the data and the account that the agent prints.
+Received samples are compared with the eBPF program's counts, both in the account in the data and in
+the account that the agent prints.
 """
 
 import os
@@ -49,7 +49,7 @@ def test_every_sample_survives_a_receiver_outage(run_agent, receiver, arrived, t
 
 
 @pytest.mark.long
-def test_a_kill_costs_the_open_window_and_resends_at_most_one_batch(
+def test_a_kill_loses_only_the_open_window_and_resends_at_most_one_batch(
     run_agent, receiver, arrived, tmp_path
 ):
     receiver.up()
@@ -195,7 +195,7 @@ def test_a_second_sigterm_stops_the_agent_immediately_with_an_intact_spool(
 
 
 @pytest.mark.long
-def test_losses_of_a_stop_are_reported_to_the_receiver(run_agent, receiver, arrived):
+def test_losses_during_shutdown_are_reported_to_the_receiver(run_agent, receiver, arrived):
     """The receiver is too slow and there is no spool, so most pending samples are lost."""
 
     def answer(request, context):

@@ -58,7 +58,7 @@ def running(*paths, niceness=0):
 
 @pytest.fixture
 def frozen(tmp_path):
-    """Mounts and starts programs, then freezes reads beyond their code."""
+    """Mounts a file system, starts its programs, then freezes reads beyond their code."""
     with ExitStack() as undo:
 
         def start(count=1, *, delay_s=None):
@@ -120,7 +120,7 @@ def test_frozen_file_systems_do_not_delay_symbols_of_other_files(
 
 
 @pytest.mark.long
-def test_a_frozen_file_system_does_not_delay_the_account(
+def test_a_frozen_file_system_does_not_delay_shutdown(
     run_agent, receiver, arrived, frozen, healthy
 ):
     receiver.up()

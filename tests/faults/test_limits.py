@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("load")]
 
 
 @pytest.mark.long
-def test_the_rate_drops_at_the_cpu_limit_and_each_profile_has_its_period(
+def test_the_rate_drops_at_the_cpu_limit_and_each_profile_records_its_period(
     run_agent, receiver, arrived
 ):
     receiver.up()

@@ -204,7 +204,7 @@ def count_coarse(agent, kind):
 
 
 @pytest.mark.parametrize("kind", further_of([*NOISY, *STORMS, "code"], ("stacks",)))
-def test_a_noisy_process_does_not_cost_other_processes_samples(
+def test_other_processes_lose_no_samples_to_a_noisy_process(
     run_agent, receiver, arrived, tmp_path, kind
 ):
     receiver.up()
@@ -225,7 +225,7 @@ def test_a_noisy_process_does_not_cost_other_processes_samples(
     assert not any(account["lost"].values())
 
 
-def test_a_process_above_its_budget_gets_coarser_samples_and_others_do_not(
+def test_only_the_process_above_its_budget_gets_coarser_samples(
     run_agent, receiver, arrived, public_directory
 ):
     receiver.up()

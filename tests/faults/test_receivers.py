@@ -210,7 +210,7 @@ def test_an_unreachable_receiver_is_retried(kind):
     assert "attempts" in exporter.find_outage()
 
 
-def test_no_samples_are_lost_to_an_unreachable_receiver_with_a_spool(tmp_path, monkeypatch):
+def test_a_spool_keeps_every_sample_until_the_receiver_responds(tmp_path, monkeypatch):
     monkeypatch.setattr("otel_kprofiler.export.queue._LONGEST_PAUSE_S", 0.05)
     receiver = GrpcReceiver([abort(grpc.StatusCode.UNAVAILABLE)] * 30)
     never = RetryPolicy(initial_interval_s=0.01, max_interval_s=0.01, max_elapsed_time_s=0.05)
@@ -278,7 +278,7 @@ def test_a_batch_whose_response_is_unreadable_is_exported_once(name, caplog):
     receiver.close()
 
 
-def test_partial_success_counts_the_rejected_part():
+def test_partial_success_counts_the_rejected_samples():
     # partial_success { rejected_profiles: 1, error_message: "one too many" }
     partial = b"\x0a\x10\x08\x01\x12\x0cone too many"
     receiver = GrpcReceiver([lambda _: partial])

@@ -51,7 +51,7 @@ def test_the_last_stream_of_a_spool_accounts_for_earlier_streams(received):
     assert received.missing("on_cpu") == 0
 
 
-def test_half_a_message_in_a_file_is_an_error():
+def test_an_incomplete_message_in_a_file_is_an_error():
     with pytest.raises(AssertionError, match="half a message at 5 of 12"):
         list(split(b"\0\0\0\1a" + b"\0\0\0\4abc"))
 
@@ -75,7 +75,7 @@ def test_scenarios_are_distinct_and_complete():
         ({"problems": ["the agent has ended with -9"]}, ["the agent has ended with -9"]),
     ],
 )
-def test_a_row_fails_by_its_figures(changes, failure):
+def test_a_table_row_reports_which_of_its_figures_fail(changes, failure):
     good = {"problems": [], "difference": 0, "others_kept": 0.99, "others_named": 1.0}
     assert report.failures({**good, **changes}) == failure
 
@@ -88,7 +88,7 @@ def row(name, **changes):
     }  # fmt: skip
 
 
-def test_rows_not_run_keep_their_earlier_results_on_the_pages(tmp_path, monkeypatch):
+def test_scenarios_that_do_not_run_keep_their_earlier_rows_on_the_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "DOCS", tmp_path)
     for page in ("faults.md", "reliability.md"):
         (tmp_path / page).write_text(f"before\n{report.BEGIN}\n{report.END}\nafter\n")

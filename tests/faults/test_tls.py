@@ -272,7 +272,7 @@ def test_renewed_files_are_used_once_key_and_certificate_match(connect, authorit
     assert clients[-1] == "second"
 
 
-def test_a_missing_file_is_waited_for(connect, authority, caplog):
+def test_export_resumes_once_a_missing_key_file_exists(connect, authority, caplog):
     authority.use("first")
     exporter, _ = connect(elapsed_s=20)
     (authority.directory / "client.key").unlink()

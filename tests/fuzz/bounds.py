@@ -1,4 +1,4 @@
-"""Runs readers in a child with little memory and time, for input crafted to take much of both."""
+"""Reads crafted input in a child process whose memory and time are limited."""
 
 import os
 import resource

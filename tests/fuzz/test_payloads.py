@@ -131,7 +131,7 @@ def test_a_small_payload_takes_little_memory_and_time(bomb):
     assert read_within(lambda: check_payload(payload)) == READ
 
 
-def test_nesting_depth_is_limited_in_json_too():
+def test_nesting_depth_is_limited_in_json():
     value = '{"stringValue":"x"}'
     for _ in range(80):
         value = '{"arrayValue":{"values":[' + value + "]}}"
@@ -220,7 +220,7 @@ JSON_VALUES = st.recursive(
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.booleans(), JSON_VALUES), max_size=3))
 @settings(max_examples=300, deadline=10_000)
-def test_unusual_json_is_given_names_or_rejected(changes):
+def test_unusual_json_gets_function_names_or_is_rejected(changes):
     """Values have other types than in the schema, and keys are in camel case or snake case."""
     tree = nameless_tree()
     for at, other_name, value in changes:

@@ -131,7 +131,7 @@ STRANGE = [
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(STRANGE)), max_size=3))
 @settings(max_examples=500, deadline=10_000)
-def test_any_replaced_value_is_read_or_rejected(tmp_path_factory, changes):
+def test_recordings_with_replaced_values_are_read_or_rejected(tmp_path_factory, changes):
     changed = copy.deepcopy(ALL)
     for path, value in changes:
         target = changed
@@ -154,7 +154,7 @@ def test_any_replaced_value_is_read_or_rejected(tmp_path_factory, changes):
 @settings(max_examples=400, deadline=10_000)
 @example("samples/000000", [(0, 0, struct.pack("<QI", 1, 0xFFFF_FFFF))])
 @example("samples/000000", [(8 + 4 + 8 + 60, 2, b"\xff\x7f")])
-def test_any_changed_bytes_are_read_or_rejected(tmp_path_factory, name, changes):
+def test_recordings_with_changed_bytes_are_read_or_rejected(tmp_path_factory, name, changes):
     content = bytearray(BINARY[name] if name else archive())
     for at, cut, new in changes:
         content[at : at + cut] = new

@@ -152,7 +152,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_adversarial_tables_are_read_in_bounded_time(kind):
+def test_adversarial_symbol_tables_are_read_in_bounded_time(kind):
     def read():
         source = ImageSource(image(*HOSTILE[kind]))
         table = read_functions(source, read_elf(source, "x86_64"))

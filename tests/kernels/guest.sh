@@ -1,12 +1,12 @@
-# First process of a guest, in the host's root with a layer in memory above it.
-# Runs pytest with this script's arguments, says its exit status, powers off.
+# First process of a guest, whose root is the host's root with an overlay in memory.
+# Runs pytest with this script's arguments, prints its exit status, and powers off.
 # shellcheck shell=sh
-# not /tmp: the checkout may lie there, and old files of the host's tests
+# not /tmp, which may contain the checkout, and old files of the host's tests
 export HOME=/run/tmp TMPDIR=/run/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 mkdir -m 1777 /run/tmp
 export PATH="$(dirname "$MATRIX_PYTHON"):/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
-# other users need a way to the interpreter and the checkout, wherever these lie
+# other users must be able to enter the directories above the interpreter and the checkout
 for dir in "$MATRIX_CHECKOUT" "$(dirname "$MATRIX_PYTHON")" \
     "$(dirname "$(readlink -f "$MATRIX_PYTHON")")" "$MATRIX_SPIN"; do
     while [ "$dir" != / ]; do

@@ -74,7 +74,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/symbolizer.py",
             "if time_ns >= view.since_ns:\n                return view.generation",
             "if time_ns >= 0:\n                return view.generation",
-            "test_a_module_reloaded_with_different_code_is_named_by_time",
+            "test_samples_before_and_after_a_module_reload_have_the_right_names",
         ),
         Mutation(
             "caller",
@@ -106,7 +106,7 @@ MUTATIONS: dict[str, Mutation] = {
             "symbols/kernel/snapshot.py",
             "reason = Unresolved.HIDDEN if self.hidden else Unresolved.UNMAPPED",
             "reason = Unresolved.UNMAPPED",
-            "test_hidden_frames_have_a_reason",
+            "test_frames_with_hidden_symbols_state_the_reason",
         ),
         Mutation(
             "out-of-line",
@@ -130,7 +130,7 @@ MUTATIONS: dict[str, Mutation] = {
             "tracking/module_watch.py",
             "again, self._rescan, self._asked = self._rescan, False, False",
             "again, self._rescan, self._asked = False, False, False",
-            "test_lost_announcements_are_recovered",
+            "test_new_code_is_found_even_if_its_announcement_was_lost",
         ),
     )
 }

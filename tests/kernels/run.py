@@ -182,8 +182,8 @@ def get_kernels(
 ) -> tuple[list[tuple[Kernel, KernelFiles]], bool]:
     """Returns a machine type's kernels with their files, and whether the matrix is complete.
 
-    A kernel from another release is left out, and the reason printed, if no reachable archive has
-    it and the user did not request it.
+    A kernel from another release is left out, and the reason is printed, if no reachable archive
+    has it and the user did not request it.
     """
     result, complete = [], not names
     for name in names or [row.name for row in KERNELS.values() if row.machine is machine]:

@@ -27,7 +27,7 @@ os.read(os.pipe()[0], 1)
 """
 
 
-def test_threads_at_rest_are_shown_with_all_their_frames():
+def test_sleeping_threads_are_shown_with_all_their_frames():
     """Sleeping threads are shown with all their frames."""
     access, clock = Access(), Clock()
     settings = UserSymbolSettings(detail="names", max_bytes=1 << 28, cpu_share=1.0, may_block=True)

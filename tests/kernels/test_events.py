@@ -28,7 +28,7 @@ for _ in range({SLEEPS}):
 """
 
 
-def test_event_values_sum_to_the_programs_events():
+def test_sample_values_sum_to_the_number_of_events():
     """Three kinds of events are sampled at once: two at every event, one at a rate."""
     events = (
         EventSpec("page-faults", 1),
@@ -40,11 +40,11 @@ def test_event_values_sum_to_the_programs_events():
     assert counts.keys() == {"on_cpu", "page_faults", "context_switches", "minor_faults"}
     assert PAGES <= sums["page_faults"] <= 2 * PAGES
     assert SLEEPS <= sums["context_switches"] <= 20 * SLEEPS
-    # At a rate, events after the program's last sample count in another program's sample.
+    # With a rate, events after the program's last sample count in another program's sample.
     assert 0 < sums["minor_faults"] <= 2 * PAGES
 
 
-def test_tracepoints_have_the_values_of_this_kernel():
+def test_tracepoint_samples_have_the_right_values_on_this_kernel():
     """Tracepoints have the values of this kernel, and can count calls of a single system call."""
     names = ("mm_page_alloc", "sys_enter:openat", "kfree_skb")
     events = tuple(parse_event(name, 99) for name in names)

@@ -106,7 +106,7 @@ def test_programs_and_subprograms_are_tracked_by_records():
         assert known(symbolizer) == kallsyms(*BLOCKS)
 
 
-def test_the_iterator_lists_programs_for_the_unprivileged():
+def test_the_iterator_lists_every_program_with_two_capabilities():
     """With only CAP_BPF and CAP_PERFMON, and kallsyms hidden, all BPF programs are listed."""
     fds = [load(number, functions=1 + number % 4) for number in range(50)]
     there = {symbol for symbol in kallsyms() if symbol[1].startswith("bpf_prog_")}

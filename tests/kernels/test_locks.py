@@ -32,7 +32,7 @@ def start_sampler():
 
 
 @pytest.mark.skipif(not HAS_TRACEPOINTS, reason="the tracepoints exist since Linux 5.19")
-def test_waits_for_a_lock_have_their_time_and_holder():
+def test_waits_for_a_lock_have_the_measured_time_and_the_holder():
     """Waits for locks have the time that the program measures, and the holder's thread."""
     sampler = start_sampler()
     try:
@@ -54,7 +54,7 @@ def test_waits_for_a_lock_have_their_time_and_holder():
 
 
 @pytest.mark.skipif(HAS_TRACEPOINTS, reason="this kernel has the tracepoints")
-def test_the_error_for_old_kernels_names_the_version():
+def test_the_error_on_old_kernels_names_the_required_version():
     """Before Linux 5.19, the error for lock contention names that version."""
     with pytest.raises(KernelFeatureError, match="contention_begin") as raised:
         start_sampler()

@@ -148,7 +148,7 @@ def test_modules_are_named_across_load_unload_and_reload(request):
 
 
 @pytest.mark.one_boot
-def test_rapid_loads_at_one_address_never_give_a_wrong_name():
+def test_rapid_module_loads_at_one_address_never_cause_a_wrong_name():
     """When two variants of a module alternate, addresses have no owner until the next poll."""
     chance, phases = random.Random(1), []
     with live() as host:
@@ -259,7 +259,7 @@ class Late(Uevents):
         super().wait(timeout_s)
 
 
-def test_lost_announcements_are_recovered():
+def test_new_code_is_found_even_if_its_announcement_was_lost():
     """New code at a reused address is found even if its announcement was lost."""
     announced = Late()
     watch = ModuleWatch(Access(), lambda: announced, names_share=1)

@@ -124,7 +124,7 @@ def find_variants():
     return sorted(path.name for path in PROGRAMS.glob("chains*")) or ["chains"]
 
 
-def test_doctor_finds_what_profiling_needs():
+def test_doctor_reports_no_problem_as_root():
     """`doctor` finds everything that profiling needs, as root."""
     done = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

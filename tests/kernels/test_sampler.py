@@ -69,7 +69,7 @@ def test_process_start_time_is_read_through_btf():
     assert {s.start_time_ns // 10_000_000 for s in spin} == {ticks}
 
 
-def test_programs_of_a_process_are_distinguished():
+def test_successive_programs_of_a_process_are_distinguished():
     """Samples carry their process's number of execve(2) calls, stack start and owner."""
     processes = [subprocess.Popen([*shim, *BUSY], stderr=-3) for shim in ((), ("env",))]
     pids = [process.pid for process in processes]

@@ -63,7 +63,7 @@ def test_the_call_chain_of_a_module_is_resolved():
         assert [frame.address for frame in stack.frames[: len(INSIDE)]] == wanted
 
 
-def test_a_module_reloaded_with_different_code_is_named_by_time():
+def test_samples_before_and_after_a_module_reload_have_the_right_names():
     """After a reload with other code, old samples keep their names, new ones get new names."""
     with spinning("spin") as first:
         symbolizer = KernelSymbolizer.live()
@@ -86,7 +86,7 @@ def test_a_module_reloaded_with_different_code_is_named_by_time():
     assert old[0][1].frames[0].module.generation < new[0][1].frames[0].module.generation
 
 
-def test_an_unloaded_module_names_nothing():
+def test_addresses_of_an_unloaded_module_have_no_name():
     """The addresses of an unloaded module have no name."""
     with spinning():
         symbolizer = KernelSymbolizer.live()
@@ -97,7 +97,7 @@ def test_an_unloaded_module_names_nothing():
     assert symbolizer.module("kprof_spin") is None
 
 
-def test_failed_init_code_is_never_named_wrongly():
+def test_failing_init_code_never_has_a_wrong_name():
     """Long-running init code that fails is never named wrongly and leaves no symbols."""
     folder = Path("/sys/module/kprof_spin")
     with sampler() as running:

@@ -48,7 +48,7 @@ def test_kprobe_pages_and_trampolines_are_named():
 def test_bpf_programs_are_named():
     """A loaded BPF program has its name and is a separate module."""
     with sampler():
-        # Linux 5.10 names subprograms after the program that they belong to.
+        # Linux 5.10 names subprograms after their program.
         symbols = [s for s in read_module_symbols() if "_kprofiler_" in s.name]
         symbolizer = KernelSymbolizer.live()
         # Resolves each as a leaf, since a caller is looked up by the preceding address.
@@ -82,7 +82,7 @@ def test_hidden_symbols_are_reported_as_hidden(restrict, without, with_syslog):
             )
 
 
-def test_hidden_frames_have_a_reason():
+def test_frames_with_hidden_symbols_state_the_reason():
     """Frames whose symbols are hidden report this instead of a guessed name."""
     address = next(s.address for s in read_module_symbols() if s.type in "tT")
     with sysctl("kernel.kptr_restrict", 2):
@@ -103,7 +103,7 @@ def load(name):
 
 
 def overlapping_sizes():
-    """Returns pairs of modules of which one starts below the other's address plus size."""
+    """Returns pairs of modules in which one starts below the other's address plus size."""
     fields = [line.split() for line in Path("/proc/modules").read_text().splitlines()]
     extents = sorted((int(f[5], 16), int(f[1])) for f in fields)
     return [low for low, high in pairwise(extents) if sum(low) > high[0]]
@@ -185,7 +185,7 @@ def test_every_module_function_matches_the_elf_files(modules, truth):
     assert not wrong, f"{len(wrong)} of {2 * len(truth.functions)}: {wrong[:5]}"
 
 
-def test_freed_init_functions_never_name_code(truth):
+def test_names_of_freed_init_functions_are_never_used_for_later_code(truth):
     """Ftrace's clones of freed init functions never name the code that reuses their memory."""
     clones = [
         symbol
@@ -207,7 +207,7 @@ def test_freed_init_functions_never_name_code(truth):
     assert in_live_code, "no clone lies in code of another module: load more modules"
 
 
-def test_unusual_executable_sections_belong_to_their_module(modules):
+def test_executable_sections_with_unusual_names_belong_to_their_module(modules):
     """Executable sections with unusual names belong to their module."""
     with spinning() as file:
         symbolizer = KernelSymbolizer.live()

@@ -99,7 +99,7 @@ def functions_in(folded):
 
 
 @pytest.mark.parametrize("area", AREAS)
-def test_functions_in_each_area_have_the_names_perf_reports(profiled, area):
+def test_functions_in_each_kernel_area_have_the_names_that_perf_reports(profiled, area):
     folded, kernel = profiled
     pattern = re.compile(AREAS[area])
     ours = {name for name in functions_in(folded) if pattern.fullmatch(name)}
@@ -107,7 +107,7 @@ def test_functions_in_each_area_have_the_names_perf_reports(profiled, area):
     assert len(ours & theirs) >= 3, (ours, sorted(theirs))
 
 
-def test_addresses_sampled_by_perf_have_the_same_names(profiled):
+def test_addresses_sampled_by_perf_resolve_to_the_same_names(profiled):
     """Names may differ only where several symbols share the address."""
     _, kernel = profiled
     symbolizer = KernelSymbolizer.live(Access())

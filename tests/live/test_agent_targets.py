@@ -152,12 +152,12 @@ def by_name(found):
 
 
 @pytest.mark.long
-def test_the_container_is_right_for_every_runtime(agent, place):
+def test_samples_have_the_right_container_for_every_runtime(agent, place):
     expected = {}
     for number, (name, form) in enumerate(FORMS.items()):
         expected[name] = container_id(number)
         place(name, form.format(expected[name]))
-    # In a separate cgroup namespace, as runtimes create.
+    # In a separate cgroup namespace, as in containers.
     expected["private"] = container_id(50)
     place("private", f"docker/{expected['private']}", "unshare", "--cgroup")
     place("monitor", f"machine.slice/libpod-conmon-{container_id(51)}.scope")
@@ -220,7 +220,7 @@ def test_targets_selected_by_name_are_sampled_whenever_they_start(kind, agent, p
 @pytest.mark.long
 @pytest.mark.skipif(not Path(VERSION_1, "cgroup.procs").exists(), reason="needs version 1")
 def test_cgroup_v1_containers_are_sampled_by_process(agent, place):
-    """Descendants are sampled immediately, and processes that enter within a second."""
+    """Descendants are sampled at once, and processes that enter the cgroup within 1 s."""
     for number, name in ((1, "early"), (2, "beside")):
         place(name, f"v1/docker/{container_id(number)}")
     place("outside")

@@ -77,7 +77,7 @@ def test_output_closed_early_causes_no_traceback(tmp_path):
 
 @pytest.mark.live
 @pytest.mark.parametrize("limit", [1, 4, 8, *further(2, 6, 10)])
-def test_a_thread_limit_is_reported_or_has_no_effect(limit, open_directory, public_python):
+def test_a_low_thread_limit_is_reported_or_has_no_effect(limit, open_directory, public_python):
     directory = open_directory
     if any(finding.level is Level.FAIL for finding in doctor(Access())):
         pytest.skip("this host cannot be sampled")

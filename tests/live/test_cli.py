@@ -202,7 +202,7 @@ def test_a_raw_recording_replays_to_the_same_stacks_and_times(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
-def test_a_replay_names_code_without_files(tmp_path):
+def test_a_replay_names_generated_code(tmp_path):
     raw, recorded, again = (tmp_path / name for name in ("x.raw", "a.otlp", "b.otlp"))
     script = (
         "function hot(n){let s=0;for(let i=0;i<n;i++)s+=i%7;return s}"
@@ -303,7 +303,7 @@ def unresolved(text):
     return float(text.rpartition("unresolved ")[2].split("%")[0])
 
 
-def test_three_capabilities_are_enough(public_python, nobodys):
+def test_three_capabilities_are_enough_to_record(public_python, nobodys):
     words = ["record", "-d", "0.5s", "-F", "499", "-o", "x.otlp"]
     with busy():
         done = as_nobody(public_python, ["bpf", "perfmon", "syslog"], words, nobodys)
@@ -328,7 +328,7 @@ def test_unnamed_frames_say_that_cap_syslog_is_missing(public_python, nobodys):
     assert all(frame.lines or frame.unresolved for frame in frames)
 
 
-def test_the_printed_fix_works_without_any_capability(public_python, nobodys):
+def test_recording_without_capabilities_prints_a_fix_and_writes_nothing(public_python, nobodys):
     done = as_nobody(public_python, [], ["record", "-d", "1s", "-o", "x.otlp"], nobodys)
     assert done.returncode == 3
     assert done.stderr.startswith("error: ")

@@ -162,7 +162,7 @@ def test_symlinks_cannot_escape_the_container(climb, tmp_path):
         assert name_in(container, process) is Unresolved.NO_SYMBOL_TABLE
 
 
-def test_a_hanging_debug_file_search_keeps_the_programs_exported_names(tmp_path):
+def test_exported_names_are_used_while_the_search_for_a_debug_file_hangs(tmp_path):
     require_fuse()
     container = Container(tmp_path, BUILD_ID)
     with mounted(tmp_path / "fuse", {"works.debug": b""}) as fuse:
@@ -178,7 +178,7 @@ def test_a_hanging_debug_file_search_keeps_the_programs_exported_names(tmp_path)
             fuse.thaw()
 
 
-def test_hanging_shared_dwarf_does_not_cost_other_files_their_names(tmp_path):
+def test_other_files_have_names_while_a_shared_dwarf_file_hangs(tmp_path):
     require_fuse()
     programs = [tmp_path / name for name in ("hostile", "other")]
     for program in programs:

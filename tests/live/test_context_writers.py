@@ -53,7 +53,7 @@ def test_samples_have_the_span_published_by_libdd_otel_thread_ctx(tmp_path, name
 def test_samples_have_the_span_published_by_ddprof(tmp_path):
     log = tmp_path / "log"
     words = java_writer.command(tmp_path, log, THREADS)
-    assert {flags for _, flags in check("program", words, log)} == {"00"}  # it has none
+    assert {flags for _, flags in check("program", words, log)} == {"00"}  # ddprof sets no flags
 
 
 @pytest.mark.parametrize("writer", nodejs_writer.WRITERS)

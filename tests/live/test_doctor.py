@@ -109,7 +109,7 @@ def test_the_doctor_reports_a_user_namespace():
     assert failed.keys() == {"user namespace", "sampler"}
     assert "this process is in a user namespace" in failed["sampler"]["observed"]
     lines = enter_user_namespace("doctor").stdout.splitlines()
-    fixes = lines[lines.index("does not work: user namespace") + 1 :]  # of warnings, too
+    fixes = lines[lines.index("does not work: user namespace") + 1 :]  # includes warnings
     expected = "user namespace, kernel symbols: run it in the host's user namespace"
     assert any(expected in fix for fix in fixes), fixes
     for row in failed.values():
@@ -118,7 +118,7 @@ def test_the_doctor_reports_a_user_namespace():
     assert not any("CAP_BPF" in row["fix"] for row in rows)
 
 
-def test_recording_in_a_user_namespace_names_it_as_the_cause(tmp_path):
+def test_the_error_in_a_user_namespace_names_it_as_the_cause(tmp_path):
     done = enter_user_namespace("record", "-d", "1s", "-o", str(tmp_path / "profile.html"))
     assert "this process is in a user namespace" in done.stderr
     assert "fix: run it in the host's user namespace" in done.stderr

@@ -159,7 +159,7 @@ def resting(program):
         yield pid, said
 
 
-def test_each_thread_has_the_stack_and_cause_that_it_announced(resting):
+def test_each_thread_has_the_stack_and_wait_cause_that_it_announced(resting):
     pid, said = resting
     threads = {thread["tid"]: thread for thread in dump(pid)}
     assert threads.keys() == {pid, *said}
@@ -184,7 +184,7 @@ def test_a_thread_in_an_uninterruptible_wait_has_its_stack(resting):
 
 
 @pytest.mark.long
-def test_a_process_that_holds_its_own_mmap_lock_is_dumped(tmp_path):
+def test_a_process_stuck_holding_its_mmap_lock_is_dumped(tmp_path):
     """Reading the process's memory or mappings would wait forever for its mmap_lock."""
     with mounted(tmp_path / "server", {"file": bytes(1 << 16)}) as fuse:
         fuse.freeze("read", delay_s=120)  # limited, since ``ps`` waits as well
@@ -294,7 +294,7 @@ def test_an_exited_process_is_absent_and_others_are_dumped():
     assert (both, left) == (sorted((pid, other.pid)), [pid])
 
 
-def test_every_one_of_two_thousand_threads_has_its_frames(program):
+def test_each_of_two_thousand_threads_has_its_frames(program):
     """200 of the threads wait in Python code; ``pytest -rP`` shows how long the dump took."""
     with running(program, "450") as (pid, lines), running(*python(200)) as (other, _):
         wait_until_at_rest(pid)

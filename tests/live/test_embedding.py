@@ -65,7 +65,7 @@ def profiling(provider=None, **options):
         provider.shutdown()
 
 
-def test_only_this_process_is_profiled_under_its_own_resource():
+def test_only_the_embedding_process_is_profiled():
     other = subprocess.Popen([sys.executable, "-c", "while True: open('/proc/stat').read()"])
     try:
         with profiling() as (profiler, exporter):
@@ -94,7 +94,7 @@ def find_new(threads):
     return set(threading.enumerate()) - threads
 
 
-def test_profiler_threads_are_named_daemons_that_stop_with_it():
+def test_profiler_threads_are_named_daemons_that_stop_with_the_profiler():
     before = set(threading.enumerate())
     with profiling():
         # The first also exports. The last starts once there is a file to read.
@@ -313,7 +313,7 @@ def test_descendants_are_linked_to_the_spans_they_publish(links):
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare of util-linux")
 @pytest.mark.parametrize("target", ["self", "children"])
-def test_samples_have_the_pids_of_their_pid_namespace(target, to_file):
+def test_samples_have_the_pids_of_the_services_pid_namespace(target, to_file):
     """In a new PID namespace, os.getpid() is 1 and differs from the global pid."""
     run(
         """
@@ -336,7 +336,7 @@ def test_samples_have_the_pids_of_their_pid_namespace(target, to_file):
     assert set(to_file.pids()) == {1}
 
 
-def test_the_host_is_not_profiled_from_a_pid_namespace():
+def test_profiling_the_host_from_a_pid_namespace_is_rejected_with_a_fix():
     done = run(
         """
         from otel_kprofiler import KernelProfiler
@@ -463,7 +463,7 @@ def test_a_forked_child_has_its_own_profiler_and_the_parent_continues(to_file):
     assert min(counts.values()) > 100
 
 
-def test_a_forked_child_is_not_profiled_if_disabled_and_holds_nothing(to_file):
+def test_a_forked_child_that_is_not_profiled_holds_no_descriptors_or_threads(to_file):
     done = run(
         """
         import sys, threading

@@ -61,7 +61,7 @@ def report(path, *options):
 
 
 def count_touched(part):
-    """Returns the page faults of the function with the most, which writes the memory."""
+    """Returns the page faults of the function with the most: the one that writes memory."""
     return max(group["self"] for group in part["groups"])
 
 
@@ -87,7 +87,7 @@ def compared(tmp_path_factory):
     return report(path, "--by", "process"), report(path), by_perf
 
 
-def test_each_event_is_a_kind_of_samples(compared):
+def test_each_event_is_a_sample_kind(compared):
     assert compared[0].keys() == {"page_faults", "context_switches", "cpu_migrations"}
 
 
@@ -103,11 +103,11 @@ def test_event_counts_match_perf(compared, name):
     assert ours == pytest.approx(by_perf[name], rel=TOLERANCE)
 
 
-def test_every_page_touched_is_in_the_function_that_touched_it(compared):
+def test_page_faults_are_attributed_to_the_function_that_touched_the_page(compared):
     assert PAGES <= count_touched(compared[1]["page_faults"]) <= PAGES * 1.01
 
 
-def test_a_period_and_a_rate_estimate_the_same_number():
+def test_a_period_and_a_rate_estimate_the_same_number_of_events():
     rounds = 20  # a rate needs time to adapt; an estimate needs hundreds of samples
     events = EventSpec("page-faults", 64), EventSpec("minor-faults", rate=499)
     with sampling(samples_per_second=5, stacks="both", events=events) as sampler:
@@ -172,7 +172,7 @@ def test_help_lists_events_with_the_reason_for_those_that_are_missing():
     any(name.startswith("cpu") for name in os.listdir("/sys/bus/event_source/devices")),
     reason="the processor has performance counters",
 )
-def test_an_event_without_its_counters_is_an_error_before_recording(tmp_path):
+def test_an_event_that_needs_missing_counters_is_an_error_before_recording(tmp_path):
     path = tmp_path / "x.html"
     done = record(path, "-e", "cycles", "-d", "1s")
     assert done.returncode == 3

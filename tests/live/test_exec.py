@@ -203,7 +203,7 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
     assert printed.count("'first'") == printed.count("'second'") == 2, printed
 
 
-def test_a_recording_keeps_only_the_script_among_an_interpreters_arguments(tmp_path):
+def test_recordings_omit_an_interpreters_arguments_except_the_script(tmp_path):
     script = tmp_path / "manage.py"
     script.write_text(
         "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"

@@ -119,7 +119,7 @@ def test_a_single_target_process_has_complete_stacks_from_the_first_sample(busy)
     assert ends[StackEnd.PENDING] == 0
 
 
-def test_a_slow_listing_leaves_time_for_loading(busy, monkeypatch):
+def test_slow_listing_of_running_files_leaves_time_to_load_their_tables(busy, monkeypatch):
     def list_slowly(*arguments, until_s, **options):
         time.sleep(max(0, until_s - time.monotonic()))
         return list_running(*arguments, until_s=time.monotonic() + 9, **options)
@@ -202,7 +202,7 @@ def find_user_ticks(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-def test_files_of_processes_with_the_most_cpu_time_come_first(monkeypatch):
+def test_files_of_processes_with_the_most_cpu_time_are_preloaded_first(monkeypatch):
     loaded = []
     monkeypatch.setattr(
         "otel_kprofiler.unwinding.TableStore.load_early",

@@ -83,7 +83,7 @@ WAYS_TO_FORK = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_FORK)
-def test_threads_of_the_parent_keep_their_links(way):
+def test_threads_of_the_parent_keep_their_span_links_after_a_fork(way):
     done = run(
         LINKED_THREADS
         + WAYS_TO_FORK[way]

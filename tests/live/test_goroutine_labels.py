@@ -122,13 +122,13 @@ def test_samples_have_the_labels_of_their_goroutine(tmp_path, name):
     check(tmp_path, build(tmp_path, name))
 
 
-def test_programs_that_announce_labels_are_read(tmp_path):
+def test_labels_of_programs_that_announce_them_are_read(tmp_path):
     check(tmp_path, build(tmp_path), GO_SCHEMA)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", OLD)
-def test_each_supported_version_of_go_is_read(tmp_path, version):
+def test_labels_of_each_supported_go_version_are_read(tmp_path, version):
     check(tmp_path, build(tmp_path, version=version))
 
 
@@ -206,7 +206,7 @@ def test_the_agent_counts_programs_of_an_unsupported_version(unsupported, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["wild", "kernel", "itself", "long", "many", "huge"])
-def test_labels_at_odd_addresses_cost_no_more_than_the_limit(tmp_path, kind):
+def test_hostile_labels_are_limited_in_size_and_yield_no_link(tmp_path, kind):
     path = build(tmp_path, source="hostile")
     with (
         Reader(b"goroutines") as reader,

@@ -62,8 +62,8 @@ def hidden(truth):
         RESTRICT.write_text(before)
 
 
-# Prints why symbols are hidden, and for each kernel frame the address, whether it is a leaf, and
-# the name and start that it is resolved to without root.
+# Prints why symbols are hidden, then, for each kernel frame, the address, whether it is a leaf, and
+# the name and start to which it is resolved without root.
 SAMPLE_FRAMES = """
 import json, sys, time
 from otel_kprofiler.host import Access
@@ -162,7 +162,7 @@ def test_the_doctor_reports_nothing_if_symbols_are_visible(truth):
 
 
 @pytest.mark.changes_host
-def test_the_cause_is_reported_without_capabilities(hidden, public_python):
+def test_the_reason_for_hidden_symbols_is_reported_without_capabilities(hidden, public_python):
     cause, is_used, refused = as_nobody(public_python, [], LOOK)
     assert cause == HiddenCause.KPTR_RESTRICT.name
     assert not is_used

@@ -71,7 +71,7 @@ def known(symbolizer):
 
 @contextlib.contextmanager
 def programs(count, **options):
-    """Loads programs; at the end of the block, unloads those still in the yielded list."""
+    """Loads programs; at the end of the block, unloads the programs still in the yielded list."""
     fds = []
     try:
         fds += [load(number, **options) for number in range(count)]
@@ -108,7 +108,7 @@ def test_five_hundred_programs_are_added_and_removed_without_delay():
         assert watch.counts().kallsyms_reads == 0
 
 
-def test_several_watches_do_not_interfere():
+def test_several_ksymbol_watches_do_not_interfere():
     """The kernel formats records differently when several events are open on a CPU."""
     with watching() as first, watching() as second, watching() as third:
         began_ns = now_ns()
@@ -209,7 +209,7 @@ def kallsyms_s():
     return time.monotonic() - started
 
 
-def test_the_table_is_exact_after_a_forced_loss():
+def test_the_ksymbol_table_is_exact_after_records_are_lost():
     """3,000 programs are loaded while nobody reads the rings, each of which has one page."""
     with watching(polled=False, ring_bytes=4096) as (symbolizer, watch), programs(3000) as fds:
         catch_up(symbolizer)
@@ -228,7 +228,7 @@ def test_the_table_is_exact_after_a_forced_loss():
         assert counts.kallsyms_reads <= counts.readings
 
 
-def test_frames_sampled_during_a_loss_have_no_name():
+def test_frames_sampled_while_records_are_lost_have_no_name():
     """If the unload of a program is lost, another program may have been loaded at its address.
 
     Once all symbols have been reread, an address without a symbol is not in any program.
@@ -259,7 +259,7 @@ def test_frames_sampled_during_a_loss_have_no_name():
     assert Unresolved.RECORDS_LOST in results
 
 
-def test_a_full_queue_is_counted_and_repaired():
+def test_losses_from_a_full_queue_are_counted_and_repaired():
     with watching(queue_bytes=10_000) as (symbolizer, watch), programs(2000):
         catch_up(symbolizer)
         assert mine(known(symbolizer)) == mine(kallsyms(*BLOCKS))
@@ -319,7 +319,7 @@ def test_a_thousand_loads_per_second_cost_little_and_leak_nothing():
         assert memory[-1] - memory[len(memory) // 2] < 8 << 20, "history is bounded"
 
 
-def test_an_idle_watch_sleeps():
+def test_an_idle_watch_wakes_at_most_twice_a_second():
     with watching() as (_, watch):
         start, began = watch.counts(), time.monotonic()
         time.sleep(3)
@@ -330,7 +330,7 @@ def test_an_idle_watch_sleeps():
         assert after.wakeups - start.wakeups <= 2 * passed_s + records
 
 
-def test_closing_does_not_wait_for_a_full_read():
+def test_closing_does_not_wait_until_all_symbols_are_reread():
     watch = KsymbolWatch(queue_bytes=10_000)
     with programs(3000):
         watch.poll(now_ns())
@@ -353,7 +353,7 @@ class FilesThatFail(Access):
         return super().read_bytes(path)
 
 
-def test_cpus_are_followed_after_their_list_was_unreadable(caplog):
+def test_cpus_are_followed_once_their_list_is_readable_again(caplog):
     files, lost = FilesThatFail(), []
     events = RecordEvents(files, KSYMBOLS, 4096, lambda *loss: lost.append(loss))
     try:
@@ -453,7 +453,7 @@ def fork_while_watching():
         os.close(fd)
 
 
-def test_a_forked_child_holds_nothing():
+def test_a_forked_child_holds_no_descriptors():
     """The test runs in a new process, because gRPC opens descriptors in forked children."""
     with watching():
         pass  # skips if ksymbols cannot be watched

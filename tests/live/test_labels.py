@@ -117,7 +117,7 @@ BAGGAGE = """
 """
 
 
-def test_selected_baggage_of_a_request_is_on_all_its_samples(tmp_path):
+def test_all_samples_of_a_request_have_its_selected_baggage(tmp_path):
     to_file = ToFile(tmp_path / "profiles.jsonl")
     run(BAGGAGE, env={**to_file.env, "OTEL_KPROFILER_BAGGAGE_KEYS": "tenant.id,absent"})
     results = Counter()

@@ -53,7 +53,7 @@ def totals(directory, *words):
     return {group["name"]: group["total"] / 1e9 for group in kind["groups"]}
 
 
-def test_serial_time_keeps_its_weight_and_parallel_time_is_divided(tmp_path):
+def test_latency_weight_divides_parallel_time_but_not_serial_time(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     (tmp_path / "work.c").write_text(PROGRAM)

@@ -151,7 +151,7 @@ def test_a_rejected_program_is_an_error_with_the_verifiers_log(tmp_path, capfd):
     assert descriptors() == before
 
 
-def test_an_unsupported_map_type_is_a_missing_feature(monkeypatch):
+def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(monkeypatch):
     monkeypatch.setitem(bcc.MAPS, "ring", bcc.MAPS["ring"]._replace(kind=999))
     with pytest.raises(KernelFeatureError, match="Invalid argument"):
         EbpfSampler(SamplerConfig(), loader=BccLoader()).start()

@@ -60,7 +60,7 @@ SERVICE = """
 
     with tracer.start_as_current_span("batch job") as job:
         note(job, "batch job")
-        profiler.flush_window(10_000)  # makes it watch the late provider
+        profiler.flush_window(10_000)  # makes the profiler watch the late provider
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(serve, range(6)))
         with tracer.start_as_current_span("step") as step:
@@ -133,7 +133,7 @@ FORKED = """
 """
 
 
-def test_a_forked_child_names_the_span_active_at_the_fork(to_file):
+def test_samples_of_a_forked_child_name_the_local_root_active_at_the_fork(to_file):
     run(FORKED, env=to_file.env)
     spans = {
         sample.link

@@ -79,7 +79,7 @@ def held():
     return json.loads(output), samples, counts
 
 
-def test_waits_are_exact_for_each_type_of_lock(held):
+def test_counts_and_times_of_waits_are_exact(held):
     """All writers wait for as long as the holder has the lock.
 
     The threads may also wait briefly for locks of this type that other processes hold.
@@ -92,7 +92,7 @@ def test_waits_are_exact_for_each_type_of_lock(held):
     assert total_ns <= sum(measured["waits_ns"]) + others * SECONDS * 1e9
 
 
-def test_each_long_wait_is_a_sample_with_its_holder(held):
+def test_each_long_wait_is_a_sample_that_names_the_holder_of_the_lock(held):
     measured, samples, counts = held
     assert counts.taken == counts.received + sum(counts.lost.values())
     long = [
@@ -108,7 +108,7 @@ def test_each_long_wait_is_a_sample_with_its_holder(held):
     assert holders == {LockHolder(tid, b"lock_holder") for tid in measured["holders"]}
 
 
-def test_the_samples_represent_the_exact_time():
+def test_sample_values_estimate_the_exact_total_time():
     output, samples, counts = run_sampler(
         (sys.executable, "-c", RENAMES, "5000"), target_comms=(Path(sys.executable).name.encode(),)
     )
@@ -126,7 +126,7 @@ def test_the_samples_represent_the_exact_time():
     assert error < exact
 
 
-def test_a_report_has_the_lines_that_wait_and_the_totals(tmp_path):
+def test_a_report_shows_the_waiting_functions_and_the_exact_totals(tmp_path):
     path = str(tmp_path / "x.otlp")
     # On a busy machine, the first rounds may pass before the interpreter's frames are read.
     load = (sys.executable, PROGRAM, "40", str(WAITERS), str(SECONDS))

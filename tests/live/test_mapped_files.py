@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 
 class Without(Access):
-    """Access that fails as the kernel does for processes without some capabilities."""
+    """File access that fails as it would in a process without some capabilities."""
 
     def __init__(self, *routes):
         super().__init__()
@@ -109,7 +109,7 @@ def test_a_file_of_a_different_size_is_not_opened(program):
         assert refused(wanted(pid, program, size=1), Access()) is FileProblem.NOT_SAME
 
 
-def test_a_mapping_whose_address_another_file_reuses_is_gone(program, tmp_path):
+def test_a_mapping_replaced_by_another_file_is_reported_as_gone(program, tmp_path):
     """Libraries loaded one after the other often have the same address."""
     other = compile_c(tmp_path / "other", WAITS, "-O2")
     with running(program) as pid, running(other):
@@ -274,7 +274,7 @@ def overlay(tmp_path):
 @pytest.mark.parametrize(
     ("name", "layer"), [("first", "low"), ("second", "other"), ("third", "upper")]
 )
-def test_overlay_files_have_the_inode_of_their_layer(overlay, name, layer):
+def test_overlay_files_are_opened_by_the_inode_of_their_layer(overlay, name, layer):
     """The kernel's mapping refers to the layer's file, but stat reports the overlay's device."""
     merged = overlay / "merged" / name
     if not merged.exists():
@@ -311,7 +311,7 @@ def opened_as_nobody(python, request, *capabilities):
     return done.stdout.strip()
 
 
-def test_each_capability_enables_its_way_of_opening(public_python):
+def test_each_capability_permits_a_further_way_of_opening_files(public_python):
     with TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         program = compile_c(Path(folder, "waits"), WAITS)

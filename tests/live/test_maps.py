@@ -148,7 +148,7 @@ def test_no_mappings_are_returned_for_a_process_that_exited_or_execed(query, req
         ("-no-pie", "-Wl,-z,noseparate-code"),
     ],
 )
-def test_a_file_offset_becomes_the_address_of_its_segment(tmp_path, flags):
+def test_a_file_offset_maps_to_an_address_in_its_segment(tmp_path, flags):
     path = compile_c(tmp_path / "reports", REPORTS, *flags)
     with open(path, "rb") as file:
         elf = read_elf(FileSource(file.fileno(), os.fstat(file.fileno()).st_size))

@@ -91,7 +91,7 @@ def count_missed(sampler):
     return sampler.counts()["on_cpu"].missed
 
 
-def test_pauses_and_rate_changes_count_nothing_as_missed(cpu):
+def test_pauses_and_rate_changes_are_not_counted_as_missed_samples(cpu):
     with running(pin_cpu_ids=(cpu,)) as witness, running(pin_cpu_ids=(cpu,)) as sampler:
         for rate in (RATE, 50, RATE):
             sampler.reconfigure(SamplerConfig(samples_per_second=rate, pin_cpu_ids=(cpu,)))
@@ -103,7 +103,7 @@ def test_pauses_and_rate_changes_count_nothing_as_missed(cpu):
         assert count_missed(sampler) < count_missed(witness) + RATE * 0.3
 
 
-def test_a_mostly_idle_cpu_misses_almost_nothing(cpu):
+def test_a_mostly_idle_cpu_misses_almost_no_samples(cpu):
     """Idle periods between bursts of work are not gaps."""
     with (
         running(pin_cpu_ids=(cpu,), send_idle_frames=True) as witness,

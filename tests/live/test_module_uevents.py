@@ -116,7 +116,7 @@ def symbolizer(host, namespace):
     result.close()
 
 
-def test_loading_and_unloading_modules_is_followed(host, symbolizer, request):
+def test_loads_and_unloads_of_modules_are_tracked(host, symbolizer, request):
     """File id and RVA are resolved within 250 ms, and names for the time of each sample."""
     delays = []
     for _ in range(5):

@@ -149,7 +149,7 @@ def test_every_command_reports_an_unusable_file(directory):
     check_errors(cases, directory)
 
 
-def test_every_command_reports_missing_rights_of_another_user(directory, public_python):
+def test_every_command_run_by_another_user_reports_missing_rights(directory, public_python):
     ends = {"send": ["grpc://127.0.0.1:1"]}
     reading = [[*words, "secret", *ends.get(words[0], [])] for words in READERS]
     writing = [[*words, path] for words in WRITERS for path in ("closed/x.html", "x.html")]

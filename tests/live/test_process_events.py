@@ -142,7 +142,7 @@ def test_events_are_followed_on_descriptors_above_the_select_limit(no_low_descri
                 break
 
 
-def test_every_event_of_a_storm_is_seen_in_order(storm):
+def test_every_event_logged_by_programs_is_reported_in_order(storm):
     with ProcessEvents() as events:
         before = take(events)
         assert any(event.process.tgid == os.getpid() for event in before)
@@ -186,7 +186,7 @@ def test_timestamps_ascend_and_mappings_match_the_process(storm):
     assert times == sorted(times)
 
 
-def test_a_new_read_detects_unmapped_code():
+def test_rereading_mappings_detects_unmapped_code():
     code = """
 import mmap, os, sys
 page = mmap.mmap(os.open(sys.executable, os.O_RDONLY), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
@@ -220,7 +220,7 @@ sys.stdin.readline()
     assert isinstance(exited, Exited)
 
 
-def test_only_registered_processes_are_reported(storm):
+def test_only_events_of_registered_processes_are_reported(storm):
     with (
         ProcessEvents([os.getpid()]) as events,
         ProcessEvents([os.getpid()], children=True) as all_,
@@ -272,7 +272,7 @@ def test_existing_children_are_reported():
             assert pids_of(take(events)) == {*pids[1:]}
 
 
-def test_children_started_during_a_loss_are_reported(storm):
+def test_children_started_while_records_are_lost_are_reported(storm):
     with ProcessEvents([os.getpid()], children=True, ring_bytes=4096) as events:
         take(events)
         with family_of_three() as pids:
@@ -284,7 +284,7 @@ def list_pids():
     return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
-def test_a_loss_triggers_a_full_read(storm):
+def test_all_processes_are_reread_after_records_are_lost(storm):
     with ProcessEvents(ring_bytes=4096) as events:
         take(events)
         run = subprocess.Popen(["sleep", "100"])

@@ -130,7 +130,7 @@ def offset_of(path, address):
 
 
 @pytest.mark.parametrize("options", [("-no-pie",), ("-pie",), ("-static-pie",)])
-def test_addresses_of_a_file_are_distinguished_from_its_offsets(tmp_path, options):
+def test_addresses_in_a_file_are_distinguished_from_file_offsets(tmp_path, options):
     path = compile_c(tmp_path / "program", "int main(void) { return 7; }\n", *options)
     address, size = symbol(path, "main")
     offset = offset_of(path, address)
@@ -165,7 +165,7 @@ def test_a_file_may_be_given_as_path_descriptor_or_content(first):
     assert {resolver.file_id for resolver in resolvers} == {results[0].module.file_id}
 
 
-def test_a_result_has_every_field(child, processes, first):
+def test_a_resolved_address_has_every_field(child, processes, first):
     start = child.send("load", first, "first")
     (answer,) = processes.resolve([start + 2], child.pid)
     address, _ = symbol(first, "first")
@@ -178,7 +178,7 @@ def test_a_result_has_every_field(child, processes, first):
     assert str(answer) == f"{start + 2:#x} first+0x2 first.so+{address + 2:#x}"
 
 
-def test_names_and_offsets_lead_back_to_addresses(child, processes, first):
+def test_names_and_file_offsets_resolve_to_addresses(child, processes, first):
     start = child.send("load", first, "first")
     (result,) = processes.find("first", child.pid)
     assert (result.address, result.path) == (start, str(first))
@@ -220,7 +220,7 @@ def test_a_deleted_library_keeps_its_names(child, processes, tmp_path, first):
     assert answer.path == str(path)
 
 
-def test_a_program_started_by_exec_has_no_old_names(child, processes, first):
+def test_a_program_started_by_exec_has_no_names_of_the_previous_program(child, processes, first):
     start = child.send("load", first, "first")
     assert processes.resolve([start], child.pid)[0].function == "first"
     resolver = ProcessResolver(child.pid, processes)
@@ -282,7 +282,7 @@ def test_an_inaccessible_process_is_reported_as_hidden(public_python, child, fir
     assert result.stdout == "PROCESS_HIDDEN []\n"
 
 
-def test_a_resolver_of_one_process_resolves_no_other(processes):
+def test_a_resolver_for_one_process_does_not_resolve_other_processes(processes):
     resolver = ProcessResolver(os.getpid(), processes)
     start = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p).value
     assert resolver.resolve([start])[0].function == "PyObject_Call"
@@ -392,7 +392,7 @@ def test_symbols_are_read_once_for_all_processes_and_evicted_by_size(first, seco
         assert len(reads) == 4
 
 
-def test_lines_are_read_once_their_file_system_responds(first):
+def test_source_lines_are_read_when_their_file_system_responds_again(first):
     now_s, problems = 0.0, []
 
     class Stalled:

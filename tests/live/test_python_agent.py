@@ -53,7 +53,7 @@ from tests.interpreters import Journal
 journal = Journal()
 tracking = PythonTracking(journal)
 tracking.start()
-for _ in range(2):  # once the second is taken, all files are open
+for _ in range(2):  # once the second report is taken, all files are open
     journal.see(1)
     while journal.seen:
         time.sleep(0.01)
@@ -91,7 +91,7 @@ def test_new_processes_of_other_users_are_registered(folder, public_python):
 
 
 @pytest.mark.long
-def test_two_versions_are_sampled_with_one_in_other_namespaces(built, folder, public_python):
+def test_two_versions_of_python_are_sampled_across_namespaces(built, folder, public_python):
     """CAP_BPF and CAP_PERFMON suffice for running processes of the same user."""
     result = find_pythons()
     pythons = [publish(one, folder) for one in (result[0], result[-1])]

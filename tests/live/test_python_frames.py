@@ -141,7 +141,7 @@ def test_only_registered_processes_have_python_frames():
         assert not any(sample.words(PYTHON_SIDE) for sample in take(sampler, outer))
 
 
-def test_every_registered_stack_is_counted_once():
+def test_every_python_stack_is_counted_once():
     with sampling() as sampler:
         samples = take(sampler, outer)
         sampler.stop()
@@ -173,7 +173,7 @@ def test_deep_stacks_are_truncated_at_the_limit():
         assert "recurse" not in one[one.count("recurse") :]
 
 
-def test_the_limit_can_change_while_the_sampler_runs():
+def test_the_frame_limit_can_change_while_the_sampler_runs():
     with sampling(python_frames=5) as sampler:
         assert max(map(len, stacks(sampler, take(sampler, outer)))) == 5
         sampler.reconfigure(replace(sampler.config, python_frames=0))
@@ -195,7 +195,7 @@ def test_dropped_code_objects_are_described_again():
 
 
 def test_different_code_at_the_same_address_is_a_different_function():
-    """Code objects are created and freed, and usually reuse the memory of the previous one."""
+    """Code objects are created and freed, and usually reuse the previous object's memory."""
     source = "import os\ndef f{0}():\n{1} return os.listdir('/usr/bin')\n"
     addresses = Counter()
 

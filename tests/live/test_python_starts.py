@@ -94,7 +94,7 @@ def test_a_service_without_any_python_frames_logs_it_once(caplog):
     with sampling(register=False) as sampler:
         with closing(PythonFrames(sampler, Access(), KnownLoops())) as frames:
             frames.start()
-            sampler.python.register(os.getpid(), LAYOUT, PROCESS, image=1)  # as another program
+            sampler.python.register(os.getpid(), LAYOUT, PROCESS, image=1)  # of another program
             take(sampler, work, least=40)
             frames.look()
             frames.look()

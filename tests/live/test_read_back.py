@@ -183,7 +183,7 @@ def test_a_profile_read_back_equals_the_recording(recorded, saved, shown):
     assert read(converted) == read(recorded / f"replayed{shown}")
 
 
-def test_a_nameless_function_is_one_function_in_a_saved_profile(recorded):
+def test_samples_of_an_unnamed_function_share_one_name_in_a_saved_profile(recorded):
     run(recorded, "report", "--module", "nameless", "live.otlp", "-o", "nameless.folded")
     leaves = {
         line.rpartition(" ")[0].rpartition(";")[2]

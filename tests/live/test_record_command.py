@@ -39,7 +39,7 @@ def is_running(pid):
         ("kill -RTMIN $$", 128 + signal.SIGRTMIN, "the command was killed by SIGRTMIN"),
     ],
 )
-def test_the_exit_status_comes_from_the_command(tmp_path, script, status, stderr_text):
+def test_record_exits_with_the_status_of_the_command(tmp_path, script, status, stderr_text):
     done = record(tmp_path, "-o", "x.html", "--idle", "--", "sh", "-c", f"sleep 0.2; {script}")
     assert done.returncode == status, done.stderr
     assert stderr_text in done.stderr.splitlines()[-1]

@@ -127,7 +127,7 @@ def test_samples_survive_if_the_output_cannot_be_written_at_the_end(tmp_path):
     assert read_profiles(str(tmp_path / "x.html.part"))
 
 
-def test_the_first_command_works_a_second_time(tmp_path):
+def test_repeated_recordings_do_not_overwrite_each_other(tmp_path):
     for name in ("profile.html", "profile-2.html", "profile-3.html"):
         done = record(tmp_path)
         assert done.returncode == 0, done.stderr

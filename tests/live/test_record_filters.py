@@ -107,7 +107,7 @@ def test_a_missing_target_is_reported_immediately(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_thread_id_is_not_a_process(tmp_path):
+def test_a_thread_id_given_as_a_pid_is_rejected(tmp_path):
     code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         tasks = Path(f"/proc/{process.pid}/task")
@@ -232,5 +232,5 @@ def test_commands_are_found_in_the_callers_pid_namespace(in_namespace, tmp_path)
 def test_a_proc_of_another_pid_namespace_is_rejected(words, in_namespace, tmp_path):
     done = in_namespace(f"{NAMESPACED} {words}")
     assert done.returncode == 1
-    assert "error: /proc belongs to a different pid namespace" in done.stderr
+    assert "error: /proc does not show this process's pid namespace" in done.stderr
     assert not (tmp_path / "x.folded").exists()

@@ -98,7 +98,7 @@ class Systemd:
 
 
 class Witness:
-    """A fast sampler that is not reloaded: a gap in both samplers is a delay of the machine."""
+    """A fast sampler that is not reloaded. If both samplers have a gap, the machine was delayed."""
 
     RATE = 3989
 
@@ -295,7 +295,7 @@ def test_a_receiver_that_fails_to_open_changes_nothing(agent, tmp_path):
     assert list(account["exporters"]) == ["otlp_grpc"]
 
 
-def test_a_change_of_the_rate_closes_a_window(agent, receiver):
+def test_a_change_of_the_rate_starts_a_new_window(agent, receiver):
     agent.write(**{**settings(0), "rate": 99})
     reload(agent)
     wait_until(

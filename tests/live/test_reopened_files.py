@@ -122,14 +122,14 @@ def test_an_identical_file_at_its_path_is_opened_by_build_id(tmp_path):
     assert content(reopen(asked, Access())) == whole
 
 
-def test_the_vdso_is_read_again():
+def test_the_vdso_is_read_again_after_eviction():
     details = FileDetails("[vdso]", None, None)
     image = reopen(WantedFile(FileKey(0, 0xFFFFFFFF, 0), details), Access())
     assert image.startswith(b"\x7fELF")
 
 
 def test_container_files_without_build_ids_are_resolved_again_after_eviction(tmp_path, mounts):
-    """The two tables do not fit into memory at once, so the evicted one is read again."""
+    """The two tables do not fit into memory at once, so the evicted table is read again."""
     functions = "\n".join(f"void function_{number}(void) {{}}" for number in range(2000))
     program = compile_c(tmp_path / "waits", WAITS + functions, NO_BUILD_ID)
     names = open_user_names(

@@ -71,7 +71,7 @@ def programs(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="clone3 with set_tid needs root")
 @pytest.mark.long
-def test_reused_process_ids_never_mix_names(programs, tmp_path):
+def test_samples_of_a_reused_pid_never_have_names_of_the_previous_process(programs, tmp_path):
     first, other, driver = programs
     path = tmp_path / "x.otlp"
     recording = [sys.executable, "-m", "otel_kprofiler", "record", "-F", "999", "-o", path]

@@ -175,7 +175,7 @@ def test_an_overflow_of_the_ring_is_counted_exactly():
         assert counts.received > 1000
 
 
-def test_a_filling_ring_ends_the_wait():
+def test_a_ring_filled_to_its_mark_ends_the_wait():
     with (
         load(READ),
         load(READ),
@@ -189,7 +189,7 @@ def test_a_filling_ring_ends_the_wait():
         )
         assert waited < 50
         assert used > 100_000, "woken by the fill mark, not by every record"
-        # Each further record beyond the mark may have posted another event.
+        # Each record beyond the mark may have posted another event.
         woken = (is_woken(sampler) for _ in range(1000))
         assert not all(woken), "a ring with a few records wakes nobody"
 
@@ -202,7 +202,7 @@ def is_woken(sampler):
     return waited < 0.05
 
 
-def test_wake_ends_the_wait_from_another_thread():
+def test_wake_called_by_another_thread_ends_the_wait():
     with sampling() as sampler:
         timer = threading.Timer(0.1, sampler.wake)
         timer.start()
@@ -227,7 +227,7 @@ def test_target_pids_are_filtered_in_the_kernel():
     assert counts.filtered["target"] > 0
 
 
-def test_young_processes_are_skipped():
+def test_processes_below_the_minimum_age_are_not_sampled():
     age = 1_500_000_000
     with (
         sampling(samples_per_second=499, stacks="user", min_process_age_ns=age) as sampler,
@@ -254,7 +254,7 @@ def test_kernel_stacks_are_absent_with_user_stacks_only():
     assert all(s.words(USER_SIDE) for s in samples)
 
 
-def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack():
+def test_the_frame_limit_keeps_the_leaf_and_marks_the_stack_as_truncated():
     with load(READ), sampling(samples_per_second=999, stacks="kernel", max_frames=3) as sampler:
         samples = collect_until(sampler, lambda sample: len(sample.words(KERNEL_SIDE)) == 24)
     assert max(len(s.words(KERNEL_SIDE)) for s in samples) == 24
@@ -313,7 +313,7 @@ while True:
 """
 
 
-def test_interrupts_taken_while_idle_are_kept():
+def test_samples_of_interrupts_on_an_idle_cpu_are_kept():
     """Packets are sent on CPU 1 and received, using packet steering, in softirqs of an idle CPU 0.
 
     CPU 0 is the idle CPU because in some guests, the timers of an idle CPU 1 do not fire.
@@ -495,7 +495,7 @@ def test_a_reader_that_does_not_wait_for_the_first_sample_is_not_woken_by_it():
         assert time.monotonic() - before >= 0.4
 
 
-def test_program_run_time_grows_with_the_sample_count():
+def test_the_run_time_of_the_bpf_program_grows_with_the_sample_count():
     began = time.monotonic_ns()
     with load(SPIN) as pid, sampling(target_pids=(pid,), stacks="both") as sampler:
         assert sampler.busy_ns == 0

@@ -24,7 +24,7 @@ FAST = {
 
 
 class Witness:
-    """A fast sampler that is not changed: a gap in both samplers is a delay of the machine."""
+    """A fast sampler that is not changed. If both samplers have a gap, the machine was delayed."""
 
     RATE = 3989
 

@@ -71,7 +71,7 @@ def follow(fix):
 
 
 @pytest.mark.parametrize("loader", ["libbpf", "bcc"], indirect=True)
-def test_two_capabilities_are_enough(public_python, restored_sysctl, loader):
+def test_two_capabilities_are_enough_to_sample(public_python, restored_sysctl, loader):
     """On distributions that restrict perf further, the test first applies the printed fix."""
     with open(PARANOID) as file:
         level = int(file.read())
@@ -101,7 +101,7 @@ def test_the_fix_for_missing_privileges_works_as_printed(public_python, restored
     assert follow(done.stdout.partition("|")[2]) == "sampled True\n"
 
 
-def test_the_fix_for_a_limited_bounding_set_uses_the_container_runtime(public_python):
+def test_the_fix_for_a_limited_bounding_set_names_options_of_the_container_runtime(public_python):
     done = run_as_nobody(public_python, "--bounding-set=-bpf,-perfmon")
     assert done.returncode == 3
     assert "--cap-add BPF --cap-add PERFMON" in done.stdout
@@ -183,7 +183,7 @@ print("parent:", sample() > 0)
 """
 
 
-def test_a_forked_child_holds_nothing_and_the_parent_keeps_sampling(loader):
+def test_a_forked_child_holds_no_maps_and_the_parent_keeps_sampling(loader):
     done = subprocess.run(
         [sys.executable, "-c", FORK, loader], capture_output=True, text=True, timeout=300
     )
@@ -226,7 +226,7 @@ def spec(path):
     return ObjectSpec(SAMPLER_SOURCE, path, ("kprofiler_sample",), {"ring": 4096})
 
 
-def test_the_error_has_the_verifiers_log(tmp_path):
+def test_the_error_for_a_rejected_program_has_the_verifiers_log(tmp_path):
     data = bytearray(SAMPLER_OBJECT.read_bytes())
     table, size, count = struct.unpack_from("<Q10xHH", data, 40)
     headers = [struct.unpack_from("<IIQQQQ", data, table + size * i) for i in range(count)]
@@ -242,8 +242,8 @@ def test_the_error_has_the_verifiers_log(tmp_path):
     assert "R5 !read_ok" in raised.value.log
 
 
-def test_an_unsupported_map_type_is_a_missing_feature(tmp_path):
-    """An old kernel does not know BPF ring buffers, for example."""
+def test_an_unsupported_map_type_is_reported_as_a_missing_kernel_feature(tmp_path):
+    """For example, old kernels have no BPF ring buffers."""
     ring_type = struct.pack("<III", 0, 3 << 24, 0)  # BTF_KIND_ARRAY
     data = SAMPLER_OBJECT.read_bytes()
     sizes = [

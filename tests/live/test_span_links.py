@@ -87,7 +87,7 @@ def test_trace_and_span_ids_of_every_size_are_read(trace_id, span_id):
 
 
 class Odd(tuple):
-    """An object that has the layout of a span context but is none."""
+    """An object that has the layout of a span context, but is not a span context."""
 
     __slots__ = ()
 
@@ -159,7 +159,7 @@ BEFORE_THE_START = """
 """
 
 
-def test_starting_inside_a_span_links_that_span():
+def test_a_profiler_started_inside_a_span_links_samples_to_that_span():
     run(
         BEFORE_THE_START
         + """
@@ -173,7 +173,7 @@ def test_starting_inside_a_span_links_that_span():
     )
 
 
-def test_wrappers_of_spans_are_linked_by_their_span_context():
+def test_samples_in_wrapped_spans_are_linked_by_the_wrappers_span_context():
     """The class is defined while the profiler runs, in one case while the span is current."""
     run(
         BEFORE_THE_START
@@ -241,7 +241,7 @@ BCC = "profiler._plan = dataclasses.replace(profiler._plan, loader='bcc')"
 @pytest.mark.parametrize(
     ("change", "is_published"), [(NO_PATH, True), (NO_PATH, False), *further((BCC, True))]
 )
-def test_samples_are_linked_by_thread_contexts_without_a_path(change, is_published):
+def test_thread_contexts_link_samples_without_the_interpreters_objects(change, is_published):
     if change == BCC and not BccLoader.is_installed():
         pytest.skip("needs python3-bpfcc")
     run(

@@ -35,14 +35,14 @@ def test_samples_are_linked_to_the_current_span(name):
 
 
 @pytest.mark.parametrize("name", [*SHORT, "uvloop", "greenlets"])
-def test_records_hold_the_current_span(name):
+def test_thread_records_identify_the_current_span(name):
     outcome = run_until_enough(name, "record")
     assert outcome.wrong == 0
     # The first change in each uvloop thread is missed, which affects a few of hundreds of samples.
     assert outcome.linked_share >= 0.98
 
 
-def test_links_read_from_the_interpreter_install_no_hooks():
+def test_reading_spans_from_the_interpreters_objects_installs_no_hooks():
     code = """
         import asyncio, concurrent.futures.thread as executor
         from opentelemetry import context

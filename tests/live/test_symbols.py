@@ -48,7 +48,7 @@ def test_every_text_symbol_resolves_to_itself(symbolizer):
     assert checked > 10_000
 
 
-def test_the_running_kernel_is_identified(symbolizer):
+def test_the_running_kernel_is_identified_by_its_build_id(symbolizer):
     vmlinux = symbolizer.module("vmlinux")
     assert vmlinux.build_id
     assert bytes.fromhex(vmlinux.build_id) in Path("/sys/kernel/notes").read_bytes()

@@ -177,7 +177,7 @@ def test_releasing_a_process_does_not_affect_spans_of_adjacent_pids(run_hostile)
         reader.drain()
         count = reader.count_links()
         deadline = time.monotonic() + LATEST_S
-        while reader.count_links() < count + 100:  # a look would register it again
+        while reader.count_links() < count + 100:  # contexts.look() would register it again
             assert time.monotonic() < deadline
             time.sleep(0.1)
             reader.drain()
@@ -208,7 +208,7 @@ def test_a_record_being_changed_by_another_thread_yields_no_span(run_hostile):
         reader.collect_until(is_dropped)
 
 
-def test_a_program_does_not_inherit_the_span_of_the_one_before_exec(run_hostile):
+def test_a_program_does_not_inherit_the_span_of_the_program_before_exec(run_hostile):
     with Reader(b"hostile") as reader:
         run_hostile("exec")
         reader.collect_until(lambda: len({sample.exec_id for sample in reader.samples}) == 2)

@@ -41,7 +41,7 @@ def read_total(text, name):
     return float(row.split()[1].rstrip("%"))
 
 
-def test_a_planted_function_and_process_are_on_the_screen(busy):
+def test_a_busy_function_and_its_process_are_on_the_screen(busy):
     with Terminal([*TOP, "-p", busy.pid, "-F", "199", "--window", "2s"]) as terminal:
         terminal.wait_for("samples/s", "[self]", "lost 0")
         terminal.type("T/planted_hot\r")
@@ -157,7 +157,7 @@ def test_option_once_prints_a_plain_table(busy):
     assert "\x1b" not in done.stdout
 
 
-def test_a_planted_bpf_program_is_in_each_table_until_the_end():
+def test_a_running_bpf_program_is_in_each_table_until_the_end():
     fd, stopped = load(name="planted_bpf", spin=2000), threading.Event()
 
     def spin():
@@ -186,7 +186,7 @@ def test_a_planted_bpf_program_is_in_each_table_until_the_end():
         thread.join()
         os.close(fd)
     assert heads > 1
-    _, columns, first, *_ = filter(None, lines)  # later rows may come from between two runs
+    _, columns, first, *_ = filter(None, lines)  # samples between two runs may add rows
     assert columns.endswith("function of a BPF program")
     assert first.endswith("planted_bpf")
     assert "xdp" in first

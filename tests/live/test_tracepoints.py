@@ -84,18 +84,18 @@ def test_each_open_is_a_sample_with_its_python_function(recorded):
     assert total_of(recorded[0]["sys_enter_openat"], "open_files") == OPENS
 
 
-def test_each_dropped_packet_counts_its_bytes(recorded):
+def test_samples_of_dropped_packets_count_bytes(recorded):
     assert total_of(recorded[0]["kfree_skb"], "send") == PACKETS * PAYLOAD
     assert recorded[0]["kfree_skb"]["unit"] == "bytes"
 
 
-def test_pages_count_their_bytes(recorded):
+def test_samples_of_page_allocations_count_bytes(recorded):
     """The kernel also allocates a page table for every 512 pages."""
     allocated = total_of(recorded[0]["mm_page_alloc"], "touch") / os.sysconf("SC_PAGE_SIZE")
     assert PAGES <= allocated <= PAGES * 1.02
 
 
-def test_block_requests_count_their_bytes(recorded):
+def test_samples_of_block_requests_count_bytes(recorded):
     if not recorded[1]:
         pytest.skip("the temporary directory is not on a block device")
     written = total_of(recorded[0]["block_bio_queue"], "write")

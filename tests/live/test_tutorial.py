@@ -44,7 +44,7 @@ def run(command, folder, pid=0):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["sh", "-ec", command], cwd=folder, env=os.environ | {"PATH": path},
                           capture_output=True, text=True, timeout=LIMIT_S, check=False)  # fmt: skip
-    none = "no sample matches" in done.stderr  # the mended service hardly runs
+    none = "no sample matches" in done.stderr  # the fixed service uses hardly any CPU time
     assert done.returncode == 0 or none, f"{command}: {done.stderr}"
     return done.stdout
 
@@ -56,7 +56,7 @@ def repeat(action, is_reached):
     return result
 
 
-def test_the_page_names_the_services_source_lines():
+def test_the_tutorial_names_the_source_lines_of_the_service():
     lines = PROGRAM.read_text().splitlines()
     assert "copy.deepcopy(PRICES)" in lines[17]
     assert "os.fsync(journal)" in lines[25]
@@ -71,7 +71,7 @@ def test_the_page_names_the_services_source_lines():
 @pytest.mark.timeout(6 * LIMIT_S)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the page records as root")
 @pytest.mark.skipif(not LibbpfLoader.is_installed(), reason="libbpf1 is not installed")
-def test_the_commands_lead_from_the_symptom_to_the_lines(tmp_path):
+def test_the_tutorials_commands_lead_from_the_symptom_to_the_source_lines(tmp_path):
     system = subprocess.check_output(["stat", "-f", "-c", "%T", "/var/tmp"], text=True).strip()
     if system == "tmpfs":
         pytest.skip("/var/tmp is a tmpfs, where fsync(2) does not wait for a disk")

@@ -83,7 +83,7 @@ def programs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("missing", LACKS, ids=lambda names: " ".join(names) or "none")
-def test_each_capability_opens_files_that_no_other_opens(programs, missing):
+def test_each_capability_of_the_unit_is_necessary_for_some_files(programs, missing):
     assert set(OF_OTHERS) < set(unit_capabilities())
     given = [name for name in unit_capabilities() if name not in missing]
     sets = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in given)

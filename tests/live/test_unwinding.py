@@ -115,7 +115,7 @@ def test_stacks_of_compiled_code_are_correct(built, compiled, flags, top_of_stac
 
 @needs_clang
 @needs_gcc
-def test_every_rule_of_a_table_is_applied(built, compiled):
+def test_every_kind_of_unwind_rule_is_applied(built, compiled):
     with running(compiled("-O2", "-no-pie"), "rules") as pid, dumps.Dumps(built) as dumper:
         report = compare.compare(take_loaded(dumper, pid), Maps(pid))
     assert_true(report)
@@ -131,7 +131,7 @@ SHELL = 'f() { [ "$1" -gt 0 ] && f $(($1 - 1)); }; while :; do f 7; done'
     [("/usr/bin/python3", "-c", INTERPRETED), ("/bin/bash", "-c", SHELL)],
     ids=["python", "bash"],
 )
-def test_stacks_of_the_distributions_programs_are_correct(built, command):
+def test_stacks_of_distribution_programs_are_correct(built, command):
     with running(*command) as pid, dumps.Dumps(built) as dumper:
         report = compare.compare(take_loaded(dumper, pid), Maps(pid))
     assert_true(report)
@@ -336,13 +336,14 @@ def test_a_program_before_its_first_instruction_has_no_user_stack():
     stacks = [parse_user_stack(words) for one in result if (words := one.words(USER_SIDE))]
     ends = Counter(stack.end for stack in stacks)
     assert ends[StackEnd.COMPLETE]
-    # execve(2) continues for a few steps after the reported one.
+    # After setting end_code, execve(2) takes a few more steps until it sets the program's
+    # registers.
     assert ends[StackEnd.NOT_EXECUTABLE] <= len(stacks) / 100, ends
     assert len(stacks) < len(result)
 
 
 @needs_gcc
-def test_frame_pointers_are_followed_until_a_return_address_lacks_a_call(compiled, loader):
+def test_frame_pointers_are_followed_while_each_return_address_follows_a_call(compiled, loader):
     program = compiled("-O2", "-fomit-frame-pointer")
     with running(program) as pid:
         sampler = EbpfSampler(

@@ -119,7 +119,7 @@ def hanging_write(monkeypatch):
     return hangs, go_on
 
 
-def test_a_hanging_thread_writes_to_no_maps_of_others(hanging_write):
+def test_a_thread_that_hangs_never_writes_to_other_maps(hanging_write):
     """The thread may outlive the maps' object, whose descriptors may then refer to other maps."""
     hangs, go_on = hanging_write
     running = Running()
@@ -196,7 +196,7 @@ def test_text_segments_convert_file_offsets_to_addresses(start):
     assert list(struct.iter_unpack("=QQQ", data[40 : 40 + 24 * len(texts)])) == texts
 
 
-def test_table_details_name_the_file(start):
+def test_table_details_identify_the_file(start):
     running = start()
     (key,) = running.load(LIBC)
     notes = subprocess.run(["readelf", "-n", LIBC], capture_output=True, text=True, check=True)
@@ -232,7 +232,7 @@ def test_a_search_table_is_built_for_a_static_program_without_one(start, tmp_pat
 
 
 def test_processes_take_turns_in_having_tables_built(start, tmp_path, monkeypatch):
-    """One process requests tables for many files without tables, another process for one file."""
+    """One process requests tables for many files that have none, another for one file."""
     first = compile_c(tmp_path / "static", WAITS, "-static", "-Wl,--no-eh-frame-hdr")
     many = [Path(shutil.copy(first, tmp_path / f"noisy-{number}")) for number in range(8)]
     made, can_start, run = [], threading.Event(), Children.run
@@ -406,7 +406,7 @@ def programs_without_tables(tmp_path):
     return [Path(shutil.copy(first, tmp_path / f"static-{number}")) for number in range(20)]
 
 
-def test_preloading_makes_costly_tables_and_leaves_the_budget_to_samples(
+def test_tables_built_for_preloading_do_not_spend_the_budget(
     start, programs_without_tables, monkeypatch
 ):
     """Each table costs half of the budget, which is not refilled since the clock is stopped."""
@@ -420,7 +420,7 @@ def test_preloading_makes_costly_tables_and_leaves_the_budget_to_samples(
     running.kernel.loaded(key)
 
 
-def test_files_that_have_tables_are_preloaded_while_others_wait_to_be_made(
+def test_files_with_tables_are_preloaded_while_tables_of_other_files_are_built(
     start, programs, programs_without_tables, monkeypatch
 ):
     can_start, run = threading.Event(), Children.run
@@ -451,7 +451,7 @@ def test_preloaded_tables_are_awaited_for_a_limited_time(start, programs, hangin
     running.kernel.loaded(key)
 
 
-def test_a_file_above_its_limit_is_rejected(start):
+def test_a_file_whose_table_exceeds_the_size_limit_is_rejected(start):
     running = start(Limits(file_bytes=PAGE_BYTES * 4))
     (key,) = running.load(LIBC)
     assert running.kernel.file(key).state == FileState.UNAVAILABLE
@@ -484,7 +484,7 @@ def test_rejected_files_leave_room_for_others(start, tmp_path):
     assert 0 < len(held) <= 9
 
 
-def test_a_storm_of_new_programs_is_handled(start, programs, tmp_path):
+def test_tables_of_many_new_programs_replace_the_oldest(start, programs, tmp_path):
     copies = [Path(shutil.copy(programs[0], tmp_path / f"copy-{number}")) for number in range(150)]
     running = start(Limits(idle_ns=0), slots=64, files=256)
     keys = running.load(*copies)

@@ -64,11 +64,11 @@ def test_view_shows_the_running_host(busy):
         wait_for(address, lambda data: sum(data["samples"]["count"]) > before)
         command.send_signal(signal.SIGINT)
         assert command.wait(30) == 0
-        said = re.fullmatch(r"sampled ([\d,]+) samples, lost 0\n", command.stderr.read())
+        said = re.fullmatch(r"received ([\d,]+) samples, lost 0\n", command.stderr.read())
         assert int(said[1].replace(",", "")) > before
 
 
-def test_filters_select_which_samples_to_keep(busy):
+def test_filters_select_the_sampled_processes_and_stacks(busy):
     with view("--process", str(busy.pid), "--stacks", "user", "-F", "199") as (_, address):
         data = wait_for(address, lambda data: data["samples"]["count"])
     assert data["processes"]["pid"] == [busy.pid]

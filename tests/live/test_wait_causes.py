@@ -181,7 +181,7 @@ def half_a_cpu():
 
 
 @pytest.mark.parametrize("cause", PROGRAMS)
-def test_a_program_with_one_kind_of_wait_gets_that_cause(cause, request, tmp_path):
+def test_waits_of_each_test_program_have_the_expected_cause(cause, request, tmp_path):
     place = ""
     if cause in OF_FILES or cause == "file_lock":
         place = request.getfixturevalue("file")
@@ -235,7 +235,7 @@ def record_waiter(body, cause, place, tmp_path, python=sys.executable):
     return result, weights
 
 
-def test_the_doctor_reports_whether_waits_can_be_followed():
+def test_the_doctor_reports_that_off_cpu_time_can_be_counted():
     command = [sys.executable, "-m", "otel_kprofiler", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     (result,) = [

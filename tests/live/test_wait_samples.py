@@ -140,7 +140,7 @@ RUNS = int(os.environ.get("KPROFILER_RUNS", "1"))
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_weights_estimate_the_totals(run):
+def test_weights_of_sampled_waits_estimate_the_total_time(run):
     """Ten processes are sampled sparsely; waits that are too short count in neither figure."""
     with running(rate=150) as sampler:
         started = [subprocess.Popen([sys.executable, "-S", "-c", MIXED, str(seed), "8"])
@@ -267,7 +267,7 @@ def test_stacks_belong_to_the_sleeping_thread(functions):
 SINCE, STATE, FLAGS, TID, RAN = 2, 7, 10, 37, 41
 
 
-def test_a_wait_of_a_thread_that_ran_unseen_has_no_start():
+def test_a_wait_after_a_missed_switch_has_no_start():
     """The kernel misses a few switches, so the span at the start of a wait may have ended."""
     code = "import time\nwhile True: time.sleep(0.2)"
     changed = set()
@@ -403,7 +403,7 @@ def test_the_waker_is_reported():
     assert any(name.startswith(b"python") for name in names)
 
 
-def test_wakers_are_reported_while_enabled():
+def test_wakers_are_reported_only_while_enabled():
     with program(TWO_THAT_WAKE_EACH_OTHER) as process:
         child = int(process.stdout.readline())
         settings = {"on_cpu": False, "target_pids": (process.pid, child)}
@@ -424,7 +424,7 @@ def begun_since(time_ns, samples):
     return [sample for sample in samples if sample.wait.start_ns > time_ns]
 
 
-def test_both_kinds_are_sampled_together():
+def test_on_cpu_and_off_cpu_time_are_sampled_together():
     with running(on_cpu=True, samples_per_second=199) as sampler, program("while 1: pass"):
         samples = drain_until(sampler, lambda samples: len({s.kind for s in samples}) == 2)
         sampler.stop()

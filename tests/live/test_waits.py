@@ -291,7 +291,7 @@ for _ in range(200):
     assert totals.total_ns < 800 * 0.05e9 + wall + 0.05 * 40e9 + 4 * wall * 0.5
 
 
-def test_short_lived_processes_are_distinguished():
+def test_short_lived_processes_have_separate_totals():
     """Each process has slept, and none inherits times from a thread with the same task or id."""
     with running() as sampler:
         read(sampler)
@@ -307,8 +307,8 @@ def test_short_lived_processes_are_distinguished():
     assert mine
     assert len({key.start_time_ns for key in mine}) == len(mine)
     assert counts.no_room == 0
-    # The kernel does not report every switch. At most the counted number of waits are missing or
-    # begin late. The clock of a run queue does not advance between updates.
+    # The kernel does not report every switch. The number of waits that are missing or begin late
+    # does not exceed the counted number. The clock of a run queue does not advance between updates.
     missing = pids - {key.tgid for key in mine}
     late = [one for one in mine.values() if one.by_state[WaitState.INTERRUPTIBLE] < 0.016e9]
     assert len(missing) + len(late) <= counts.missed + counts.lost
@@ -355,7 +355,7 @@ threads = [threading.Thread(target=time.sleep, args=(1,)) for _ in range(8)]
     assert 8.5e9 < totals.total_ns < 9 * passed, "eight threads, and the one that joins"
 
 
-def test_only_targets_are_followed():
+def test_only_waits_of_targets_are_counted():
     with (
         Program(SLEEP, 60) as wanted,
         Program(SLEEP, 60) as other,
@@ -374,7 +374,7 @@ def test_only_targets_are_followed():
         assert read(sampler).keys() == {other.process.pid}
 
 
-def test_a_pause_is_not_a_wait():
+def test_time_in_a_pause_is_not_counted_as_waiting():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)
@@ -414,7 +414,7 @@ def test_off_cpu_programs_are_not_loaded_unless_configured():
     assert len(program_names()) == before
 
 
-def test_totals_are_read_after_the_stop():
+def test_totals_can_be_read_after_the_stop():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)
@@ -430,7 +430,7 @@ def test_bcc_rejects_off_cpu_programs_and_suggests_libbpf():
     assert "libbpf1" in raised.value.hint
 
 
-def test_process_keys_match_samples():
+def test_process_keys_have_the_start_time_from_proc():
     with running() as sampler, Program(SLEEP, 60) as program:
         program.go()
         program.wait_for_switches(20)
@@ -443,7 +443,7 @@ def test_process_keys_match_samples():
 SLEEPER = "import time\nwhile True: time.sleep(0.003)"
 
 
-def test_a_wait_is_one_stack_below_the_scheduler_and_the_profiler_is_left_out(tmp_path):
+def test_equal_sleeps_have_a_single_stack_without_scheduler_functions(tmp_path):
     path = str(tmp_path / "waits.otlp")
     with subprocess.Popen([sys.executable, "-c", SLEEPER]) as sleeper:
         try:
@@ -470,7 +470,8 @@ def test_a_wait_is_one_stack_below_the_scheduler_and_the_profiler_is_left_out(tm
         for side in sample.stack.sides
         if side.kind is KERNEL_SIDE
     ]
-    # A wait that is longer than expected is read while its thread is off the CPU, or not at all.
+    # In a wait that is longer than expected, the stack is read while the thread is off the CPU, or
+    # not at all.
     stacks = {
         tuple(frame.function for frame in side.frames)
         for side in sides

@@ -1,5 +1,5 @@
 /*
- * Threads that rest at known places: each line of the output says what one does, as "TID CAUSE
+ * Threads that sleep in known functions. A line of the output describes each, as "TID CAUSE
  * FUNCTION...", leaf first. The main thread starts, ends and counts them.
  *
  * usage: threads_at_rest COPIES   (of each kind of thread)

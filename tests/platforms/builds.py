@@ -19,7 +19,7 @@ _RELEASE = "trixie"
 _HEADERS = ("linux", "asm-generic", "x86_64-linux-gnu/asm")
 """The directories of kernel headers in /usr/include, which musl-gcc does not search."""
 _COMPILER = """#!/bin/sh
-case "$*" in *-print-multiarch*) exit 0;; esac  # glibc's name, which configure would refuse
+case "$*" in *-print-multiarch*) exit 0;; esac  # the name for glibc, which configure would reject
 exec musl-gcc -idirafter "$(dirname "$0")/include" "$@"
 """
 

@@ -27,7 +27,7 @@ with the message that `record` prints, or that it could not be tested, with the 
 that are not listed have not been tried. *From source* means that the program was built from
 Debian's source package, because no binary package contains it.
 
-Of the samples of a Python program, *wrong* ones show frames that did not run. *Absent* ones lack
+*Wrong* samples of a Python program show frames that did not run. *Absent* ones lack
 Python frames although some ran. *Frameless* ones were taken while no Python frame had to run.
 *Not described* ones have a frame without function or line. Samples *in system calls*
 also show which Python function made the call.

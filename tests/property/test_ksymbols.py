@@ -30,7 +30,7 @@ def records(draw):
 @pytest.mark.fuzz
 @settings(max_examples=2000, deadline=None)
 def look_up_all(table, history, steps):
-    """Looks up each address between all steps; yields time, result, and true names."""
+    """Looks up each address before and after every step; yields time, result, and true names."""
     for number in range(steps + 2):
         time_ns = number * STEP_NS + STEP_NS // 2
         for address in range(A, A + 64 * SLOTS, 8):

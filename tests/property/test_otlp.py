@@ -117,7 +117,7 @@ statuses = st.sampled_from([STACK_OK, STACK_TRUNCATED]) | st.sampled_from(
 @st.composite
 def stacks(draw, kernel, user):
     below = draw(st.lists(st.sampled_from(user), max_size=4))
-    made = draw(st.integers(0, len(below)))  # frames before this one are symbolized
+    made = draw(st.integers(0, len(below)))  # frames before this index are symbolized
     kernel_status, user_status = draw(st.tuples(statuses, statuses))
     raw = [frame.address for frame in below[made:]]
     return Stack(
@@ -195,7 +195,7 @@ def profiles(draw, shared, length, kind, period):
         st.integers(0, 300),
         links,
         st.lists(st.integers(START, START + length - 1), min_size=1, max_size=20),
-        st.just([]),  # each gets a value below
+        st.just([]),  # with_values adds a value to each
         labels,
         waits,
     ).flatmap(with_values)

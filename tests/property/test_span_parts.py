@@ -66,7 +66,7 @@ def loaded(draw):
 
 
 def find_parts(samples, every, spans):
-    """Returns the number of traces, and each part's weight, kernel time and samples, for spans.
+    """Returns the number of traces with the spans, and each part's weight, kernel time and samples.
 
     Each trace is scanned from its first to its last sample in the spans.
     """
@@ -129,4 +129,4 @@ def test_timelines_are_scanned_once_for_any_number_of_endpoints(monkeypatch):
     ]
     profile = Profile(ON_CPU, MS, [ResourceSamples(RESOURCE, samples)])
     assert len(find_endpoint_parts(load_samples([Window(0, 10**9, [profile])]))) == 20
-    assert len(passes) == 2  # a thread each
+    assert len(passes) == 2  # one for each thread

@@ -88,7 +88,7 @@ class Truth:
                         self.unsized.add(name)
 
     def is_stub(self, table, found):
-        """Returns whether a stub, or its twin stub, leads where its name says."""
+        """Returns whether a stub, or another of the same name, jumps to what it names."""
         called = [self.stubs[at] for at in range(found.start, found.end) if at in self.stubs]
         if not called:
             return any(self.is_stub(table, twin) for twin in table.find(found.name)
@@ -146,7 +146,7 @@ def symbolize(path, wanted, *options):
 
 
 def find_functions(path):
-    """Returns the package's function table of a file, and the path its symbols come from."""
+    """Returns the package's function table of a file, and the path of the file with its symbols."""
     with open(path, "rb") as file:
         source = FileSource(file.fileno(), os.fstat(file.fileno()).st_size)
         elf = read_elf(source, None)

@@ -67,7 +67,7 @@ def moved(part, sample):
     st.sampled_from(["", "a", "b", "c"]),
 )
 def test_queries_equal_brute_force_over_a_list(parts, times, host):
-    # Samples are moved in time, since one repeated in another part would count only once.
+    # Samples are moved in time, since a sample repeated in another part would count only once.
     parts = [
         [one.change_samples(partial(moved, at)) for one in part] for at, part in enumerate(parts)
     ]

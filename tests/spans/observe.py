@@ -1,7 +1,7 @@
 """Records the spans and samples of a service, and compares them.
 
 Spans are read from a source: ``interpreter`` (the interpreter's objects, as an embedded profiler
-does) or ``record`` (the thread context that any profiler reads).
+does) or ``record`` (the thread context that any profiler can read).
 """
 
 import bisect
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
     Attributes:
         right: samples in a span that are linked to this span.
         unlinked: samples in a span without a link.
-        outside: samples in no span without a link.
+        outside: samples outside of all spans, without a link.
         wrong: samples that are linked to a span that was not current.
     """
 
@@ -153,7 +153,7 @@ def follow_records(sampler):
 
 
 def follow_contexts(contexts, drain):
-    """Waits for a sample of this process, which registers its records if spans need them."""
+    """Waits for a sample of this process, so that its records are registered if spans need them."""
     contexts.prepare()
     until = time.monotonic() + LATEST_S
     while contexts.is_needed and not contexts.is_registered:

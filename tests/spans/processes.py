@@ -16,7 +16,7 @@ from tests.spans.observe import NOTHING, Outcome, Truth, compare, sampling
 
 
 def in_child(outcomes, seconds, source):
-    """Samples this process in the span that it was forked in, if any, and in other spans."""
+    """Samples this process in the span in which it was forked, if any, and in other spans."""
     truth = Truth(source)
     inherited = trace.get_current_span()
     with sampling(source) as samples:

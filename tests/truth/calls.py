@@ -25,11 +25,11 @@ _LINE = re.compile(
     r"^\s*([0-9a-f]+):\t(?:(?:notrack|bnd|repz|data16|addr32) )*(\w+)\s*((?:([0-9a-f]+) <)?.*)"
 )
 _OUTERMOST = {"_start", "__clone", "clone", "__clone3", "clone3"}
-_EXIT_LENGTH = 5  # instructions of exit(2) at the end of a thread
+_EXIT_LENGTH = 5  # number of instructions in exit(2) at the end of a thread
 _ANY = 0  # the target of an indirect jump
 _HZ = 997
 _LOADING_S = 200
-"""The time limit for loading tables; a busy machine takes long to make rules from code."""
+"""The time limit for loading tables; deriving rules from code takes long on a busy machine."""
 _SIGRETURN = "$0xf,"  # the operand with the system call's number
 
 
@@ -57,7 +57,7 @@ def take_stacks(built: Path, command: Sequence[str], count: int) -> list[UserSta
 def find_libraries(command: Sequence[str], program: Path) -> dict[Path, int]:
     """Returns where a command loads libraries and the dynamic linker (the same in each run).
 
-    ``program`` is what the command executes in the end.
+    ``program`` is the program that the command finally executes.
     """
     libraries: dict[Path, int] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -84,14 +84,14 @@ class Instruction(NamedTuple):
 class Calls:
     """The calls of a program that has symbols and is linked at fixed addresses.
 
-    ``libraries`` are the addresses of further files, which may be stripped.
+    ``libraries`` maps additional files, which may be stripped, to their addresses.
     """
 
     def __init__(self, path: Path, libraries: Mapping[Path, int] | None = None) -> None:
         self._names: dict[int, str] = {}
         self._targets: dict[int, int | None] = {}  # by return address
-        self._trampolines: set[int] = set()  # where signal handlers return to
-        self._exits: set[int] = set()  # before which threads exit
+        self._trampolines: set[int] = set()  # where signal handlers return
+        self._exits: set[int] = set()  # addresses in exit(2), where threads end
         self._jumps: defaultdict[int, set[int]] = defaultdict(set)  # between functions
         code = []
         for file, base in {path: 0, **(libraries or {})}.items():

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Runs the unwinder and, in the same interrupt, copies the registers and the stack it started
- * from, so that another implementation can unwind the same stack.
+ * Runs the unwinder and, in the same interrupt, copies the registers and the stack that it started
+ * from, so that another unwinder can unwind the same stack.
  */
 #include "unwind.bpf.h"
 
@@ -15,8 +15,8 @@ struct dump_config {
 	u32 tgid;
 	u32 max_frames;
 	u32 top_of_stack;
-	u32 forget; /* rules and mappings of earlier walks */
-	/* Go: offsets in task_struct and in the runtime's structs; g_sched is 0 for others */
+	u32 forget; /* whether to forget rules and mappings of earlier walks */
+	/* offsets in task_struct and in structs of Go's runtime; g_sched is 0 for other programs */
 	u32 task_fsbase;
 	u32 g_m;
 	u32 g_stack;
@@ -27,15 +27,15 @@ struct dump_config {
 struct dump {
 	u64 time_ns;
 	u64 spent_ns;
-	u64 again_ns; /* of a second walk, with warm caches */
-	u64 pointers_ns; /* of the kernel's own walk, by frame pointers */
+	u64 again_ns; /* time of a second walk, with warm caches */
+	u64 pointers_ns; /* time of the kernel's own walk, by frame pointers */
 	u32 tgid;
 	u32 tid;
 	u32 pages;
 	u32 work;
-	u32 pointers; /* frames of the kernel's walk */
-	u32 other_pages; /* of the goroutine's stack */
-	u32 switched;	 /* the thread is on another one */
+	u32 pointers; /* number of frames in the kernel's walk */
+	u32 other_pages; /* pages of the goroutine's stack */
+	u32 switched;	 /* the thread is on another stack */
 	u32 reserved;
 	u64 other_base;
 	u64 other_sp;
@@ -51,7 +51,7 @@ ARRAY(dumps, struct dump, 64);
 ARRAY(skipped, u64, 1);
 RING(ring);
 
-/* Whatever this CPU has cached of tables and processes. */
+/* Forgets this CPU's cached rules and mappings. */
 INLINE void forget(struct unwind_work *w)
 {
 	u32 cpu = w->cpu;
@@ -73,8 +73,8 @@ INLINE void forget(struct unwind_work *w)
 }
 
 /*
- * Copy the stack of the goroutine that the thread runs: from where the scheduler has stopped it, or
- * from its high end down.
+ * Copies the stack of the goroutine that the thread runs: from the scheduler's saved sp upwards, or
+ * from the stack's high end downwards.
  */
 INLINE void dump_goroutine(const struct dump_config *wanted, struct dump *dump)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The unwinder as native code, on a recorded process: helpers and maps of the kernel are replaced,
- * and structs of the kernel are made up. So tables and stacks of any processor run on this one.
+ * The unwinder as native code, for a recorded process. The kernel's helpers, maps and structs are
+ * replaced, so tables and stacks from any processor can be unwound on this one.
  */
 #include "loaders.bpf.h"
 
@@ -14,7 +14,7 @@
 
 enum { MOST = 64 };
 
-struct region { /* of the process's memory */
+struct region { /* a part of the process's memory */
 	u64 start;
 	u64 bytes;
 	const u8 *content;
@@ -27,7 +27,7 @@ struct table {
 	u64 inode;
 };
 
-/* Of the kernel; offsets are those of KERNEL in native.py. */
+/* Structs of the kernel, with the offsets in KERNEL of native.py. */
 struct vma {
 	u64 start, end, mm, flags, pages, file, parent, right, left;
 	u64 rest[VMA_BYTES / 8 - 9];
@@ -101,7 +101,7 @@ static u64 current_task(void)
 	return (u64)task;
 }
 
-/* A process without memory, on a processor; `settings` is a struct unwind_config. */
+/* Begins a process without memory; `settings` is the processor's struct unwind_config. */
 void begin(const void *settings)
 {
 	memset(&work, 0, sizeof(work));
@@ -118,7 +118,7 @@ void begin(const void *settings)
 	bpf_get_current_task = current_task;
 }
 
-/* Memory at an address; what was added last hides what was added before. */
+/* Adds memory at an address; it hides memory that was added earlier. */
 void add_memory(u64 start, u64 bytes, const u8 *content)
 {
 	memmove(region + 1, region, regions++ * sizeof(*region));
@@ -130,7 +130,7 @@ void drop_memory(void)
 	memmove(region, region + 1, --regions * sizeof(*region));
 }
 
-/* The table of a file, without bytes if it has none; its slot. */
+/* Adds a file with its table (`bytes` is 0 if it has none); returns its slot. */
 u32 add_table(u64 number, u8 *content, u64 bytes)
 {
 	struct file_state state = { bytes ? FILE_LOADED : FILE_NO_TABLE, loaded };
@@ -140,7 +140,7 @@ u32 add_table(u64 number, u8 *content, u64 bytes)
 	return loaded++;
 }
 
-/* An executable mapping, above all others so far; inode 0: the vDSO. */
+/* Adds an executable mapping above all earlier ones; inode 0 stands for the vDSO. */
 void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 {
 	struct vma *one = &vma[mappings];
@@ -152,12 +152,12 @@ void add_mapping(u64 start, u64 end, u64 offset, u64 number)
 	if (!number)
 		mm[3] = start;
 	if (mappings++)
-		one[-1].right = (u64)&one->parent; /* a tree like a list */
+		one[-1].right = (u64)&one->parent; /* the tree is a list */
 	else
 		mm[0] = (u64)&one->parent;
 }
 
-/* Unwind from registers in the form of the kernel's pt_regs; bytes of the stack. */
+/* Unwinds from registers in the form of the kernel's pt_regs; returns the bytes of the stack. */
 u64 unwind_process(const void *registers, u32 max_frames, u8 *stack)
 {
 	work.user_registers = (u64)registers;
@@ -166,7 +166,7 @@ u64 unwind_process(const void *registers, u32 max_frames, u8 *stack)
 	return unwind() ? 0 : copy_stack(&work, stack);
 }
 
-/* The rule for an address of a table's file: enum rule_errors. */
+/* Finds the row for an address in a table's file; returns one of enum rule_errors. */
 int find_row(u32 slot, u64 address, struct row *row)
 {
 	int error;

@@ -190,7 +190,7 @@ class Truth(NamedTuple):
 
 
 class _EndError(Exception):
-    """Raised if there is no further frame, or if it cannot be found."""
+    """Raised if there is no caller, or if the caller's frame cannot be found."""
 
 
 def unwind(maps: Maps, dump: Dump, limit: int = 127, processor: Processor = X86_64) -> Truth:
@@ -297,7 +297,7 @@ def _on_own_stack(
 
 
 class _Frame(NamedTuple):
-    """The tables, registers and dump that a frame's rules are evaluated with."""
+    """The tables, registers and dump with which a frame's rules are evaluated."""
 
     tables: ElfTables
     registers: dict[int, int]

@@ -63,7 +63,7 @@ def test_missed_ticks_are_explained_if_there_are_many(as_json):
 
     assert "missed" not in line(4), "a few per cent is what virtual machines miss"
     assert "31" in line(31)
-    assert "ran another BPF program" in line(31)
+    assert "runs another BPF program" in line(31)
 
 
 @pytest.fixture

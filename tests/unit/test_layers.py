@@ -82,7 +82,7 @@ def test_the_table_has_no_cycles():
 
 
 def test_there_are_no_import_cycles():
-    """Imports within functions count; those for type checkers alone do not."""
+    """Imports within functions count; imports for type checkers alone do not."""
     graph = {}
     for path, tree in syntax_trees().items():
         if path.stem != "__init__":

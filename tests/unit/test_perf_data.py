@@ -309,7 +309,7 @@ def test_throttling_and_copied_user_stacks_cause_remarks():
         (b"PERFILE2", "the header of the perf.data file is truncated"),
         (made(), "has no samples"),
         (made(record(81, bytes(16))), "are compressed"),
-        (b"PERFILE2" + struct.pack("<Q", 50) + bytes(100), "unknown size, 50"),
+        (b"PERFILE2" + struct.pack("<Q", 50) + bytes(100), "unsupported header size of 50 bytes"),
     ],
 )
 def test_the_error_for_an_unreadable_recording_states_the_reason(data, message):
@@ -322,7 +322,7 @@ def test_a_truncated_file_keeps_its_samples():
     whole = made(sample(7, 3, USER, 1), sample(7, 4, USER, 1))
     window, problems = read(whole[:-20])
     assert window.sample_count == 1
-    assert problems[0] == "skipped damaged data: the file is truncated"
+    assert problems[0] == "data is missing or damaged: the file is truncated"
 
 
 def test_a_killed_recording_keeps_its_samples():
@@ -330,7 +330,7 @@ def test_a_killed_recording_keeps_its_samples():
     whole = made(sample(7, 3, USER, 1))
     window, problems = read(whole[:48] + bytes(8) + whole[56:])
     assert window.sample_count == 1
-    assert problems[0] == "skipped damaged data: perf record was killed"
+    assert problems[0] == "data is missing or damaged: perf record was killed"
 
 
 class TestNames:

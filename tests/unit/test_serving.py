@@ -130,7 +130,7 @@ def test_clients_that_stop_reading_are_disconnected_to_serve_others():
         read, last_read = bytearray(), server._server._answering
         first = next(iter(last_read))
         for _ in range(MAX_CONNECTIONS // 2):
-            time.sleep(0.2)  # the stalled clients have been silent for longer
+            time.sleep(0.2)  # stalled clients have been silent longer than the reader
             read += reader.read(1 << 20)
             wait_until(lambda: min(last_read, key=last_read.__getitem__) is not first)
             assert status(find_port(server), b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 405

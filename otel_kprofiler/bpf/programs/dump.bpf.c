@@ -4,8 +4,8 @@
  * the targets, and writes its stacks to the ring, in the form of a sampler's record. The sampler's
  * code collects the stacks (other_task.bpf.h).
  *
- * The stacks of a sleeping thread do not change. A thread slept during the whole read if afterwards
- * it is on no CPU, and has the same count of context switches, which grows when it leaves a CPU.
+ * The stacks of a sleeping thread do not change. A thread slept during the whole read if it is on
+ * no CPU afterwards, and its count of context switches (grows when it leaves a CPU) is the same.
  */
 
 #define KPROFILER_OTHER_TASK
@@ -30,7 +30,7 @@ enum row_flags {
 	IN_IOWAIT = 8,
 };
 
-/* Read by bpf/dump.py; change both together. Scheduler clocks and boottime differ in origin. */
+/* Read by bpf/dump.py; change both together. Scheduler clocks do not start with boottime. */
 struct dump_row {
 	u64 time_ns;	  /* boottime */
 	u64 monotonic_ns; /* CLOCK_MONOTONIC at `time_ns` */
@@ -190,7 +190,7 @@ INLINE int is_on_cpu(const struct task_struct___dump *task)
 {
 	int on = 0;
 
-	if (HAS(task->on_cpu)) /* only with CONFIG_SMP; without it, the sole CPU runs this */
+	if (HAS(task->on_cpu)) /* only with CONFIG_SMP; otherwise, the only CPU runs this */
 		GET(on, task->on_cpu);
 	return on;
 }

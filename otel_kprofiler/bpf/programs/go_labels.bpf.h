@@ -16,7 +16,7 @@ struct go_label {
 	struct go_string key, value;
 };
 
-/* Intermediate data, one per CPU. */
+/* Intermediate data of each CPU. */
 struct go_work {
 	u64 behind; /* offset of the head from the start of the record's stacks */
 	u64 at;	    /* offset of the next label from the end of the head */
@@ -32,13 +32,13 @@ struct go_work {
 		u32 seed;
 		u64 buckets, old_buckets;
 	} map;
-	u8 tops[8]; /* by slot of a bucket: upper bits of the hash; small numbers: empty slot */
+	u8 tops[8]; /* of each slot: upper bits of the hash; a small number if empty */
 	u64 number;
 };
 
 enum {
 	GO_BUCKET_LABELS = 8,
-	GO_KEYS = 8, /* offset of the keys in a bucket, after the upper bits */
+	GO_KEYS = 8, /* offset of the keys in a bucket, after `tops` */
 	GO_VALUES = GO_KEYS + GO_BUCKET_LABELS * sizeof(struct go_string),
 	GO_NEXT = GO_VALUES + GO_BUCKET_LABELS * sizeof(struct go_string),
 	GO_BUCKET_BYTES = GO_NEXT + 8,
@@ -79,7 +79,7 @@ GLOBAL int add_go_string(u64 at, u64 from, u64 bytes)
 				   bytes, (void *)from);
 }
 
-/* Appends the label, if there is room: two lengths of one byte each, then key and value. */
+/* Appends the label if there is room: a byte with each length, then the key and the value. */
 GLOBAL int add_go_label(void)
 {
 	u64 behind, at, key, value;
@@ -116,7 +116,7 @@ GLOBAL int add_go_label(void)
 	return 1;
 }
 
-/* Adds the labels of Go up to 1.23: a map that no longer grows once the labels are set. */
+/* Adds the labels in Go 1.23 or earlier. Their map does not grow once the labels are set. */
 INLINE void add_go_map(struct go_work *work)
 {
 	u64 map, bucket, next;
@@ -150,7 +150,7 @@ INLINE void add_go_map(struct go_work *work)
 	}
 }
 
-/* Adds the labels of Go 1.24 and later: a slice. */
+/* Adds the labels in Go 1.24 or later, which are in a slice. */
 INLINE void add_go_slice(struct go_work *work)
 {
 	if (READ_USER(work->slice, work->labels))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lists kernel symbols for a process that may load BPF programs, but from which the kernel hides
- * addresses: CAP_BPF and CAP_PERFMON without CAP_SYS_ADMIN or CAP_SYSLOG.
+ * Lists kernel symbols for a process that may load BPF programs, but cannot see kernel addresses,
+ * because it has CAP_BPF and CAP_PERFMON, but neither CAP_SYS_ADMIN nor CAP_SYSLOG.
  *
  * list_programs writes the functions of all BPF programs. program_iterator.py reads
  * the output; change both together. list_symbols writes the content of /proc/kallsyms
- * in that file's format, and needs Linux 6.0. Loaders load only the requested
- * programs.
+ * in that file's format, and needs Linux 6.0. Loaders load only the programs that they
+ * need.
  *
  * Structs have only the members that are read; libbpf finds their offsets in the running kernel's
  * BTF.

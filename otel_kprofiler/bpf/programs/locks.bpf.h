@@ -3,10 +3,10 @@
  * Measures waits for the kernel's locks, at the tracepoints contention_begin and contention_end
  * (since 5.19). Included by sampler.bpf.c.
  *
- * The programs run with any lock held, and in interrupts. They take no lock, except when they write
- * samples to the ring, whose lock may be the one that the thread waited for. The locks of the maps
- * and rings are taken only by the sampler's programs, while they have the scratch memory, and by
- * the profiler's process. So no sample is taken without that memory, or in that process.
+ * The programs run with any lock held, and in interrupts. They take no lock except the ring's, to
+ * write a sample, and the thread may have waited for that very lock. Only the profiler's process,
+ * and the sampler's programs while they use the scratch memory, take the locks of maps and rings.
+ * So no sample is taken in that process, or without that memory.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ enum {
 	LOCK_FLAGS = 64,  /* number of combinations */
 	LOCK_PHASE = 128, /* in a record: phase of a lock's sample; the lock's flags are added */
 	LOCK_PLACES = 8,
-	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; fewer in rwsem.c */
+	OWNER_FLAGS = 7,	 /* MUTEX_FLAGS, kernel/locking/mutex.h; rwsem.c has fewer */
 	RWSEM_READER_OWNED = 1, /* rwsem.c: the owner is the last reader, which may be gone */
 };
 
@@ -59,7 +59,7 @@ struct lock_line {
 	u64 no_room;   /* waits for which no place was free */
 	u64 unmatched; /* ends of waits whose start is unknown */
 	u64 unended;   /* waits whose end is unknown */
-	u64 skipped;   /* waits not counted: another program had the memory for filtering */
+	u64 skipped;   /* waits not counted, because another program had the scratch memory */
 	u64 random;
 	struct sample_budget budget;
 	u64 unused;
@@ -74,7 +74,7 @@ struct lock_wait {
 	u32 flags;
 	u32 holder; /* thread id of the holder, as in records */
 	struct comm holder_comm;
-	u64 claims; /* number of claims to this place; 1 once it is taken */
+	u64 claims; /* number of claims on this place; 1 once it is taken */
 };
 
 struct lock_bucket {
@@ -212,7 +212,7 @@ INLINE int is_own_process(void)
 	       ids.tgid == lock_layout.own_tgid;
 }
 
-/* Counts a wait, and samples it if it is chosen. Without scratch memory, `own` is 0. */
+/* Counts a wait, and samples it if chosen. `own` is 0 if another program has the scratch memory. */
 INLINE void count_lock_wait(void *ctx, struct config *options, struct cpu_line *line,
 			    struct lock_line *sums, struct scratch *own, u32 cpu,
 			    const struct lock_wait *wait)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lets the sampler's code read a sleeping thread, from the process that dumps it: whatever the code
- * does with the current task, it does with `other.task`.
+ * Lets the sampler's code read a sleeping thread, from the process that dumps it: the code uses
+ * `other.task` in place of the current task.
  *
  * The thread's memory is read through the kernel's direct map of all memory, by walking the page
  * tables as the processor does (on x86-64 only): this takes no lock of the process, faults in no
@@ -26,7 +26,7 @@ enum {
 	PTE_PRESENT = 1 << 0,
 	PTE_USER = 1 << 2,
 	PTE_HUGE = 1 << 7,
-	PTE_PROT_NONE = 1 << 8, /* in a non-present entry: NUMA balancing */
+	PTE_PROT_NONE = 1 << 8, /* set by NUMA balancing if PTE_PRESENT is not */
 	HUGE_BITS = 21,	 /* 2 MiB page */
 	GIANT_BITS = 30, /* 1 GiB page */
 };
@@ -35,14 +35,14 @@ enum {
 struct memory_layout {
 	u64 direct_map;	   /* kernel address of physical address 0; 0: unknown */
 	u64 physical_mask; /* bits of an entry that hold the physical address */
-	u64 tried;	   /* number of starts tried, down from the page table, 1 GiB apart */
+	u64 tried;	   /* starts tried so far, 1 GiB apart, downward from the page table */
 	u64 proof_at;	   /* address in the reading process; `proof` is the word stored there */
 	u64 proof;
 };
 
 struct kept_page {
 	u64 page;
-	u64 at; /* the page's kernel address */
+	u64 at; /* kernel address of the page */
 };
 
 struct other {

@@ -2,14 +2,14 @@
 /*
  * Reports sampled processes that are not registered; user space determines whether they run
  * CPython. A process is reported once, and again when it executes another program or maps new code.
- * If it keeps mapping and unmapping code, the intervals between reports grow. Short programs
- * without an interpreter that are run again and again are reported once a minute.
+ * If it keeps mapping and unmapping code, the intervals between reports grow. A short-lived program
+ * without an interpreter that is run repeatedly is reported once a minute.
  */
 #pragma once
 
 #include "python_types.bpf.h"
 
-/* Returns an id of the current program of a process; 0 if kernel memory cannot be read. */
+/* Returns an id for a process's current program; 0 if kernel memory cannot be read. */
 INLINE u64 find_image(const struct python_config *c, const struct record *record)
 {
 	u64 exec_id = 0;
@@ -19,7 +19,7 @@ INLINE u64 find_image(const struct python_config *c, const struct record *record
 	return mix(record->start_time_ns, exec_id) | 1;
 }
 
-/* Finds the program of a process; its inode stays 0 if kernel memory cannot be read. */
+/* Finds a process's program; leaves its inode at 0 if kernel memory cannot be read. */
 INLINE void find_program(const struct python_config *c, u64 mm, struct program_key *key)
 {
 	u64 file = 0, inode = 0, super = 0;

@@ -129,7 +129,7 @@ INLINE int read_function(struct python_work *w, const struct python_layout *l, c
 	if (problem != GO_ON)
 		return problem;
 	w->seen++;
-	/* CPython calls these frames incomplete: not yet started, or shims such as for __init__. */
+	/* CPython calls frames incomplete if they have not started, or are shims (for __init__). */
 	if (owner != OWNED_BY_GENERATOR && instruction < (s32)code_half(w, l->code_traceable))
 		return w->rooted ? put_entry(w) : GO_ON;
 	word = instruction < 0 || instruction > NO_INSTRUCTION ? NO_INSTRUCTION : instruction;
@@ -169,7 +169,7 @@ GLOBAL int python_step(void)
 	return read_function(w, l, frame, at, owner);
 }
 
-/* Returns whether the loop was just entered: its C struct is linked, but maybe not its frame. */
+/* Returns whether the loop was just entered: its C struct is linked, but its frame may not be. */
 INLINE int is_entering(const struct python_work *w)
 {
 	return w->user_ip - w->process.eval_start < w->process.eval_bytes;
@@ -201,7 +201,7 @@ GLOBAL int walk_python(void)
 	return PYTHON_TRUNCATED;
 }
 
-/* Binds a process to the program that it runs; returns whether it still runs that program. */
+/* Binds a process to its current program on first use; returns whether it still runs it. */
 INLINE int same_image(struct python_process *process, u64 image)
 {
 	if (!process->image)

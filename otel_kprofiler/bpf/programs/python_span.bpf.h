@@ -7,8 +7,8 @@
  *
  * The service does not announce changes. The thread is stopped, and CPython with a GIL writes each
  * of these references atomically, after the object that it refers to. HAMTs and OpenTelemetry's
- * contexts do not change once they are referenced. Each object's type is checked, and after
- * anything unexpected, the span is unknown.
+ * contexts do not change once they are referenced. Each object's type is checked. Anything
+ * unexpected makes the span unknown.
  *
  * Structs of CPython 3.11 to 3.14: pycore_context.h, pycore_hamt.h and Python/hamt.c, pycore_dict.h
  * and Objects/dictobject.c. sdk/span_reader.py reads the same objects in Python, and
@@ -21,7 +21,7 @@
 
 enum {
 	MAX_THREADS = 1024,
-	MAX_LEVELS = 8, /* in a HAMT: 32 bits of hash, five per level, and a node of equal hashes */
+	MAX_LEVELS = 8, /* of a HAMT: 5 of 32 hash bits per level, and a node for equal hashes */
 	MAX_EQUAL_HASHES = 8,
 	MAX_PROBES = 32, /* limit on the probes of a dictionary lookup */
 	MAX_LOG2_SIZE = 15, /* limit on a dictionary's index table: up to two bytes per index */
@@ -37,8 +37,8 @@ enum values_style {
 
 struct span_class {
 	u64 type;
-	u64 place; /* index of the span context among the attributes that instances share */
-	u64 keys;  /* the table of these attributes */
+	u64 place; /* index of the span context in `keys` */
+	u64 keys;  /* key table that the instances share */
 };
 
 /* SpanPath in bpf/python_span.py describes the members. */
@@ -137,8 +137,8 @@ INLINE int is_state_of(const struct span_path *path, u64 state, u64 tid)
 }
 
 /*
- * Returns the state of this thread in the interpreter's list; 0 if it has none. The state is
- * already known if Python frames were read in this interrupt.
+ * Returns the state of this thread in the interpreter's list; 0 if it has none. If Python frames
+ * were read in this interrupt, the state is already known.
  */
 GLOBAL u64 find_thread_state(u32 tid)
 {

@@ -34,7 +34,7 @@ INLINE int read_thread(struct python_work *w, const struct python_layout *l, u64
 	return bpf_probe_read_user(w->thread_head, bytes, (void *)thread);
 }
 
-/* Returns whether the copied state belongs to the interrupted thread, which used it last. */
+/* Returns whether the copied state is the interrupted thread's, or of several, its last used. */
 INLINE int is_own(const struct python_work *w, const struct python_layout *l)
 {
 	return thread_word(w, l->thread_native) == w->native &&
@@ -117,8 +117,8 @@ INLINE int next_interpreter(struct python_work *w, const struct python_layout *l
 }
 
 /*
- * Examines one thread of the list; returns whether the search is over. A state that this thread
- * creates for another one has this thread's id (in 3.11), but no frame. If there are several
+ * Examines one thread of the list; returns whether the search is over. In 3.11, a state that this
+ * thread creates for another thread has this thread's id, but no frame. If there are several
  * interpreters, all are searched. If the thread seems to have used two states last, uses neither.
  */
 GLOBAL int try_thread(void)
@@ -172,7 +172,7 @@ INLINE int search_thread(struct python_work *w, const struct python_layout *l)
 	return read_thread(w, l, w->thread) ? PYTHON_UNREADABLE : PYTHON_COMPLETE;
 }
 
-/* Returns whether a thread state of one of several interpreters is still this thread's. */
+/* Like is_current, for a thread state that may belong to any of several interpreters. */
 INLINE int is_current_of_several(struct python_work *w, const struct python_layout *l, u64 thread)
 {
 	return !read_thread(w, l, thread) &&

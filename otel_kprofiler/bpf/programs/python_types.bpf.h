@@ -33,7 +33,7 @@ enum {
 /* First and longest interval between two reports of a program whose code keeps changing. */
 #define FIRST_WAIT_NS 10000000ULL
 #define LONGEST_WAIT_NS 40960000000ULL
-/* Age from which waiting processes are reported; running ones are reported at any age. */
+/* Age from which waiting processes are reported; running processes are reported at any age. */
 #define LEAST_AGE_NS 1000000000ULL
 
 #define FROM_C (1ULL << 62) /* flag in a frame's word: the frame was entered from C */
@@ -106,7 +106,7 @@ struct python_process {
 	u64 tag;
 	u64 runtime_at;
 	u64 code_type;
-	u64 eval_start; /* start of the loop; next, the length of its prologue */
+	u64 eval_start; /* start of the evaluation loop; next, the length of its prologue */
 	u64 eval_bytes;
 	u64 image; /* the program at its first sample; 0: not sampled yet */
 };

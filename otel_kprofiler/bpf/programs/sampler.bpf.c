@@ -17,7 +17,7 @@
 
 enum {
 	MAX_FRAMES = 127, /* frames per side: the default of kernel.perf_event_max_stack */
-	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: as a mask, it preserves every length up to itself */
+	STACK_BYTES = MAX_FRAMES * 8, /* 0x3f8: a mask that preserves every possible length */
 	PYTHON_STACK_BYTES = 2048, /* more than the largest stack; a power of two */
 	MAX_CONTEXT_ATTRIBUTES = 612, /* OTEP 4947: a record has at most 640 bytes */
 	CONTEXT_MASK = 1023,
@@ -27,7 +27,7 @@ enum {
 	NOT_COLLECTED = -32768,
 	NO_OWNER = -1, /* never a user id, as in chown(2) */
 	MAX_RANGES = 4,
-	LONGEST_GAP_NS = 500000000, /* in gaps over this plus two periods, no misses are counted */
+	LONGEST_GAP_NS = 500000000, /* no misses are counted in gaps over this plus two periods */
 	ON_CPU = 1, /* sample kind, as in model/kind.py */
 	OFF_CPU = 2,
 	IN_FLIGHT = 1, /* a record is being written; its time is not known yet */
@@ -107,7 +107,7 @@ struct cpu_line {
 	u64 idle;      /* omitted: the idle task itself */
 	u64 target;    /* omitted: not one of the wanted processes, names or cgroups */
 	u64 age;       /* omitted: the process is too young */
-	u64 empty;     /* omitted: no frame on the only wanted side */
+	u64 empty;     /* omitted: the only collected side has no frame */
 	u64 in_flight; /* 0, IN_FLIGHT, or the time of the record being written */
 	u64 missed;    /* runs that the kernel skipped while the CPU was not idle */
 	u64 busy_ns;   /* time spent in this program */
@@ -164,7 +164,7 @@ struct record {
 /* The last run on a CPU, to count the runs missing since then. */
 struct last_run {
 	u64 time_ns; /* time of the run; 0: the CPU was idle */
-	s64 late_ns; /* sum of the runs' delays, less the runs counted as missed */
+	s64 late_ns; /* sum of the runs' delays, minus the periods counted as missed */
 };
 
 struct scratch {
@@ -210,7 +210,7 @@ INLINE void free_scratch(struct scratch *own)
 
 /*
  * Returns the length of a stack from a helper's result; 0 for errors. The mask gives all verifiers
- * the bounds (they differ in what they track), and the asm keeps the compiler from removing it.
+ * the bounds (they track different things); the asm keeps the compiler from removing the mask.
  */
 INLINE u64 stack_bytes(long result)
 {
@@ -236,8 +236,8 @@ INLINE u64 start_time(const struct config *options)
 }
 
 /*
- * Records which program a task runs, and as which user. During execve(2), the new program's stack
- * has no start yet. When a process exits, its stack is gone. exec_id changes in one step.
+ * Records which program a task runs, and as which user. During execve(2), the start of the new
+ * program's stack is still 0. An exiting process has no stack. exec_id changes atomically.
  */
 INLINE void note_program(const struct config *options, struct record *record, u64 task)
 {
@@ -257,7 +257,7 @@ INLINE void note_program(const struct config *options, struct record *record, u6
 		READ_KERNEL(record->stack_start, mm + options->program.stack_start);
 }
 
-/* Returns whether an interrupt was being handled: a frame of its entry code is on the stack. */
+/* Returns whether an interrupt was being handled: its entry code has a frame on the stack. */
 INLINE int in_interrupt(const struct config *options, const struct record *record, u64 bytes)
 {
 #pragma clang loop unroll(disable)
@@ -323,8 +323,8 @@ INLINE u64 collect_user_stack(void *ctx, const struct config *options, struct re
 /*
  * Writes the span of the interrupted thread, and its labels, into the record. Returns whether the
  * interpreter's objects have a span context, even if its span is not to be linked. A separate
- * function, so that its stack is free again when the unwinder needs it, since functions that call
- * each other share 512 bytes.
+ * function, whose stack is free again when the unwinder runs, because functions that call each
+ * other share 512 bytes of stack.
  */
 GLOBAL int collect_span(void)
 {
@@ -369,8 +369,8 @@ INLINE u64 find_wakeup(const struct config *options, u64 start_time_ns)
 }
 
 /*
- * Writes the current thread, whose ids are in the record, to the ring, with its stacks and, for the
- * wait for a lock, the name of the holder's thread.
+ * Writes the current thread, whose ids are in the record, to the ring, with its stacks and, if it
+ * waited for a lock, the name of the thread that held it.
  */
 INLINE enum written write_thread(void *ctx, struct config *options, struct record *record,
 				 enum user_frames by, int python, int in_namespace,
@@ -418,7 +418,7 @@ INLINE enum written write_thread(void *ctx, struct config *options, struct recor
 		BOUND(context_bytes, CONTEXT_MASK);
 	}
 	record->context_bytes = context_bytes;
-	/* Events leave a quarter of the ring to other kinds. The fill mark is half of the ring. */
+	/* Event samples leave a quarter of the ring free. The fill mark is half of the ring. */
 	if (FOLLOWS_EVENTS && record->kind >= FIRST_EVENT &&
 	    RING_USED(ring) >= options->wakeup_bytes / 2 * 3)
 		return NO_ROOM;

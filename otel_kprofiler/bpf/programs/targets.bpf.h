@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Selects the processes to sample: by id, optionally with their descendants, by name, by cgroup.
- * Included by sampler.bpf.c after its structs.
+ * Selects the processes to sample: by id (optionally with their descendants), by name, or by
+ * cgroup. Included by sampler.bpf.c after its structs.
  */
 
 enum {
@@ -10,7 +10,7 @@ enum {
 };
 
 HASH(targets, u8, SIZED_BY_LOADER); /* ids as in the record */
-HASH(roots, u8, SIZED_BY_LOADER);   /* targets whose descendants are sampled, by initial ids */
+HASH(roots, u8, SIZED_BY_LOADER);   /* ids in the initial namespace whose descendants are sampled */
 HASH_OF(comms, struct comm, u8, SIZED_BY_LOADER);
 HASH_OF(cgroups, u64, u8, SIZED_BY_LOADER);
 
@@ -43,7 +43,7 @@ INLINE int is_target(const struct config *options, const struct record *record, 
 		u32 tgid = bpf_get_current_pid_tgid() >> 32;
 		u8 here = 1;
 
-		/* Only the kernel knows the initial ids of targets in other namespaces. */
+		/* Only the kernel knows the targets' ids in the initial namespace. */
 		if (options->flags & DESCENDANTS && !LOOKUP(roots, &tgid))
 			UPDATE(roots, &tgid, &here);
 		return 1;

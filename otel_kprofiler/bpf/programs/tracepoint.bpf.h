@@ -40,7 +40,7 @@ INLINE u64 read_argument(const u64 *ctx, u64 number)
 	for (u64 i = 0; i < MAX_ARGUMENTS; i++)
 		if (i == number) {
 			value = *(const volatile u64 *)&ctx[i];
-			asm volatile("" : "+r"(value)); /* keeps this load apart from the others */
+			asm volatile("" : "+r"(value)); /* keeps the loads separate */
 		}
 	return value;
 }

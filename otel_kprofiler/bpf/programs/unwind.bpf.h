@@ -277,7 +277,7 @@ INLINE int step_by_frame_pointer(struct unwind_work *w, const struct unwind_conf
 	u64 fp = w->fp;
 	u32 pushed = w->leaf ? frame_words(c->flags & A64_CALLS, w->pc) : A_FRAME;
 
-	if (pushed != A_FRAME) { /* the return address is there, perhaps with fp below it */
+	if (pushed != A_FRAME) { /* the return address is on the stack, perhaps above fp */
 		if (READ_USER(w->pair, w->sp + 8 * pushed - 8))
 			return stop(w, END_UNREADABLE);
 		w->pc = w->pair[1];
@@ -320,7 +320,7 @@ INLINE int check_caller(struct unwind_work *w, const struct unwind_config *c)
 		return 0;
 	/*
 	 * A forked child lacks the page tables of its parent's code, so callers to which the child
-	 * has not returned cannot be read. Then, a rule that leads to executable memory suffices.
+	 * has not returned cannot be read. It then suffices that a rule leads to executable memory.
 	 */
 	if (call == NOT_READABLE && w->source == FROM_TABLE)
 		return 0;

@@ -36,7 +36,7 @@ enum {
 	DW_CFA_val_offset = 0x14,
 	DW_CFA_val_offset_sf = 0x15,
 	DW_CFA_val_expression = 0x16,
-	DW_CFA_AARCH64_negate_ra_state = 0x2d, /* signatures are always masked off */
+	DW_CFA_AARCH64_negate_ra_state = 0x2d, /* pointer signatures are always masked off */
 	DW_CFA_GNU_args_size = 0x2e,
 	DW_CFA_GNU_negative_offset_extended = 0x2f,
 	DW_OP_deref = 0x06,
@@ -44,8 +44,8 @@ enum {
 	DW_OP_breg0 = 0x70,
 	DW_EH_PE_FORMAT = 0x0f,
 	FRAMES_SLACK = 512, /* zero bytes after .eh_frame in a table */
-	WORK_PER_SEARCH = 20, /* including the entry and its CIE */
-	WORK_PER_SEARCH_STEP = 4, /* each step touches another cache line */
+	WORK_PER_SEARCH = 20, /* including reads of the FDE and its CIE */
+	WORK_PER_SEARCH_STEP = 4, /* each step reads another cache line */
 	ENTRY_BYTES = 64, /* size of the dynamic linker's _start and _dl_start_user */
 };
 
@@ -209,7 +209,7 @@ INLINE int set_cfa_expression(struct unwind_work *w, const struct unwind_config 
 	return bytes != length + 3 || (x >> 8 & 0xff) != DW_OP_plus_uconst || x >> 16 & 0x80;
 }
 
-/* Decodes operands, like the next function; returns the instruction's length, 0 if unsupported. */
+/* Decodes operands and sets the rule; returns the instruction's length, 0 if unsupported. */
 INLINE u32 set_offset(struct unwind_work *w, const struct unwind_config *c, u64 x, u32 op)
 {
 	u64 column, raw;
@@ -280,7 +280,7 @@ GLOBAL int run_operations(void)
 		if (w->window_at + position >= w->program_end)
 			return PROGRAM_DONE;
 		if (position >= WINDOW)
-			return PROGRAM_GOES_ON; /* after a long expression */
+			return PROGRAM_GOES_ON; /* a long expression was skipped */
 		w->spent++;
 		x = peek(w, position);
 		op = x & 0xff;
@@ -415,7 +415,7 @@ INLINE u32 pointer_bytes(u64 encoding)
 	return format == 3 ? 4 : format == 2 ? 2 : 0;
 }
 
-/* Reads the CIE at an offset in the table; leaves its program's row in `initial`. */
+/* Reads the CIE at an offset in the table; puts the row that its program sets into `initial`. */
 GLOBAL int read_cie(u32 at)
 {
 	struct unwind_work *w = get_work();

@@ -19,7 +19,7 @@ enum {
 	MAPLE_LEAF = 1,		/* enum maple_type: up to this type, slots are values */
 	MAPLE_GAP_NODE = 3,
 	VM_EXEC = 4,
-	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct: contain all used members */
+	VMA_BYTES = 256,	/* leading bytes of a vm_area_struct, with all members read */
 	WORK_PER_WALK = 150,
 };
 

@@ -89,10 +89,10 @@ struct register_block {
 };
 
 struct unwind_config {
-	u64 address_mask; /* address bits of a return address; signatures use the bits above */
+	u64 address_mask; /* address bits of a return address; the bits above hold the signature */
 	u64 sigreturn;	  /* first bytes of a signal trampoline */
 	u64 syscall;	  /* the system call instruction */
-	u64 goexit;	  /* runtime.goexit from 1 instruction before the return address; 0: none */
+	u64 goexit;	  /* code of runtime.goexit around the return address; 0: none */
 	u64 goexit_mask;
 	u32 flags;
 	u32 max_work;
@@ -135,7 +135,7 @@ struct unwind_config {
 	u32 page_bytes; /* page size of the kernel */
 	struct register_block interrupt;
 	struct register_block signal;
-	u8 preserved[MAX_COLUMNS]; /* by column: index of a register that calls preserve, or 0 */
+	u8 preserved[MAX_COLUMNS]; /* by column: index of a register that calls preserve; else 0 */
 };
 
 /* A row of a CFA program: locations of the caller's registers. */
@@ -143,7 +143,7 @@ struct row {
 	s64 cfa_offset;
 	s32 fp_offset;
 	s32 ra_offset;
-	s32 post; /* added after CFA_DEREFERENCED; threshold of CFA_PLT */
+	s32 post; /* added after the dereference; in CFA_PLT, the threshold */
 	u8 cfa_kind;
 	u8 cfa_column;
 	u8 fp;
@@ -152,8 +152,8 @@ struct row {
 	u8 ra_column;
 	u8 sp;
 	u8 signal;
-	s8 preserved[MAX_PRESERVED]; /* by index: words from the CFA to the saved register */
-	u8 disassembled; /* the row is from the file's code, not from its tables */
+	s8 preserved[MAX_PRESERVED]; /* by index: distance from the CFA to the register, in words */
+	u8 disassembled; /* the row was derived from the file's code, not from its tables */
 };
 
 enum preserved_places {
@@ -195,7 +195,7 @@ struct rule {
 	u32 high; /* upper half of the address */
 };
 
-/* A mapping found for a pc. */
+/* A mapping that contains a pc. */
 struct mapping {
 	u64 start;
 	u64 end;
@@ -238,7 +238,7 @@ struct unwind_work {
 	u32 called;	/* the block is a callee's: only preserved registers are valid */
 	u32 fp_lost;
 	u32 sp_lost;	/* sp is only a lower bound */
-	u32 at;		/* index in kept[]: the mapping of pc */
+	u32 at;		/* index in kept[] of the mapping that contains pc */
 	u32 next_kept;
 	/* validity of kept[] */
 	u64 kept_mm;
@@ -257,7 +257,7 @@ struct unwind_work {
 	u32 frames_bytes;
 	u32 code_align;
 	s32 data_align;
-	u32 cie_at; /* the CIE whose row is `initial`, in the table cie_serial */
+	u32 cie_at; /* the CIE whose initial row is in `initial`; cie_serial: its table */
 	u32 cie_serial;
 	u32 pointer_bytes; /* size of a pointer in an FDE */
 	u32 augmented;

@@ -182,7 +182,7 @@ GLOBAL int remove_thread(u32 place)
 	return 0;
 }
 
-/* Returns whether a task may not run because of its cgroup's quota, if the kernel shows this. */
+/* Returns whether a task is throttled by its cgroup's quota, if the kernel shows this. */
 INLINE int is_throttled(u64 task)
 {
 	void *queue;
@@ -386,7 +386,7 @@ INLINE int is_kept(const struct wait_config *c, struct wait_line *line, struct t
 	return fits_budget(c, line, thread, duration, now);
 }
 
-/* Writes the record, which has the end of a wait, and `kernel_bytes` bytes of kernel stack. */
+/* Writes the record of a wait's end, with `kernel_bytes` bytes of kernel stack. */
 GLOBAL int write_end(u64 kernel_bytes)
 {
 	u32 zero = 0, cpu = bpf_get_smp_processor_id();
@@ -565,7 +565,7 @@ INLINE u64 find_runnable(const struct thread *thread, u64 task, u64 now)
 	u64 waited, queued, clock;
 
 	if (thread->state == RUNNABLE)
-		return 0; /* it did not sleep */
+		return 0; /* the thread did not sleep */
 	if (!wait_layout.run_delay)
 		return thread->woken_ns && thread->woken_ns < now ? now - thread->woken_ns : 0;
 	waited = MEMBER(u64, task, run_delay) - thread->run_delay_ns;
@@ -826,14 +826,14 @@ PROGRAM("tp_btf/sched_waking") int kprofiler_waking(u64 *ctx)
 }
 
 /*
- * Runs for each task from time to time. Records since when a woken thread has been waiting for a
- * CPU. Reports late the start of a wait that is certain to be sampled, but whose start was not
- * reported, so that a stuck thread is seen before its wait ends. The number of late starts is
- * limited, to keep space in the ring. The program can be interrupted, so it has a separate record.
+ * Runs for each task at intervals. Records since when a woken thread has been waiting for a CPU.
+ * Reports late the start of a wait that is certain to be sampled, but whose start was not reported,
+ * so that a stuck thread is seen before its wait ends. The number of late starts is limited, to
+ * keep space in the ring. The program can be interrupted, so it has a separate record.
  */
 PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 {
-	void *typed = (void *)ctx[1]; /* follows the iterator's own struct */
+	void *typed = (void *)ctx[1]; /* the task, after the iterator's context struct */
 	u64 now, bytes = 0, since, runnable;
 	u32 zero = 0, cpu = bpf_get_smp_processor_id(), place;
 	const struct wait_line *line = LOOKUP(wait_lines, &cpu);
@@ -887,7 +887,7 @@ PROGRAM("iter/task") int kprofiler_waiting(u64 *ctx)
 	if (RING_OUTPUT(ring, record, HEADER_BYTES + bytes, BPF_RB_NO_WAKEUP) ||
 	    thread->off_since_ns != since)
 		return 0;
-	thread->likely = thread->threshold; /* the probability for a wait this long */
+	thread->likely = thread->threshold; /* the start was written with probability 1 */
 	thread->flags |= WAIT_HAS_BEGUN;
 	return 0;
 }

@@ -67,7 +67,7 @@ enum {
  * tracepoint passes are read without a helper. 0: unknown, or absent.
  */
 struct wait_layout {
-	u64 pid; /* in task_struct, like all others without a struct name */
+	u64 pid; /* in task_struct, as is every member below that names no struct */
 	u64 state; /* __state, or .state before 5.14 */
 	u64 on_rq;
 	u64 iowait; /* offset of the byte with in_iowait; next, its bit mask */
@@ -127,8 +127,8 @@ struct wait_line {
 
 /*
  * A thread that was off the CPU, and its sums. Times are on the scheduler's clock (rq_clock(),
- * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that cannot be read. The first cache line has
- * what every switch needs; the second has the rest of what a wait updates.
+ * kernel/sched/sched.h), or on CLOCK_MONOTONIC where that clock cannot be read. The first cache
+ * line has what every switch needs; the second has the rest of what a wait updates.
  */
 struct thread {
 	u64 task;	  /* address of its task_struct */

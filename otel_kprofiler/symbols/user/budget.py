@@ -84,8 +84,8 @@ class ReadingBudget:
             if count_bytes > self.left_bytes:
                 raise ElfError(
                     ElfProblem.TOO_LARGE,
-                    f"{purpose}: reading the file takes {_mib(self._held + count_bytes)} MiB, but "
-                    f"the limit is {self.limit_bytes >> 20} MiB (three quarters of {_KEY}); "
+                    f"reading it takes {_mib(self._held + count_bytes)} MiB with {purpose}, but "
+                    f"the limit is {self.limit_bytes >> 20} MiB, three quarters of {_KEY}; "
                     f"raise {_KEY}",
                 )
             self._held += count_bytes

@@ -216,7 +216,7 @@ def _open_same(
             kept = True
             yield DebugFile(root + path, fd, source, elf)
         else:
-            _log.debug("%s is the debug file of a different file", path)
+            _log.debug("%s is the debug file of another file", path)
     except ElfError as error:
         _log.debug("%s is not a debug file: %s", path, error)
     finally:

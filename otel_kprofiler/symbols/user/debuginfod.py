@@ -241,13 +241,15 @@ class _Download:
         length = response.headers.get("Content-Length", "0")
         left = self._limits.file_bytes
         if length.isdecimal() and int(length[:20]) > left:
-            raise _DownloadError(f"sends {length[:20]} bytes")
+            raise _DownloadError(f"announces {length[:20]} bytes, more than the limit")
         # Read once more at the end, because only this detects a truncated response. Some proxies
         # compress files without being asked to. The build id is checked after decompression.
         while chunk := response.raw.read(_CHUNK_BYTES, decode_content=True):
             left -= len(chunk)
             if left < 0:
-                raise _DownloadError(f"sends more than {self._limits.file_bytes} bytes")
+                raise _DownloadError(
+                    f"sends more than the limit of {self._limits.file_bytes} bytes"
+                )
             view = memoryview(chunk)
             while view:
                 view = view[os.write(target, view) :]
@@ -269,7 +271,7 @@ def _redirected(address: str, location: str) -> str:
         weaker = address.startswith("https:") and not following.startswith("https:")
         if _is_usable(following) and not weaker:
             return following
-    raise _DownloadError(f"redirects to {redact_address(location)}")
+    raise _DownloadError(f"redirects to the disallowed address {redact_address(location)}")
 
 
 def _is_usable(address: str) -> bool:
@@ -290,6 +292,6 @@ def _check(fd: int, build_id: str) -> None:
     try:
         received_id = read_debug_elf(FileSource(fd, os.fstat(fd).st_size)).build_id
     except ElfError as error:
-        raise _DownloadError(f"its response is not a debug file: {error}") from error
+        raise _DownloadError(f"sent a file that is not a debug file ({error})") from error
     if received_id != build_id:
-        raise _DownloadError(f"returned a file with a different build id: {received_id}")
+        raise _DownloadError(f"sent a file with another build id, {received_id}")

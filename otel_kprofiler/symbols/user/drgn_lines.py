@@ -189,7 +189,7 @@ class _Worker:
             # Accept a response that arrived while this thread waited for a CPU.
             left = max(0.0, deadline - time.monotonic())
             if not ready.poll(left * 1000):
-                text = f"the process for source lines took over {seconds:g} s"
+                text = f"the child process that reads source lines took over {seconds:g} s"
                 raise LinesError(text, LinesProblem.TIME)
             part = os.read(pipe.fileno(), 1 << 16)
             if not part or len(content) > _MAX_ANSWER_BYTES:

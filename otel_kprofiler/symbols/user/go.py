@@ -138,7 +138,11 @@ class GoTable:
         magic, zeros, self._quantum, pointer, *words = _HEADER.unpack(self._read(0, _HEADER.size))
         form = _FORMATS.get(magic)
         if form is None or zeros or self._quantum not in _QUANTA or pointer != _POINTER_BYTES:
-            raise ElfError(ElfProblem.NO_SECTION, f"a Go table of a supported version: {magic:#x}")
+            raise ElfError(
+                ElfProblem.NO_SECTION,
+                f".gopclntab has magic {magic:#x}, quantum {self._quantum} and pointer size "
+                f"{pointer}",
+            )
         self._form = form
         self._number = next(_NUMBERS)
         parts = words[form.parts : form.parts + 5]
@@ -242,7 +246,7 @@ class GoTable:
                     address = self._module.calls + offset
                     calls = find_offset(self._elf.loads, address, _INLINED_CALL.size)
         except (struct.error, IndexError) as error:
-            raise _damaged("a function is cut off") from error
+            raise _damaged("a function is truncated") from error
         return _Function(name_at, files, lines, unit, inlined, calls)
 
     def _pc_value(self, table: int, target: int) -> int:
@@ -304,19 +308,19 @@ class GoTable:
         parts = (self._units, self._files, self._pc_tables, self._functions)
         end = min((part for part in parts if part > start), default=self._size)
         if end - start > MAX_PART_BYTES:
-            raise _damaged(f"the names have {end - start} bytes")
+            raise _damaged(f"the names take {end - start} bytes, more than the limit")
         return end
 
     def _read(self, at: int, size: int) -> bytes:
         if not 0 <= at <= self._size - size:
-            raise _damaged(f"{size} bytes at {at} exceed its size of {self._size}")
+            raise _damaged(f"{size} bytes at {at} exceed the size of {self._size}")
         return self._source.read(self._at + at, size)
 
     def _read_most(self, at: int, size: int) -> bytes:
         """Reads ``size`` bytes, or fewer at the end of the table."""
         size = min(size, self._size - at)
         if at < 0 or size < 0:
-            raise _damaged(f"a part at {at} exceeds its size of {self._size}")
+            raise _damaged(f"a part at {at} exceeds the size of {self._size}")
         return self._source.read(self._at + at, size)
 
     def _word(self, at: int) -> int:
@@ -400,4 +404,4 @@ def read_go_symbols(
 
 
 def _damaged(what: str) -> ElfError:
-    return ElfError(ElfProblem.DAMAGED_SECTION, f"Go table: {what}")
+    return ElfError(ElfProblem.DAMAGED_SECTION, f"in .gopclntab, {what}")

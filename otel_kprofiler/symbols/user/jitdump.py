@@ -156,7 +156,7 @@ class JitDumpParser:
             return 0
         magic, _, size, _, padding, pid, _, flags = _HEADER.unpack_from(text)
         if magic != _MAGIC or pid != self.pid or not _HEADER.size <= size <= len(text):
-            raise NotADumpError(f"no jitdump of process {self.pid}")
+            raise NotADumpError(f"the file is not a jitdump of process {self.pid}")
         self.header = text[: _HEADER.size]
         self.has_other_clock = bool(flags & _OTHER_CLOCK)
         self._shift = _V8_SHIFT if padding == _V8_PADDING else 0

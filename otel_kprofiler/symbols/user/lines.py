@@ -194,7 +194,7 @@ def _refuse(source: FileSource, failed: ChildFailed) -> LinesError:
     if problem is LinesProblem.MEMORY and failed.grant:
         size = -(-source.size >> 20)
         limit = failed.grant.describe("raise max_user_symbol_megabytes")
-        text = f" of the file of {size} MiB takes more memory than {limit}"
+        text = f" of a {size} MiB file takes more memory than {limit}"
     else:  # {failed} begins with "took" if a limit was exceeded, else is a sentence
         text = f" {failed}" if problem in _EXCEEDED else f": {failed}"
     return LinesError(f"converting the DWARF{text}", problem, may_pass=failed.may_pass)

@@ -1,4 +1,4 @@
-"""Defines the settings for naming user code, and opens the objects that they describe."""
+"""Defines the settings for naming user code, and opens the loader that they configure."""
 
 from __future__ import annotations
 

@@ -118,7 +118,9 @@ def open_perf_map(process: ProcessKey, files: HostFiles, clock: Clock, root: str
         if is_only_of(writer, status) and is_new and is_running(process, files):
             return fd
         os.close(fd)
-        refusal = PermissionError(f"process {process.tgid} did not write its perf map")
+        refusal = PermissionError(
+            f"the perf map of process {process.tgid} is outdated, or other users can write it"
+        )
     raise refusal
 
 

@@ -178,7 +178,9 @@ class SymbolSources:
             if functions.nbytes + table.nbytes <= self.budget.limit_bytes * _MOST_OF_READING:
                 return table, None
             table.close()
-            raise ElfError(ElfProblem.TOO_LARGE, f"Go's table takes {table.nbytes >> 20} MiB")
+            raise ElfError(
+                ElfProblem.TOO_LARGE, f"the Go line table takes {table.nbytes >> 20} MiB"
+            )
         except (KProfilerError, OSError) as error:  # names are useful without lines
             _log.info("no source lines of %s: %s", path, describe_error(error))
             return None, _as_lines_error(error)

@@ -1,4 +1,4 @@
-"""Reads the symbols meant for debuggers, and detects functions without names."""
+"""Reads the symbols in a user file, its debug file and ``.gnu_debugdata``, as far as necessary."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _unpack(packed: bytes, budget: ReadingBudget) -> bytearray:
         while not decompressor.eof and len(content) <= most:
             part = rest[:_PIECE_BYTES] if decompressor.needs_input else b""
             if decompressor.needs_input and not part:
-                raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is cut off")
+                raise ElfError(ElfProblem.DAMAGED_SECTION, ".gnu_debugdata is truncated")
             rest = rest[len(part) :]
             # Decompressing all at once would hold two copies of the result while its parts are
             # joined.

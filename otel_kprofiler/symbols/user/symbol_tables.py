@@ -90,7 +90,7 @@ def read_table(
     if len(content) % ENTRY_BYTES or table.link >= len(sections):
         raise ElfError(
             ElfProblem.DAMAGED_SECTION,
-            f"the symbol table has {len(content)} bytes, or links to section {table.link} of "
+            f"the symbol table has {len(content)} bytes and links to section {table.link} of "
             f"{len(sections)}",
         )
     names = budget.read_content(source, sections[table.link], limit)

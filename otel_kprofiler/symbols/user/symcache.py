@@ -72,7 +72,7 @@ class SymCache:
             parts.append(view[at : at + count * size])
             at += count * size
         if at > len(view) or counts[2] < counts[3]:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         self._files, self._functions, self._locations, ranges, self._strings = parts
         self._starts = ranges.cast("I")
         self._first = counts[2] - counts[3]

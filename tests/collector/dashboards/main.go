@@ -11,7 +11,7 @@ import (
 	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
 )
 
-// check returns no more than what the schema says: its errors can be lists that are empty.
+// check returns the schema's errors; an error whose list is empty means that there are none.
 func check(text []byte) string {
 	plugins.RegisterDefaultPlugins()
 	var board dashboard.Dashboard

@@ -1,6 +1,6 @@
-// Command manifests validates Kubernetes manifests from its standard input as an API server does, with
-// the code of one: strict decoding, defaults, validation, and the Pod Security Standard that the
-// namespace of a pod enforces.
+// Command manifests validates Kubernetes manifests from its standard input with an API server's own
+// code: strict decoding, defaults, validation, and the Pod Security Standard that a pod's namespace
+// enforces.
 package main
 
 import (
@@ -61,7 +61,7 @@ func validate(object runtime.Object) (field.ErrorList, error) {
 	return nil, fmt.Errorf("no validation for %T", object)
 }
 
-// checkSecurity evaluates a workload's pods at the level of its namespace, which comes before it.
+// checkSecurity evaluates a workload's pods at the level of their namespace, which precedes them.
 func checkSecurity(object runtime.Object, levels map[string]api.Level) error {
 	var template corev1.PodTemplateSpec
 	var namespace string

@@ -1,6 +1,6 @@
 /*
- * Memory as V8 has it where Node.js publishes contexts: heap PAYLOAD KIND. It works until the end of
- * the input. The storage's key is the last of a bucket's entries.
+ * Memory with the layout of V8's heap, in which Node.js publishes contexts: heap PAYLOAD KIND.
+ * Works until its input ends. The storage's key is the last entry of its bucket.
  */
 #define _GNU_SOURCE
 #include "publish.h"

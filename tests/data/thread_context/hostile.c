@@ -1,6 +1,6 @@
 /*
- * A thread whose context is none that may be followed: hostile PAYLOAD KIND. It works until the end
- * of the input.
+ * A thread that publishes an invalid context, which must not be used: hostile PAYLOAD KIND. Works
+ * until its input ends.
  */
 #define _GNU_SOURCE
 #include "publish.h"
@@ -21,7 +21,7 @@ static void run_on(int cpu)
 	sched_setaffinity(0, sizeof(set), &set);
 }
 
-static void *change(void *unused) /* against the protocol: from another thread */
+static void *change(void *unused) /* violates the protocol: runs in another thread */
 {
 	(void)unused;
 	run_on(1);

@@ -1,4 +1,4 @@
-/* A library with a thread-local variable of its own. */
+/* A library with a different thread-local variable. */
 __thread char variable;
 
 char *touch_other(void)

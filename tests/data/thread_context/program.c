@@ -1,7 +1,7 @@
 /*
- * Threads that change their contexts at random, and log when, until the end of the input:
- * program PAYLOAD LOG THREADS [LIBRARY...]. The payload is that of the process context. Libraries are
- * opened after LATE_MS milliseconds, in which no thread has a context; the last has the variable.
+ * Threads that change their contexts at random, and log the times, until the input ends:
+ * program PAYLOAD LOG THREADS [LIBRARY...]. PAYLOAD is the process context's payload. Libraries are
+ * opened after LATE_MS milliseconds without contexts; the last library has the variable.
  */
 #define _GNU_SOURCE
 #include "publish.h"
@@ -10,7 +10,7 @@
 
 #define MOST 60000
 
-struct line { /* not yet published; published; about to end; ended */
+struct line { /* when a context is not yet published, published, about to end, ended */
 	uint64_t from, since, until, end, tid;
 	uint8_t trace[16], span[8];
 };
@@ -51,7 +51,7 @@ static void fill(struct record *r, uint64_t *random, uint64_t thread)
 	memcpy(r->trace, ids, 16);
 	memcpy(r->span, ids + 2, 8);
 	r->flags = ids[0] & 1;
-	/* the span in hexadecimal; then a name without a number, and the first again */
+	/* the span in hexadecimal; then an unknown key, and the first key again */
 	r->attributes[0] = 0, r->attributes[1] = 1, r->attributes[2] = '-';
 	r->attributes[3] = 200, r->attributes[4] = 1, r->attributes[5] = '?';
 	r->attributes[6] = 0, r->attributes[7] = 16;

@@ -16,7 +16,7 @@ import java.nio.file.Path;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ThreadLocalRandom;
 
-/** A service that asks the next one: {@code Orders LIBRARY PORT NEXT}. Answers have what spans measured. */
+/** Calls the next service: {@code Orders LIBRARY PORT NEXT}. Responds with the spans' measurements. */
 public final class Orders {
     private static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();
     private static final ByteBuffer BUFFER = ByteBuffer.allocateDirect(1 << 20);

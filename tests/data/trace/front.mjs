@@ -1,4 +1,4 @@
-// A service that asks the next one: front.mjs MODULES PORT NEXT. Answers have what spans measured.
+// Calls the next service: front.mjs MODULES PORT NEXT. Responds with the spans' measurements.
 import { randomBytes } from 'node:crypto';
 import fs from 'node:fs';
 import http from 'node:http';
@@ -37,7 +37,7 @@ function work(ms, action) {
   return cpuNs() - start;
 }
 
-// A connection kept alive has a timer, which runs in the span that used it, seconds after its end.
+// A kept-alive connection's timer runs in the span that used it, seconds after that span ended.
 const ask = (headers) =>
   new Promise((done, fail) => {
     const options = { host: '127.0.0.1', port: next, headers, agent: false };
@@ -60,7 +60,7 @@ async function handle(request) {
     Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, ms);
     const traceparent = `00-${trace}-${span.toString('hex')}-01`;
     const others = await ask({ traceparent, ms });
-    used[0] += work(ms / 8, user); // in the span again
+    used[0] += work(ms / 8, user); // the span is current again
     const waited = Number(process.hrtime.bigint() - start[0]) - (cpuNs() - start[1]);
     return [{ service: 'front', span: span.toString('hex'), used, waited }, ...others];
   });

@@ -25,7 +25,7 @@ UNDISTURBED = Scenario("none", "nothing happens", alone=True)
 
 
 class Batches:
-    """Runs up to ``together`` scenarios beside an undisturbed agent; host-wide ones run alone."""
+    """Runs up to ``together`` scenarios, or a host-wide one, beside an undisturbed agent."""
 
     def __init__(self, together: int):
         self.together = together

@@ -108,7 +108,7 @@ class Received:
     def missing(self, kind: str) -> int:
         """Returns how many samples in windows neither arrived nor are counted as lost.
 
-        With a spool, the last stream accounts for earlier ones.
+        With a spool, the last stream also accounts for earlier streams.
         """
         *_, last = accounts = [self.accounts[kind, stream] for stream in self.streams(kind)]
         earlier = last.get(EARLIER + "samples")

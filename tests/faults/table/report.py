@@ -128,9 +128,9 @@ def parse(page: str) -> list[dict]:
 
 
 def write(rows: dict[str, dict], keys: list[str]) -> None:
-    """Writes both pages, with kinds in the order of their first scenarios.
+    """Writes docs/faults.md and its summary, with kinds in the order of their first scenarios.
 
-    Keeps the other rows of the page, except those of scenarios that are not in ``keys``.
+    Keeps earlier rows of the page, but drops the rows of scenarios that are not in ``keys``.
     """
     kept = {key(row).lower(): row for row in parse((DOCS / "faults.md").read_text())}
     kinds = list(dict.fromkeys(scenario.split(": ")[0] for scenario in keys))

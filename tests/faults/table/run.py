@@ -226,7 +226,7 @@ class Run(Programs):
         }  # fmt: skip
 
     def _compare(self, kind, exporter, got) -> dict:
-        """Returns an exporter's counts for a sample kind, and the difference from its accounts.
+        """Returns an exporter's counts for a sample kind, and how they differ from its accounts.
 
         Samples are compared with the printed accounts. They are also compared with the accounts in
         the data if these are complete: the end of a stream may be missing because the spool was

@@ -1,6 +1,6 @@
-/* Runs code in mappings of a file: a jump to itself, in a thread for each path given.
+/* Runs code in mappings of files: a jump to itself, in one thread for each given path.
 
-   The mappings are private, so that the file keeps its content. */
+   The mappings are private, so that the files do not change. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>

@@ -26,14 +26,14 @@ class Scenario:
     """A fault, and the agent that is exposed to it.
 
     Attributes:
-        kind: the section of the table that it belongs to.
+        kind: the section of the table that lists it.
         name: a description, unique within its kind.
         fault: called once the agent samples; its return ends the measurement.
         receiver: opens the receiver, which is healed after the fault.
         before: called before the agent starts.
         sampler, exporter, service: settings that are merged into the agent's configuration.
         spool: whether the exporter queues on disk.
-        heals: whether the receiver is healed and waited for before the agent stops.
+        heals: whether the receiver is healed, and receives the queued data, before the agent stops.
         alone: whether no other agents may run on the host during the scenario.
         others: the reason why the control program cannot measure the effect on other processes'
             samples, such as a restart; empty if it can.

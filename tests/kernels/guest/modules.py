@@ -96,7 +96,7 @@ def loaded_objects() -> dict[str, tuple[int, KernelObject]]:
 
 
 def spin_object(variant: str = "spin") -> Path:
-    """Returns the test module's file; ``other`` has other functions than ``spin``."""
+    """Returns the test module's file; the functions of ``other`` differ from those of ``spin``."""
     return Path(os.environ["MATRIX_SPIN"]) / variant / "kprof_spin.ko"
 
 

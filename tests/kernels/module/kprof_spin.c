@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Spins in a known chain of functions, so that a profile of it can be checked exactly:
+ * Spins in a known chain of functions, so that its profile can be checked exactly:
  *
  *   kprof_leaf < kprof_mid < kprof_thread < kthread < ret_from_fork
  *
@@ -8,7 +8,7 @@
  *
  *   kprof_init_leaf < kprof_init_mid < kprof_spin_init < do_one_initcall
  *
- * Built with KPROF_OTHER=1 it is the same module with other functions at the same places.
+ * Built with KPROF_OTHER=1, it is the same module with different function names.
  */
 #include <linux/jiffies.h>
 #include <linux/kthread.h>
@@ -37,7 +37,7 @@ MODULE_PARM_DESC(fail_init, "let init return -ENODEV");
 static struct task_struct *thread;
 
 #if KPROF_OTHER
-/* Shifts what follows, so that stale symbols of the first build name other functions. */
+/* Shifts the functions below, so that the first build's symbols would give them wrong names. */
 noinline void kprof_shift(volatile unsigned int *counter)
 {
 	*counter += 1; *counter += 2; *counter += 3; *counter += 4;
@@ -46,14 +46,14 @@ noinline void kprof_shift(volatile unsigned int *counter)
 EXPORT_SYMBOL_GPL(kprof_shift);
 #endif
 
-/* No call inside: every sample of the loop has this function as its leaf. */
+/* Calls nothing, so that every sample of the loop has this function as its leaf. */
 static noinline __noclone void kprof_leaf(unsigned int rounds)
 {
 	while (rounds--)
 		barrier();
 }
 
-/* In a section of its own: one offset from .text does not place it in the file. */
+/* In a separate section, which has a different offset in memory from .text than in the file. */
 static noinline void __section(".kprof.text") kprof_mid(u64 end_ns)
 {
 	while (ktime_get_ns() < end_ns) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Calls whose callers are known, forever: each function has one, but handle(), which is a signal's. */
+/* Calls functions forever; each has one known caller, except handle(), which handles signals. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Deep calls, frames of all sizes, and signals, without a libc; forever. */
+/* Runs deep calls, frames of all sizes, and signals forever, without a libc. */
 typedef unsigned long word;
 
 static long call(long number, long a, long b, long c, long d)

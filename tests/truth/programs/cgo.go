@@ -1,4 +1,4 @@
-// What Go programs do with C, forever: calls, callbacks whose goroutine's stack grows, signals.
+// Calls C forever, as Go programs do: calls, callbacks that grow the goroutine's stack, signals.
 package main
 
 /*
@@ -63,7 +63,7 @@ func goCompare(a, b unsafe.Pointer) C.int {
 func work(n int) {
 	C.deep(C.uint(n), 5)
 	done := make(chan int)
-	go func() { // with a small stack
+	go func() { // a new goroutine has a small stack
 		C.sort(C.int(n))
 		close(done)
 	}()

@@ -1,5 +1,5 @@
-/* Starts short programs at a steady rate: launcher DIRECTORY COUNT TIMES PER_SECOND runs p0 … of the
- * directory in turn, and keeps the number of those that it has started in the file "started". */
+/* Starts short programs at a steady rate: launcher DIRECTORY COUNT TIMES PER_SECOND runs p0 … in
+ * the directory in turn, and keeps the number of started programs in the file "started". */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

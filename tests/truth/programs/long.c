@@ -1,4 +1,4 @@
-// Takes a compiler a minute: a thousand functions of many kinds of statements.
+// Keeps a compiler busy for a minute: a thousand functions with many kinds of statements.
 #define FUNCTION(n) \
 	struct s##n { int a[n % 7 + 2]; double b; struct s##n *next; }; \
 	double f##n(struct s##n *s, long x, const char *text) \

@@ -1,4 +1,4 @@
-/* Functions of arm64 with sp-based tables, as GCC makes them: with and without frame records. */
+/* arm64 functions with sp-based tables, as GCC generates them, with and without frame records. */
 	.text
 	.globl	_start
 	.type	_start, %function

@@ -1,5 +1,5 @@
-// Functions that spend their time under one rule of the tables each. x86-64, System V ABI.
-// What a rule must not rely on is overwritten. The caller finds its frame by %rbp.
+// x86-64 functions (System V ABI), each of which spends its time under one rule of its table.
+// They overwrite anything that the rule must not depend on. The caller finds its frame by %rbp.
 
 #define SPIN mov $20000, %ecx; 1: dec %ecx; jnz 1b
 #define PUSH_FP push %rbp; .cfi_def_cfa_offset 16; .cfi_offset %rbp, -16; mov %rsp, %rbp
@@ -96,7 +96,7 @@ function restored_extended
 	ret
 end_function restored_extended
 
-// expression: rbp lies at breg6 + 0
+// expression: rbp is saved at breg6 + 0
 function fp_by_expression
 	push %rbp
 	.cfi_def_cfa_offset 16
@@ -111,8 +111,8 @@ function fp_by_expression
 	ret
 end_function fp_by_expression
 
-// offset_extended_sf, def_cfa_offset_sf: times the data alignment, -8. (pyelftools reads def_cfa_sf
-// wrongly, so that it is no reference there.)
+// offset_extended_sf, def_cfa_offset_sf: times the data alignment, -8. (pyelftools decodes
+// def_cfa_sf wrongly, so it cannot be the reference.)
 function signed_factors
 	push %rbp
 	.cfi_def_cfa_offset 16
@@ -161,7 +161,7 @@ function def_cfa
 	ret
 end_function def_cfa
 
-// remember_state and restore_state, one within the other
+// nested remember_state and restore_state
 function nested_states
 	.cfi_remember_state
 	push %rbp
@@ -182,7 +182,7 @@ function nested_states
 	ret
 end_function nested_states
 
-// The row of the call begins right before it, behind two short advances.
+// The call's row begins right before the call, after two short advances.
 function advanced
 	lea spin_over_rbx(%rip), %rax
 	push $0
@@ -195,7 +195,7 @@ function advanced
 	ret
 end_function advanced
 
-// Saves registers that are not its own, and overwrites them.
+// Saves its caller's registers, and overwrites them.
 function spin_over_rbx
 	push %rbx
 	.cfi_def_cfa_offset 16
@@ -227,7 +227,7 @@ function restored_rbx
 	ret
 end_function restored_rbx
 
-// As _dl_runtime_resolve does: the frame is found by what a callee has saved.
+// As in _dl_runtime_resolve, the frame is found by a register that a callee has saved.
 function cfa_by_a_preserved_register
 	push %rbx
 	.cfi_def_cfa_offset 16
@@ -246,8 +246,8 @@ function cfa_by_a_preserved_register
 	ret
 end_function cfa_by_a_preserved_register
 
-// def_cfa_expression: breg12 16. Its frame lies below that of what it calls, as one on another stack
-// may do; that one is in its caller's frame.
+// def_cfa_expression: breg12 16. Its frame is below its callee's, as a frame on another stack may
+// be; the callee's frame is in its caller's frame.
 function cfa_on_another_stack
 	push %r12
 	.cfi_def_cfa_offset 16
@@ -264,8 +264,8 @@ function cfa_on_another_stack
 	ret
 end_function cfa_on_another_stack
 
-// Copied to memory that has no tables: functions that are mostly at their first and last
-// instructions.
+// Functions that are mostly at their first and last instructions, copied to memory without
+// tables.
 	.globl copied, copied_end
 	.p2align 4
 copied:
@@ -288,7 +288,7 @@ copied:
 	ret
 copied_end:
 
-// Its return address is the start of the next function, which returns for both.
+// Its callee's return address is the start of the next function; the callee returns for both.
 function ends_with_a_call
 	sub $8, %rsp
 	.cfi_def_cfa_offset 16
@@ -301,7 +301,7 @@ function returns_for_its_caller
 	ret
 end_function returns_for_its_caller
 
-// The kernel is entered by the last instruction; what follows is of no function.
+// Its last instruction enters the kernel; the return address is in no function.
 function ends_with_a_system_call
 	sub $4104, %rsp
 	.cfi_def_cfa_offset 4112

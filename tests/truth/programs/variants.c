@@ -1,5 +1,5 @@
-/* Programs and libraries that differ only in the name of one function, and say which one they run:
- * its number is in the thread's name while it runs, and only then.
+/* Programs and libraries that differ only in the name of one function. Its number is in the
+ * thread's name while the function runs, and only then.
  *
  *   -DVARIANT=7 -shared   library: work_7
  *   -DVARIANT=7           program that runs work_7
@@ -44,7 +44,7 @@ void enter(unsigned long times)
 	steps++;
 }
 
-/* TIMES [LEFT DIRECTORY COUNT]: runs, then becomes the next program, LEFT times */
+/* TIMES [LEFT DIRECTORY COUNT]: runs, then executes the next program, LEFT times */
 int main(int argc, char **argv)
 {
 	char path[4096], left[16];
@@ -73,8 +73,8 @@ static void copy(const char *from, const char *to)
 	close(out);
 }
 
-/* variants DIRECTORY HOW COUNT TIMES: HOW is own (each its path), new (a new file at one path),
- * same (one file, overwritten), gone (deleted when it is loaded) */
+/* variants DIRECTORY HOW COUNT TIMES: HOW is own (separate paths), new (new files at one path),
+ * same (one file, overwritten), gone (deleted once loaded) */
 int main(int argc, char **argv)
 {
 	const char *directory = argv[1], *how = argv[2];

@@ -1,6 +1,6 @@
 // Chains of calls that are hard to unwind without frame pointers, forever.
-// argv: "signals" (a timer interrupts everything), "threads" (a second thread does the same),
-// "rules" (nothing but rules.S).
+// argv: "signals" (a timer interrupts all functions), "threads" (a second thread does the same),
+// "rules" (only rules.S).
 #include <immintrin.h>
 #include <pthread.h>
 #include <signal.h>
@@ -54,7 +54,7 @@ CALLED void variable_frame(long n)
 	asm volatile("" ::"r"(bytes) : "memory");
 }
 
-// The CFA is found through memory.
+// The CFA is read from memory.
 CALLED __attribute__((target("avx2"))) void realigned_frame(long n)
 {
 	alignas(64) unsigned long words[16];
@@ -141,7 +141,7 @@ CALLED void formats(long n)
 	sink = text[3];
 }
 
-// The vDSO, and functions behind the PLT.
+// The vDSO, and functions called through the PLT.
 CALLED void asks_the_time(void)
 {
 	struct timespec now;

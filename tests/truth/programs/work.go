@@ -1,4 +1,4 @@
-// What Go programs do, forever: calls, maps, channels, formatting, assembly, garbage collection.
+// Typical work of Go programs: calls, maps, channels, formatting, assembly, garbage collection.
 package main
 
 import (
@@ -29,7 +29,7 @@ func fib(n int) int {
 	return fib(n-1) + fib(n-2)
 }
 
-// Deeper than a new goroutine's stack, which grows.
+// Recurses deeper than a new goroutine's stack, which therefore grows.
 //
 //go:noinline
 func deep(n int) int {

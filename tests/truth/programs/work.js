@@ -1,4 +1,4 @@
-// What scripts do, forever: compiled and interpreted functions, built-in ones, garbage collection.
+// Typical work of scripts: compiled, interpreted and built-in functions, garbage collection.
 const fib = (n) => (n < 2 ? n : fib(n - 1) + fib(n - 2));
 
 const work = [

@@ -1,4 +1,4 @@
-// What Rust programs do, forever: closures, generics, collections, panics that are caught.
+// Typical work of Rust programs: closures, generics, collections, panics that are caught.
 use std::collections::{BTreeMap, HashMap};
 use std::hint::black_box;
 use std::panic;

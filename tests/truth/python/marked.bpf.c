@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The sampler, whose records say in place of a span what the interrupted thread runs: the number
- * that it has stored at an address of its own.
+ * The sampler, with a mark in place of a span in its records: the number that the interrupted
+ * thread has stored at its address in `marks`.
  */
 #include "loaders.bpf.h"
 
 enum { MAX_MARKS = 1024 };
 
-HASH(marks, u64, MAX_MARKS); /* of the addresses, by thread */
+HASH(marks, u64, MAX_MARKS); /* addresses of the marks, by thread id */
 
 #undef RING_OUTPUT
 #define RING_OUTPUT(map, data, size, flags) \

@@ -103,7 +103,9 @@ def test_a_profile_without_samples_can_be_compared_per_time(files, tmp_path):
     words = (files[0], empty, "--by", "syscall", "--process", "7")
     lines = run(*words).output.splitlines()
     assert "2,000 samples in 20.0 s (1,000.0 ms/s) -> 0 samples in 20.0 s (0.0 ms/s)" in lines[0]
-    assert lines[1:] == ["there are no samples after; --per time compares the other side with zero"]
+    assert lines[1:] == [
+        "the after side has no samples; --per time compares the other side with zero"
+    ]
     lines = run(*words, "--per", "time").output.splitlines()
     assert lines[2].startswith("2 of 2 changed")
     assert [line.split()[0] for line in lines[4:]] == ["-800.00", "-200.00"]

@@ -158,10 +158,10 @@ def test_check_reads_compressed_files(pack, status, expected, tmp_path):
     [
         (b"", "the file is empty"),
         (b"\n \n", "the file is empty"),
-        (b"<!doctype html>", "not a supported profile: HTML"),
+        (b"<!doctype html>", "this is not a supported profile, but HTML"),
         (b"PERFILE2....", "the header of the perf.data file is truncated"),
-        (b"\x28\xb5\x2f\xfd", "not a supported profile: compressed with zstd"),
-        (b'{"resourceSpans": []}', "no profiles in the file"),
+        (b"\x28\xb5\x2f\xfd", "this is not a supported profile, but a file compressed with zstd"),
+        (b'{"resourceSpans": []}', "the file has no profiles"),
         (b"one;two;three 5\n", "not a protobuf message"),
         (gzip.compress(b"hello"), "not a protobuf message"),
         (b"\x1f\x8b\x08", "the file is empty"),

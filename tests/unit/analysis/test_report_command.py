@@ -316,8 +316,8 @@ def test_lines_fit_the_terminal(profile, width, monkeypatch):
     [
         (b"", "the file is empty"),
         (b"not a profile\n", "not a protobuf message of OTLP profiles"),
-        (html([]).encode(), "not a supported profile: HTML"),
-        (b"{}\n", "no profiles in the file"),
+        (html([]).encode(), "this is not a supported profile, but HTML"),
+        (b"{}\n", "the file has no profiles"),
     ],
 )
 def test_the_error_for_files_without_a_profile_states_cause_and_fix(

@@ -25,7 +25,7 @@ def test_missing_members_have_no_offset():
 
 @pytest.mark.parametrize("data", [b"", b"\x9f\xeb", bytes(64)], ids=["empty", "short", "no magic"])
 def test_unrecognized_data_is_rejected(data):
-    with pytest.raises(ValueError, match="no BTF"):
+    with pytest.raises(ValueError, match="no BTF header"):
         KernelTypes(data)
     assert parse_program_btf(data).functions == {}
 

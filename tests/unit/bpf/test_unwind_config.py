@@ -151,5 +151,5 @@ def test_a_kernel_with_different_structs_is_not_supported(changes):
 
 @pytest.mark.parametrize("damaged", [b"", b"\x9f\xeb", bytes(64)])
 def test_data_that_is_not_btf_is_rejected(damaged):
-    with pytest.raises(ValueError, match="no BTF"):
+    with pytest.raises(ValueError, match="no BTF header"):
         KernelTypes(damaged)

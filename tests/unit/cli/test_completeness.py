@@ -1,4 +1,4 @@
-"""The summary of a recording and reports remark on incomplete user stacks."""
+"""Reports, and the summary of a recording, remark on incomplete user stacks."""
 
 import pytest
 

@@ -93,5 +93,8 @@ def test_negative_values_are_rejected_with_a_fix(tmp_path, command, kind):
     assert done.exit_code == 1
     error = done.exception
     assert isinstance(error, KProfilerError)
-    assert error.message == f"{path}: this is the difference of two profiles: 2 values below 0"
+    assert (
+        error.message
+        == f"{path}: this is the difference between two profiles, with 2 values below 0"
+    )
     assert "otel-kprofiler diff BEFORE AFTER" in error.hint

@@ -14,7 +14,7 @@ VSYSCALL = 0xFFFFFFFFFF600000
 
 
 def stack(*rows, statuses=()):
-    """Returns the stack of rows with address, function, file, line and mapping."""
+    """Builds a stack from rows of address, function, file, line and mapping."""
     stacks = Stacks()
     stacks.add(1, list(zip(*rows, strict=True)) or [[]] * 5)
     return stacks.get(1, statuses)

@@ -1,4 +1,4 @@
-"""The key ``off_cpu`` sets the sampler, has a short form, and rejects invalid values."""
+"""The key ``off_cpu`` configures the sampler, has a short form, and is validated."""
 
 import pytest
 

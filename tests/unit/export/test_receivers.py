@@ -70,10 +70,10 @@ def test_grpc_receivers_are_probed_with_the_headers_of_requests(grpc_receiver, m
     ("code", "text", "fix"),
     [
         (grpc.StatusCode.UNIMPLEMENTED, "does not receive OTLP profiles", "profilesSupport"),
-        (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED: no", "OTEL_EXPORTER_OTLP_HEADERS"),
-        (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED: no", "credentials"),
-        (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE: no", "start the receiver"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "RESOURCE_EXHAUSTED: no", "try again later"),
+        (grpc.StatusCode.UNAUTHENTICATED, "no (UNAUTHENTICATED)", "OTEL_EXPORTER_OTLP_HEADERS"),
+        (grpc.StatusCode.PERMISSION_DENIED, "no (PERMISSION_DENIED)", "credentials"),
+        (grpc.StatusCode.UNAVAILABLE, "no (UNAVAILABLE)", "start the receiver"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "no (RESOURCE_EXHAUSTED)", "try again later"),
     ],
 )
 def test_each_grpc_error_suggests_a_fix(grpc_receiver, code, text, fix):
@@ -146,7 +146,7 @@ def test_rejected_samples_are_saved_and_the_hint_shows_how_to_send_them(grpc_rec
     with pytest.raises(ExportError) as raised:
         sending.check()
     assert raised.value.message == (
-        f"3 of 9 samples did not reach {address}: INVALID_ARGUMENT: I do not like it"
+        f"3 of 9 samples did not reach {address}: I do not like it (INVALID_ARGUMENT)"
     )
     assert raised.value.hint == (
         "they are in x.unsent.otlp: see the receiver's log for why it rejects the samples, then "
@@ -230,7 +230,7 @@ def test_samples_that_cannot_be_saved_are_reported(http_receiver):
     sending = send(http_receiver.endpoint, [window(0)], "missing/x.html")
     with pytest.raises(ExportError) as raised:
         sending.check()
-    assert "could not be kept: cannot write missing/x.unsent.otlp: No such file" in (
+    assert "could not be kept (cannot write missing/x.unsent.otlp: No such file" in (
         raised.value.message
     )
 

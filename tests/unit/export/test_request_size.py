@@ -1,4 +1,4 @@
-"""For receivers that accept only small requests, batches are split, and later ones made smaller."""
+"""For receivers that accept only small requests, batches are split and later ones are smaller."""
 
 import contextlib
 import gzip

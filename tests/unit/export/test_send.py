@@ -209,7 +209,7 @@ def test_a_missing_file_and_a_missing_url_are_errors(http_receiver, tmp_path, ca
     (tmp_path / "b").write_bytes(requests(1)[0])
     status, _, err = run(capsys, "a", "b")
     assert status == 2
-    assert "not a receiver's address: b" in err[0]
+    assert "b is not the address of a receiver" in err[0]
     assert "grpc://HOST:PORT" in err[1]
 
 
@@ -221,7 +221,7 @@ def test_rejected_requests_are_saved_and_can_be_sent_again(grpc_receiver, tmp_pa
     assert status == 1
     assert out == [f"x.otlp: sent 6 samples in 2 requests to {address}"]
     assert err[-2:] == [
-        f"error: 3 of 9 samples did not reach {address}: INVALID_ARGUMENT: bad time",
+        f"error: 3 of 9 samples did not reach {address}: bad time (INVALID_ARGUMENT)",
         f"fix: {REFUSED}, then otel-kprofiler send x.unsent.otlp {address}",
     ]
     grpc_receiver.requests.clear()

@@ -289,7 +289,7 @@ def test_capabilities_kept_while_sampling_are_listed_with_their_purpose():
     result = {f.check: f for f in doctor(host)}["kept while sampling"]
     assert "CAP_PERFMON (sampling CPUs" in result.observed
     assert "CAP_SYS_PTRACE" not in result.observed
-    assert "CAP_BPF (BPF programs, after" in result.observed
+    assert "CAP_BPF (unwind tables, and BPF programs" in result.observed
 
 
 @pytest.mark.parametrize(("release", "is_told"), [("5.10.0-46-amd64", True), ("5.11.0", False)])

@@ -28,7 +28,7 @@ class Host(EventPerCpu[str]):
 
 @pytest.fixture
 def online(tmp_path):
-    """Creates a host; returns the file with its online CPUs."""
+    """Creates a host; returns the file that lists its online CPUs."""
     path = tmp_path / "sys/devices/system/cpu/online"
     path.parent.mkdir(parents=True)
     path.write_text("0-2\n")

@@ -69,7 +69,7 @@ from otel_kprofiler.host import ChildFailed, ChildLimits, CpuRate, LimitedChildr
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 limits = ChildLimits(256 << 20, CpuRate(least_s=30, per_mib_s=0, most_s=30).grant(0), 100)
 for code in (
-    "print('result')",  # without DONE
+    "print('result')",  # prints no DONE
     "print('result', flush=True); os.write(2, b'\\4')",
     "print('part', flush=True); os.kill(os.getpid(), 9)",
     "sys.exit('damaged')",
@@ -137,7 +137,7 @@ def test_stopping_kills_children_and_starts_no_more(run):
     run.children.stop()
     work.join(20)
     assert len(failures) == 1
-    assert failure(run, "") == (ChildProblem.STOPPED, "the profiler stops")
+    assert failure(run, "") == (ChildProblem.STOPPED, "the profiler is stopping")
 
 
 @pytest.mark.parametrize(

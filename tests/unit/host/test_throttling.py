@@ -34,8 +34,8 @@ def test_a_limit_that_suspends_sampling_is_reported(rate, limit, least):
     warning = find_throttling(Limit(limit), rate, 250)
     assert bool(warning) == (least is not None)
     if least:
-        assert f"is {limit}:" in warning
-        assert "up to 4 ms after a sample" in warning
+        assert f"is {limit}, so" in warning
+        assert "for up to 4 ms, until the next tick" in warning
         assert f"set it to {least} or more" in warning
         assert not find_throttling(Limit(least), rate, 250)
 
@@ -54,4 +54,4 @@ def test_each_lowering_of_the_limit_is_reported_once(caplog):
         files.limit = limit
         events.follow()
         assert len(caplog.messages) == lines
-    assert "perf_event_max_sample_rate is 1:" in caplog.messages[-1]
+    assert "perf_event_max_sample_rate is 1, so" in caplog.messages[-1]

@@ -98,7 +98,7 @@ def test_a_link_of_another_user_is_neither_followed_nor_replaced(theirs, tmp_pat
     (theirs / "out").symlink_to(tmp_path / "ours")
     (theirs / "below").symlink_to(tmp_path)
     for path in (theirs / "out", theirs / "below" / "new"):
-        with pytest.raises(OSError, match="symbolic link that others can change"):
+        with pytest.raises(OSError, match="symbolic link that other users can change"):
             NewFile(str(path), replace=replace)
     assert (theirs / "out").is_symlink()
     assert not (tmp_path / "new").exists()
@@ -111,7 +111,7 @@ def test_a_link_created_during_the_write_is_not_followed(theirs, tmp_path):
     file = NewFile(str(path), replace=True)
     os.write(file.fd, b"new")
     path.symlink_to(tmp_path / "ours")
-    for entry in theirs.iterdir():  # as a directory's owner may at any time
+    for entry in theirs.iterdir():  # as a directory's owner can do at any time
         if entry != path:
             entry.unlink()
             entry.symlink_to(tmp_path / "ours")
@@ -219,7 +219,7 @@ def test_only_regular_files_are_replaced(tmp_path, path):
 @as_root
 def test_links_of_other_users_are_not_followed_when_appending(theirs, tmp_path):
     (theirs / "symbolic").symlink_to(tmp_path / "ours")
-    with pytest.raises(OSError, match="symbolic link that others can change"):
+    with pytest.raises(OSError, match="symbolic link that other users can change"):
         AppendedFile(str(theirs / "symbolic"))
     os.link(tmp_path / "ours", theirs / "hard")
     with pytest.raises(OSError, match="more than one hard link"):

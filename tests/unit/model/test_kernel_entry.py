@@ -1,4 +1,4 @@
-"""The kernel entry of a sample is the system call, interrupt or exception it was taken in."""
+"""A sample's kernel entry is the system call, interrupt or exception in which it was taken."""
 
 import pytest
 

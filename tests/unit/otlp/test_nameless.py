@@ -216,5 +216,5 @@ def test_locations_that_differ_only_by_their_reason_stay_separate():
 def test_an_index_outside_its_table_is_an_error(index):
     message = peer_message()
     message.dictionary.location_table[1].mapping_index = index
-    with pytest.raises(PayloadError, match="an index is out of range"):
+    with pytest.raises(PayloadError, match="an index points outside its table"):
         name_locations(message.SerializeToString(), name_all)

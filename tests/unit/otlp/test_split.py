@@ -164,7 +164,7 @@ def test_ids_in_json_are_hexadecimal():
 def test_an_index_outside_its_table_is_an_error(limit):
     original = message(window([sample(1), sample(2)]), AttributeForm.REFERENCES)
     original.resource_profiles[0].resource.attributes[0].key_strindex = 999
-    with pytest.raises(PayloadError, match="an index is out of range"):
+    with pytest.raises(PayloadError, match="an index points outside its table"):
         encode_message(original, Form.PROTOBUF, limit)
 
 

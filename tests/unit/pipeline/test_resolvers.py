@@ -1,4 +1,4 @@
-"""User-supplied resolvers are combined with the built-in ones."""
+"""User-supplied resolvers are combined with the built-in resolvers."""
 
 import pytest
 

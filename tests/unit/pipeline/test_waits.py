@@ -1,4 +1,4 @@
-"""In the pipeline, windows get the causes of waits, and exact totals with the samples."""
+"""In the pipeline, waits get causes, and windows get exact totals in addition to samples."""
 
 import pytest
 

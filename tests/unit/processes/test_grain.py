@@ -85,7 +85,7 @@ def labels_of(payload):
 RESOURCES = {
     Grain.PROCESS: PROCESSES,
     Grain.EXECUTABLE: EXECUTABLES,
-    Grain.CONTAINER: CONTAINERS - 1,  # one process in ten is in none
+    Grain.CONTAINER: CONTAINERS - 1,  # one process in ten is in no container
     Grain.SERVICE: SERVICES,
     Grain.HOST: 1,
 }

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(os.uname().machine != "x86_64", reason="thread contexts need x86-64"),
 ]
-DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # of glibc
+DYNAMIC = {"stride": 16, "length_at": -16, "vector_at": 8}  # in glibc
 
 
 class Registered(dict):

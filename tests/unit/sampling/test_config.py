@@ -1,4 +1,4 @@
-"""The sampler's settings are validated, and further values derived from them."""
+"""The sampler's settings are validated, and other values are derived from them."""
 
 from dataclasses import replace
 

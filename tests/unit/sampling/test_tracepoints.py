@@ -1,4 +1,4 @@
-"""Plans for tracepoints state which exist in the kernel, and where their values are."""
+"""Plans for tracepoints state which tracepoints exist in the kernel, and where their values are."""
 
 import mmap
 import re

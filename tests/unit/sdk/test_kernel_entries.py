@@ -1,4 +1,4 @@
-"""Samples of a service have the kernel entry that they were taken in."""
+"""Samples of a service have the kernel entry in which they were taken."""
 
 import json
 

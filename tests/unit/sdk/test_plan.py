@@ -60,7 +60,7 @@ def test_the_defaults_match_the_schema():
     ],
 )
 def test_keys_that_have_no_effect_in_a_service_are_rejected(variable, value):
-    with pytest.raises(ConfigError, match="only for the agent"):
+    with pytest.raises(ConfigError, match="applies only to the agent"):
         make_plan(read_settings({f"OTEL_KPROFILER_{variable}": value}))
 
 

@@ -266,7 +266,7 @@ def test_unknown_variables_cause_one_warning_and_change_nothing(caplog):
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "did you mean OTEL_KPROFILER_STACKS?" in record.message
-    assert "OTEL_KPROFILER_TRACERS: python_frames unwinds Python" in record.message
+    assert "OTEL_KPROFILER_TRACERS: Python is unwound" in record.message
     assert "; remove this setting" in record.message
 
 

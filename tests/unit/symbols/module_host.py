@@ -75,7 +75,7 @@ class Host:
         for name, (base, functions, state, init) in reversed(self.modules.items()):
             lines.append(f"{name} 8192 0 - {state} 0x{base:016x}\n")
             shown = functions
-            if state == "Loading":  # the whole table, with sections and references
+            if state == "Loading":  # its whole symbol table, with sections and imports
                 shown = {**functions, **init}
                 symbols += f"{0:016x} ? \t[{name}]\n{base:016x} t \t[{name}]\n"
                 symbols += f"{KERNEL + 0x100:016x} U vfs_read\t[{name}]\n"

@@ -174,7 +174,7 @@ def test_concatenated_xz_streams_are_read(tmp_path, copies, modules):
     copy.write_bytes(b"".join(parts))
     assert_same(KernelSymbolizer.from_files(**{**copies, "kallsyms": copy}), modules)
     copy.write_bytes(b"".join(parts)[:-1])
-    with pytest.raises(KProfilerError, match="cut off"):
+    with pytest.raises(KProfilerError, match="it is truncated"):
         KernelSymbolizer.from_files(**{**copies, "kallsyms": copy})
 
 
@@ -197,7 +197,7 @@ def test_the_command_reports_problems(tmp_path, copies, symbolize):
 def test_many_problems_of_a_kind_are_counted(tmp_path, copies, symbolize):
     _, _, notes = symbolize(*options({**copies, "sys_module": tmp_path}), "_text")
     assert len(notes.splitlines()) == 11
-    assert "note: and 116 more" in notes
+    assert "note: 116 more" in notes
 
 
 CAPTURED, RECORDED = EXAMPLES["Captured files and recorded events"]

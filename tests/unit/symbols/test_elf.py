@@ -93,10 +93,10 @@ def module(tmp_path):
 @pytest.mark.parametrize(
     ("rva", "name", "section"),
     [
-        (0x00, "first", ".text"),  # its padding
+        (0x00, "first", ".text"),  # padding of first
         (0x10, "first", ".text"),
         (0x2F, "first", ".text"),
-        (0x30, None, ""),  # behind its size
+        (0x30, None, ""),  # after the end of first
         (0x40, "second", ".text"),
         (0x94, "second", ".text"),
         (0x95, "second", ".text.unlikely"),  # split off by the compiler

@@ -1,4 +1,4 @@
-"""Kallsyms is parsed to tables that have exactly its names."""
+"""Kallsyms is parsed to tables that have exactly the names in the file."""
 
 import lzma
 import random

@@ -194,7 +194,7 @@ def test_a_delayed_read_does_not_displace_newer_symbols_at_a_reused_address():
 
 
 def test_history_stays_sorted_when_a_read_removes_symbols_late():
-    """A lookup scans the history backwards only to its time."""
+    """A lookup scans the history backwards only to the time that is looked up."""
     page = symbol(A + 8192, "kprobe_insn_page", 4096, OOL)
     result = table(
         (0, ALL_READ, symbol(A, "a"), page),

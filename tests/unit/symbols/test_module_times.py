@@ -45,7 +45,7 @@ def symbolizer(host, clock):
 def test_an_address_has_no_owner_between_the_last_read_and_the_announcement(
     host, symbolizer, clock
 ):
-    """Another module is loaded at the address before the first one's removal is received."""
+    """Another module is loaded at the address before the first module's removal is received."""
     clock.ns += 10 * MS
     settle(symbolizer, now_ns=clock)
     seen_ns = clock.ns

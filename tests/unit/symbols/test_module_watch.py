@@ -195,7 +195,7 @@ def test_a_failed_watch_restarts_without_missing_a_module(host, symbolizer, capl
 def test_a_burst_of_announcements_is_handled_in_one_pass(host, symbolizer):
     readings = symbolizer.watch.counts.readings
     opened = host.kallsyms_opened
-    with symbolizer.watch._lock:  # no announcement is read before the last
+    with symbolizer.watch._lock:  # so that all announcements are read at once
         for number in range(50):
             host.load(f"m{number}", TEXT + 0x4000 * number, init=INIT + 0x1000 * number)
     settle(symbolizer)
@@ -271,7 +271,7 @@ def test_closing_the_watch_stops_its_thread(host, symbolizer):
 
 
 def test_captured_uevents_are_parsed():
-    """The capture has all module events of a boot, between device events."""
+    """The capture contains all module events of one boot, interleaved with device events."""
     captured = Path(__file__).parents[2] / "data/kernel/6.12-uevents.xz"
     data = lzma.decompress(captured.read_bytes())
     events, others = [], 0

@@ -364,7 +364,7 @@ def once(act):
 
 
 def interrupts():
-    """Exceptions that interrupt the read of a span are raised; those of the span's code are not."""
+    """Exceptions that interrupt the read of a span are raised; exceptions of its code are not."""
     variable = context._RUNTIME_CONTEXT._current_context
     span = OtherSpan(trace.SpanContext(1, 2, is_remote=False))
     inside = trace.set_span_in_context(span)
@@ -543,7 +543,7 @@ def subinterpreters():
 
 
 def start_in_a_subinterpreter():
-    """A start in a subinterpreter is rejected, and one in the main interpreter then succeeds."""
+    """A start in a subinterpreter is rejected; a start in the main interpreter then succeeds."""
     interpreters = importlib.import_module(
         "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     )

@@ -142,7 +142,7 @@ def test_interpreters_without_the_api_of_cpython_are_rejected_with_the_fix():
         from otel_kprofiler import thread_context
         from otel_kprofiler.errors import HostError
 
-        del ctypes.pythonapi  # as in PyPy
+        del ctypes.pythonapi  # which PyPy lacks
         assert "needs CPython" in KernelProfiler.from_env().start().stats()["problem"]
         try:
             thread_context.start()
@@ -167,12 +167,12 @@ def test_a_warning_explains_once_why_spans_have_no_links():
         contexts.prepare()
         assert contexts.as_dict() == {
             "possible": False,
-            "problem": "the sampler reads no thread contexts: this kernel has no BTF",
+            "problem": "the sampler cannot read thread contexts without the kernel's BTF",
         }
         """
     )
-    (line,) = [line for line in log.splitlines() if "have no links" in line]
-    assert line.startswith("WARNING spans have no links: the sampler reads no thread contexts")
+    (line,) = [line for line in log.splitlines() if "are not linked" in line]
+    assert line.startswith("WARNING samples are not linked to spans: the sampler cannot read")
 
 
 def test_a_service_whose_memory_cannot_be_searched_reports_it():
@@ -193,6 +193,6 @@ def test_a_service_whose_memory_cannot_be_searched_reports_it():
             assert contexts.as_dict() == {"possible": True, "problem": ""}
             sample = RawSample(ON_CPU, 0, 0, 0, pid, pid, 5, 0, b"", (), (), None)
             contexts.look([sample])
-        assert contexts.as_dict()["problem"] == "this process's memory takes too long to search"
+        assert contexts.as_dict()["problem"] == "searching this process's memory takes too long"
         """
     )

@@ -61,7 +61,7 @@ def rows(made):
 
 
 def assembly(words, sizes=SIZES, name=b"main.asm", flags=ASSEMBLY):
-    """Returns the rows of a function in assembly, padded to 16 before its last 3 instructions."""
+    """Returns the rows of an assembly function, padded to 16 instructions before its last three."""
     words = [*words[:-3], *[NOP] * (16 - len(words)), *words[-3:]]
     return rows(Made(name, pack_words(*words), sizes, flags=flags))
 
@@ -360,8 +360,8 @@ def test_the_special_prologue_of_asyncpreempt_is_recognized(words, made_at, fram
 def test_tables_for_other_machines_are_rejected():
     file, table, segments = go_file([ARM64_ORDINARY] * 10, quantum=4)
     for machine in (62, 243):
-        with pytest.raises(ValueError, match="table"):
+        with pytest.raises(ValueError, match="gopclntab"):
             make_tables(file, table, TEXT, segments, ADDRESS, machine=machine)
     file, table, segments = go_file([ARM64_ORDINARY._replace(code=bytes(64))] * 10, quantum=4)
-    with pytest.raises(ValueError, match="does not match the table"):
+    with pytest.raises(ValueError, match=r"does not match \.gopclntab"):
         make_tables(file, table, TEXT, segments, ADDRESS, machine=AARCH64)

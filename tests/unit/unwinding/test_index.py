@@ -1,6 +1,7 @@
 """A child process with limits builds search tables."""
 
 import functools
+import re
 import struct
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def test_terminators_between_entries_of_two_object_files_are_skipped():
         cie(b"zR", b"\x0f") + entry(bytes(12), back=28),
         cie(b"eh") + entry(bytes(12), back=28),
         cie() + entry(b"", back=28),  # too short for an address
-        entry(b"\1zR") + entry(bytes(12), back=16),  # a cut CIE
+        entry(b"\1zR") + entry(bytes(12), back=16),  # a truncated CIE
     ],
 )
 def test_damaged_frames_are_rejected(frames):
@@ -169,7 +170,7 @@ def test_rejected_frames_are_not_indexed_again_until_they_change(tmp_path, monke
         assert first.value.refusal is Refusal.NOT_INDEXED
         with monkeypatch.context() as without:
             without.setattr(limited_children, "MeteredChild", None)
-            with pytest.raises(TableRefused, match=f"^{first.value}$") as again:
+            with pytest.raises(TableRefused, match=f"^{re.escape(str(first.value))}$") as again:
                 index()
         assert again.value.refusal is first.value.refusal
         frames = cie()
@@ -208,7 +209,7 @@ def test_stopping_kills_a_working_child(tmp_path, monkeypatch):
     thread.join(60)
     assert not thread.is_alive()
     assert caught[0].refusal is Refusal.FAILED
-    with pytest.raises(TableRefused, match="stops"):
+    with pytest.raises(TableRefused, match="is stopping"):
         in_process(tmp_path, cie(), children)
 
 

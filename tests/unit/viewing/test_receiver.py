@@ -214,7 +214,7 @@ def test_the_intact_part_of_a_damaged_request_is_accepted(store, receivers):
     request.resource_profiles[0].scope_profiles[0].profiles.append(good)
     said = ExportProfilesServiceResponse.FromString(call(receivers, request.SerializeToString()))
     assert said.partial_success.rejected_profiles == 2
-    assert "an index is out of range" in said.partial_success.error_message
+    assert "an index points outside its table" in said.partial_success.error_message
     assert sum(answer(store, Query(), NOW)["samples"]["count"]) == 6
 
 

@@ -12,7 +12,7 @@ import java.util.SplittableRandom;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * Threads that change their contexts at random, and log when, until the end of the input.
+ * Threads that change their contexts at random, and log the times, until the input ends.
  *
  * <p>{@code Program LOG THREADS LIBRARY OFFSET}: OFFSET is added to the monotonic clock, for times
  * since the boot.
@@ -24,7 +24,7 @@ public final class Program {
     private static long offset;
     private static JavaProfiler profiler;
 
-    /** A context: not yet published; published; about to end; ended. */
+    /** The times at which a context is not yet published, published, about to end, and ended. */
     private static final class Line {
         long from, since, until, end, high, low, span;
     }

@@ -1,6 +1,6 @@
-// Tasks that change their contexts at random and await, in several threads, and log when, until the
-// end of the input: program.mjs MODULES WRITER LOG THREADS OFFSET. MODULES is the directory that has
-// the packages. OFFSET is added to the monotonic clock, for times since the boot.
+// Tasks in several threads that change their contexts at random, await, and log the times, until
+// the input ends: program.mjs MODULES WRITER LOG THREADS OFFSET. MODULES is the directory with the
+// packages. OFFSET is added to the monotonic clock, for times since the boot.
 import { AsyncLocalStorage } from 'node:async_hooks';
 import fs from 'node:fs';
 import { createRequire } from 'node:module';
@@ -27,7 +27,7 @@ function work() {
 
 const pauses = [() => nextTurn(), () => sleep(draw(3)), () => Promise.resolve()];
 
-// Other storages of an application share the map with the writer's.
+// An application's other storages are in the same map as the writer's.
 const others = Array.from({ length: 24 }, () => new AsyncLocalStorage());
 
 async function run(log, { ThreadContext, clearContext }, number) {
@@ -68,7 +68,7 @@ async function run(log, { ThreadContext, clearContext }, number) {
       const context = new ThreadContext(trace, span, ...flags(trace), [hex, hex]);
       await others[draw(others.length)].run({}, () =>
         context.run(async () => {
-          segment(trace, span); // first and last, as what runs beside it is in the span, too
+          segment(trace, span); // first and last: other tasks may be in the span
           for (let count = draw(4); count > 0 && !stop; count--) {
             await pauses[draw(3)]();
             segment(trace, span);
@@ -78,7 +78,7 @@ async function run(log, { ThreadContext, clearContext }, number) {
       segment();
     }
   };
-  // The first collections move the writer's storage: a reader misses it meanwhile.
+  // The first collections move the writer's storage; until then, a reader may miss it.
   const none = new ThreadContext(new Uint8Array(16), new Uint8Array(8), ...flags([0]), ['', '']);
   none.run(() => [gc(), gc()]);
   for (const other of others.slice(0, draw(others.length))) other.enterWith({});
@@ -87,7 +87,7 @@ async function run(log, { ThreadContext, clearContext }, number) {
   segment();
 }
 
-// Before 5.20 the writer takes no flags.
+// Before version 5.20, the writer accepts no flags.
 const flags = (trace) => (writer === '@datadog/pprof' ? [trace[0] & 1] : []);
 
 if (isMainThread) {

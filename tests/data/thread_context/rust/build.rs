@@ -1,6 +1,6 @@
 //! Exports the variable, which rustc hides from other objects.
 //!
-//! GNU ld takes one list of exported symbols, rustc's; rust-lld takes ours as well.
+//! GNU ld accepts only rustc's list of exported symbols; rust-lld also accepts ours.
 
 fn main() {
     println!("cargo:rustc-link-arg-bins=-Wl,--export-dynamic-symbol=otel_thread_ctx_v1");

@@ -99,7 +99,7 @@ def one_cpu(thread):
 
 @contextlib.contextmanager
 def cgroup(run, controller, **values):
-    """Moves the agent into a cgroup v1 whose files have the given values."""
+    """Moves the agent into a v1 cgroup whose files have the given values."""
     place = CGROUPS / controller / f"kprofiler-fault-{run.process.pid}"
     before = CGROUPS / controller / read_cgroup(controller).lstrip("/")
     place.mkdir()

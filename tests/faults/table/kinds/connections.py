@@ -67,7 +67,7 @@ def proxied(kind, receiver, name, manner, **more):
 
 
 class Elsewhere:
-    """A receiver configured with a wrong address until the fault reloads the right one."""
+    """A receiver whose configured address is wrong until the fault reloads the right address."""
 
     def __init__(self, receiver, address):
         self.behind, self.address, self.exporter = receiver, address, receiver.exporter
@@ -131,7 +131,7 @@ def certificates() -> Path:
 
 
 class TlsReceiver(HttpReceiver):
-    """Receives over HTTPS with the given certificate until healed, then with a good one."""
+    """Receives over HTTPS with the given certificate until healed, then with a valid one."""
 
     def __init__(self, certificate, ca="ca", *, client=False, version=None):
         super().__init__()

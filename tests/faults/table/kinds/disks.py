@@ -53,7 +53,7 @@ def fill(run, name):
 
 
 def tiny(run):
-    """Waits; the agent fills its file system of 128 kB, which stays full."""
+    """Waits while the agent fills its 128-kB file system, which then stays full."""
     wait(run)
 
 

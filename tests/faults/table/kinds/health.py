@@ -148,7 +148,7 @@ def garbled(run):
 
 
 def talk(run):
-    """Makes the agent write to its log by reloads."""
+    """Reloads the agent repeatedly, so that it writes to its log."""
     end = time.monotonic() + run.seconds
     while time.monotonic() < end:
         run.process.send_signal(signal.SIGHUP)

@@ -140,7 +140,7 @@ def other_version(data, at):
 
 
 def bring_back(run):
-    """Checks that a segment of another version is set aside and that its version can deliver it."""
+    """Checks that a segment of another version is set aside, and can be restored and delivered."""
     damaged(patch(0, other_version), 2)(run)
     run.stop()
     (aside,) = run.spool.glob("*/*.aside")

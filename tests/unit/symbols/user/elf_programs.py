@@ -63,7 +63,7 @@ without_frame:               # without size and unwind information
 sized_label: nop
     ret
 .size sized_label,.-sized_label
-"$d": .fill 16,1,0xcc       # marks data
+"$d": .fill 16,1,0xcc       # mapping symbol of data
 .type table,@object
 table: .fill 16,1,0x41       # data among code
 .size table,16

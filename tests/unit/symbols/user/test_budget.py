@@ -91,7 +91,7 @@ def test_a_rejection_names_the_size_and_the_configuration_key(tmp_path):
     report = read(tmp_path, KINDS["symbols-that-fit"](), 8, 1)
     assert report["counts"]["refused"] == 1
     (reason,) = report["reasons"]
-    limit = "the limit is 6 MiB (three quarters of max_user_symbol_megabytes)"
+    limit = "the limit is 6 MiB, three quarters of max_user_symbol_megabytes"
     assert f"{limit}; raise max_user_symbol_megabytes" in reason
 
 
@@ -101,7 +101,7 @@ def test_memory_held_during_a_read_is_limited_and_released():
         budget.take(60, "one")
         with budget.hold(40, "two"):
             assert budget.left_bytes == 0
-        with pytest.raises(ElfError, match="other: reading the file takes") as caught:
+        with pytest.raises(ElfError, match=r"reading it takes .* with other") as caught:
             budget.take(41, "other")
         assert caught.value.problem is ElfProblem.TOO_LARGE
         assert budget.left_bytes == 40

@@ -309,7 +309,7 @@ def test_a_rewritten_dump_is_read_again(replace):
         if not replace:
             dump.update(20)
         else:
-            dump.update(12)  # the mapped file counts, not the one at its path
+            dump.update(12)  # the mapped file is read, not the file now at its path
             assert name_at(dump, 1, 12) == "old"
     if not replace:
         assert [name_at(dump, 1, at) for at in (10, 12, 15)] == ["old", None, "new"]

@@ -408,7 +408,7 @@ def test_files_beyond_the_queue_limit_are_dropped_and_counted(make, monkeypatch)
     for number in range(10):
         loader.add(key(number), details(number), b"f")
     dropped = loader.counts().dropped
-    assert dropped in {7, 8}  # the thread may have taken one
+    assert dropped in {7, 8}  # the thread may have taken a file
     go_on.set()
     loader.finish(30)
     named = [number for number in range(10) if function(loader, number) == "f_10"]

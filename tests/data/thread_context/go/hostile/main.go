@@ -1,4 +1,4 @@
-// A goroutine whose labels are no labels: at addresses of nothing, of the kernel or of themselves; or
+// A goroutine with invalid labels: at an unmapped or kernel address, or pointing to themselves; or
 // too long, too many, or with absurd lengths.
 package main
 

@@ -1,10 +1,10 @@
-// Goroutines that change their labels at random, each with its ids, and log them.
+// Goroutines that change their labels, including span ids, at random, and log the ids.
 //
 // Arguments: payload of a process context or "-", log, number of goroutines. Prints "ready"; ends
-// with its standard input. Lines of the log, little-endian: boottimes in nanoseconds before and
-// after the labels are set, and before and after they are replaced; the thread id, 0 if the goroutine
-// may run on any; trace id, span id. The two times in the middle are in reverse if the goroutine gave
-// up its thread in between.
+// when its standard input ends. Lines of the log, little-endian: boottimes in nanoseconds before
+// and after the labels are set, and before and after they are replaced; the thread id, 0 if the
+// goroutine may run on any thread; trace id, span id. If the goroutine gave up its thread in
+// between, Since is after Until.
 package main
 
 import (
@@ -50,7 +50,7 @@ func check(err error) {
 	}
 }
 
-// Publish a process context in a mapping of a memfd; its header is that of OTEP 4719.
+// Publishes a process context in a memfd mapping, with the header of OTEP 4719.
 func publish(path string) {
 	payload, err := os.ReadFile(path)
 	check(err)
@@ -76,8 +76,8 @@ var compute = func(duration time.Duration) {
 	}
 }
 
-// Computes for a while, on the stack of the goroutine and in the runtime, or lets others run; returns
-// whether it only computed.
+// Computes for a while, on the goroutine's stack or in the runtime, or lets other goroutines run;
+// returns whether it only computed.
 func work(random *rand.Rand) bool {
 	switch random.Intn(6) {
 	case 0, 1, 2:

@@ -1,4 +1,4 @@
-//! Threads that change their contexts at random, and log when, until the end of the input.
+//! Threads that change their contexts at random, and log the times, until the input ends.
 
 use libdd_library_config::otel_process_ctx;
 use libdd_library_config::tracer_metadata::{ThreadLocalMetadata, TracerMetadata};
@@ -12,7 +12,7 @@ use std::time::Duration;
 const MOST: usize = 60000;
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// A context: not yet published; published; about to end; ended.
+/// The times at which a context is not yet published, published, about to end, and ended.
 #[derive(Clone, Copy)]
 struct Line {
     from: u64,
@@ -103,7 +103,7 @@ fn run(number: u64) -> (u64, Vec<Line>) {
     (unsafe { libc::syscall(libc::SYS_gettid) } as u64, lines)
 }
 
-/// Publish the process context, run the threads, write the log.
+/// Publishes the process context, runs the threads, and writes the log.
 fn run_all(log: &str, threads: u64) {
     let metadata = TracerMetadata {
         tracer_language: "rust".into(),
@@ -134,7 +134,7 @@ fn run_all(log: &str, threads: u64) {
     println!("done");
 }
 
-/// The program, also for those that open this as a library: `program LOG THREADS`.
+/// Runs the program, also if this file is opened as a library: `program LOG THREADS`.
 #[unsafe(no_mangle)]
 pub extern "C" fn run_program() {
     let words: Vec<String> = std::env::args().collect();

@@ -1,4 +1,4 @@
-//! Has the writer in a library that it opens: `opener LOG THREADS LIBRARY`.
+//! Opens a library that contains the writer: `opener LOG THREADS LIBRARY`.
 
 use std::ffi::CString;
 

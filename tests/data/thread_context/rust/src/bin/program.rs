@@ -1,4 +1,4 @@
-//! Has the writer in the program.
+//! A program that contains the writer.
 
 fn main() {
     spans::run_program();
