@@ -31,8 +31,8 @@ format:  ## rewrite the sources in the house format
 pythons:  ## interpreters that Debian has not, for tests of Python frames (needs Go)
 	if command -v go >/dev/null; then $(BIN)/python -m tests.fetch_pythons; fi
 
-test-fast:  ## unit tests without processes, sockets, compilers or privileges: half a minute
-	$(PYTEST) -q -n 2 --dist loadfile -m 'not system and not long' tests/unit
+test-fast:  ## unit tests without processes, sockets, compilers, privileges or long computation: half a minute
+	$(PYTEST) -q -n 2 --dist worksteal -m 'not system and not long' tests/unit
 
 # Tests of the kernel and of outages wait: three files at a time keep two CPUs busy.
 WORKERS ?= 3

@@ -102,7 +102,7 @@ def test_a_stall_is_logged_at_its_start_with_a_traceback_and_at_its_end(stall, c
         watchdog.alive()
         assert watchdog.find_stall() == []
         checks.due.release()
-        wait_until(lambda: "continues" in caplog.text)
+        wait_until(lambda: "is running again" in caplog.text)
     observer.join()
     assert watchdog.stalls == 1
     assert "test_agent_limits.py" in caplog.text

@@ -190,6 +190,7 @@ def test_shutdown_counts_undelivered_batches_after_its_timeout(open_queue, gate,
     assert check(queue)[:4] == (33, 12, {LossCause.SHUTDOWN: 21}, 0)
 
 
+@pytest.mark.system
 def test_an_exporter_that_ignores_shutdown_is_abandoned(open_queue, gate, batch, monkeypatch):
     monkeypatch.setattr(gate, "shutdown", lambda _: None)
     earlier = set(threading.enumerate())

@@ -108,6 +108,7 @@ def test_settled_batches_are_not_recovered(tmp_path):
     last.close()
 
 
+@pytest.mark.system
 def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
     spool, stored = fill(tmp_path / "whole", 2, fsync=False)
     abandon(spool)
@@ -133,6 +134,7 @@ def test_a_segment_truncated_at_any_byte_is_recovered_up_to_there(tmp_path):
         after.close()
 
 
+@pytest.mark.system
 def test_a_damaged_byte_loses_only_its_record(tmp_path):
     spool, stored = fill(tmp_path / "whole", 4, fsync=False)
     spool.close()

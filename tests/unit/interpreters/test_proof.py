@@ -93,6 +93,7 @@ def threads_that_come_and_go():
             starter.join()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("times", [40, *further(200)])
 def test_threads_may_start_and_exit_during_verification(times):
     with threads_that_come_and_go():

@@ -187,6 +187,7 @@ def test_budgets_refill_over_time(parts):
     assert statuses(stack)[USER_SIDE] == STACK_OK
 
 
+@pytest.mark.system
 def test_the_long_term_cost_of_a_process_is_limited_to_its_share(parts):
     start_ns, spent_ns, number = parts.time.ns, 0, 0
     while parts.time.ns < start_ns + 1000 * SECOND_NS:

@@ -92,6 +92,7 @@ RESOURCES = {
 MANY_REQUESTS = 60_000
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("grain", "max_bytes"),
     further_of(

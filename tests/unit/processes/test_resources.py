@@ -249,6 +249,7 @@ def renew_until(resolver, resource, expected):
     return resource
 
 
+@pytest.mark.system
 def test_a_shared_resource_is_renewed_when_its_container_and_names_become_known(proc):
     root = Path(proc.root)
     (root / "proc/self/ns").mkdir(parents=True)

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 
+import pytest
 from module_host import INIT, TEXT, Host, boot_ns, settle
 
 from otel_kprofiler.symbols import KernelSymbolizer
@@ -15,6 +16,7 @@ PLACES = 6
 RESOLVERS = 2
 
 
+@pytest.mark.system
 def test_lookups_during_loads_and_unloads_are_correct(tmp_path):
     """Modules with alternating names occupy each address range; the oracle is the loader's log."""
     host = Host(tmp_path)

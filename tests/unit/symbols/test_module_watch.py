@@ -233,6 +233,7 @@ def test_pending_names_are_reported_until_they_are_read(host, symbolizer):
     wait_for_name(symbolizer, TEXT + 0x14, "fresh_a")
 
 
+@pytest.mark.system
 def test_the_search_for_a_nameless_module_stops(host, symbolizer):
     host.load("fresh", announce=False)
     (host.root / "proc/kallsyms").write_text(CORE)

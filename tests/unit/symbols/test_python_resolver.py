@@ -134,6 +134,7 @@ def test_a_description_without_lines_still_names_the_function(codes, resolver):
     assert frame.lines == (Line("handler", "", __file__, 0, 0),)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("shape", "most_mib"), [((20_000, 240, 0), 18), ((700, 1, 4000), 7)], ids=["names", "tables"]
 )

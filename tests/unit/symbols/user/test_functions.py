@@ -115,6 +115,7 @@ def read_resident_bytes(directory):
     return 1024 * sum(map(int, mappings))
 
 
+@pytest.mark.system
 def test_most_of_a_large_table_is_not_resident(tmp_path, monkeypatch):
     """A lookup reads a few pages of the table's file; the kernel maps up to 64 KiB around each."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

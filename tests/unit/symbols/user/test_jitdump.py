@@ -169,6 +169,7 @@ MOVES = st.tuples(st.just("move"), st.integers(0, 60), st.integers(0, 60), st.in
 ENDS = st.just(("close",))
 
 
+@pytest.mark.system
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(CODES | CODES | MOVES | ENDS, max_size=6), min_size=1, max_size=5))
 def test_names_are_right_at_any_time(rounds):

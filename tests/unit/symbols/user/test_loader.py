@@ -527,6 +527,7 @@ def test_reading_stays_within_its_cpu_share_until_shutdown(make):
     assert loader.counts()[:6] == (60, 0, 0, 0, 0, 0)
 
 
+@pytest.mark.system
 def test_closing_closes_every_descriptor(make, tmp_path):
     go_on = threading.Event()
 
