@@ -349,7 +349,8 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     third = arguments.seconds / 3
     for what, since in (("first", 0.0), ("last", 2 * third)):
         most, mean = busiest(fleet.times, start + since, start + since + third)
-        yield f"requests in the busiest second, {what} third", f"{most}, mean {mean:.0f}"
+        yield (f"requests per second in the {what} third of the run",
+               f"at most {most}, mean {mean:.0f}")  # fmt: skip
     if returned:
         first = [min(time for time in host.arrivals if time > returned) for host in hosts]
         most, _ = busiest(first, returned, max(first) + 1)

@@ -123,7 +123,10 @@ def place_of(entry: Entry) -> str:
 
 
 def function_key(entry: Entry) -> Key:
-    """Returns the key of an entry's function; if it has no name, of its module and the reason."""
+    """Returns the key of an entry's function.
+
+    If the function has no name, the key consists of the reason and the module.
+    """
     if entry.reason and not entry.name.startswith(("[truncated", "[no ", "fun_")):
         return Key(f"[{entry.reason}]", place_of(entry))
     return Key(entry.name, place_of(entry))

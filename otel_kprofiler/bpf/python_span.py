@@ -18,7 +18,7 @@ class SpanClass(NamedTuple):
 
     Attributes:
         type: address of the class object.
-        place: index, in the shared keys of instances, of the attribute with the span context.
+        place: index of the span context's attribute in the instances' shared keys.
         keys: address of the class's shared keys (``ht_cached_keys``).
     """
 

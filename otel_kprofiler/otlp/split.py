@@ -102,8 +102,8 @@ def divide_batch(batch: Batch, max_bytes: int) -> tuple[Batch, ...]:
         )
         for part in _divide(message, count)
     )
-    # Another producer's payload may have other counts than the batch, which would make the account
-    # wrong.
+    # The counts in another producer's payload may differ from the batch's. Its parts would then be
+    # counted wrongly.
     counts = sum((part.sample_counts for part in parts), SampleCounts())
     return parts if counts == batch.sample_counts else ()
 
@@ -282,7 +282,7 @@ def _renew_ids(message: Any, start: int) -> None:
 
 
 def _derive_id(whole: bytes, start: int) -> bytes:
-    """Derive the id of a profile's part. Equal divisions yield equal ids."""
+    """Derive the id of a profile's part. The same position yields the same id."""
     return hashlib.blake2b(start.to_bytes(8, "big"), key=whole[:64], digest_size=_ID_BYTES).digest()
 
 

@@ -29,7 +29,7 @@ class WaitTimes(NamedTuple):
 def wait_for_samples(sampler: Sampler, clock: Clock, end_ns: int, times: WaitTimes) -> None:
     """Wait for the first sample, then for enough samples to justify a drain.
 
-    The wait ends just after the window, whose end is the boottime ``end_ns``, or on a wake-up.
+    Returns on a wake-up, or shortly after the window ends at the boottime ``end_ns``.
     """
 
     def limit_s(wait_s: float) -> float:

@@ -167,9 +167,9 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns the processes' current claims, or their last claims if they have exited.
+        """Returns the processes' current claims.
 
-        Forgets processes that have exited.
+        The last claims of an exited process are returned once and then dropped.
         """
         with self._changed:
             if self._thread is not None and not self._asked:

@@ -123,7 +123,7 @@ def plan_events(
         offsets = None
     if offsets is None:
         raise KernelFeatureError(
-            f"the kernel has no usable BTF, which sampling {names} needs",
+            f"sampling {names} needs BTF, which this kernel lacks",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or sample cpu-clock",
         )
     return offsets

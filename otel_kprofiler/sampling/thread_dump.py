@@ -251,7 +251,7 @@ class ThreadReader:
             return KernelTypes(self._files.read_bytes(VMLINUX_BTF))
         except (OSError, ValueError) as error:
             raise KernelFeatureError(
-                "the kernel has no usable BTF, which reading the threads of a process needs",
+                "reading a process's threads needs BTF, which this kernel lacks",
                 hint="use a kernel built with CONFIG_DEBUG_INFO_BTF",
             ) from error
 

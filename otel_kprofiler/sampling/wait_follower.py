@@ -73,7 +73,7 @@ def plan_waits(
         offsets = None
     if offsets is None:
         raise KernelFeatureError(
-            "the kernel has no usable BTF, which measuring off-CPU time needs",
+            "measuring off-CPU time needs BTF, which this kernel lacks",
             hint="use a kernel built with CONFIG_DEBUG_INFO_BTF, or profile without off-CPU time",
         )
     return offsets

@@ -95,7 +95,7 @@ class Table:
         sizes: list[tuple[int, int]] = []
         at, size, end = at + self._sizes_at, -1, 0
         while True:
-            # Most varints have one byte; calling parse_number would double the total time.
+            # Most varints are one byte long; a call for each would double the total time.
             change, at = (data[at], at + 1) if data[at] < _LONG else parse_number(data, at)
             if not change and sizes:
                 return sizes

@@ -48,7 +48,7 @@ _SP, _FP = 4, 5
 _B, _X, _R, _W = 1, 2, 4, 8
 _REGISTERS: Final = 0xC0  # the smallest ModRM byte whose operands are both registers
 _ADD, _SUBTRACT, _COMPARE = 0, 5, 7
-# a ModRM byte, without the register, whose operand is relative to the next instruction
+# ModRM byte of a RIP-relative operand, with the reg field masked out
 _BY_PC: Final = 5
 _BARE_SP: Final = 0x24  # a SIB byte with rsp as base and no index
 

@@ -55,7 +55,7 @@ def test_a_comparison_with_a_range_outside_of_the_recording_is_empty_on_that_sid
     assert brushed(page).endswith(f"against {OUTSIDE} · 0 samples")
 
 
-def test_a_key_moves_a_range_outside_of_the_recording_to_its_start(page):
+def test_an_arrow_key_moves_an_out_of_bounds_range_to_the_start_of_the_recording(page):
     go(page, "range=1-2000")
     page.evaluate("viewer.strip.element.focus()")
     page.press("ArrowRight")

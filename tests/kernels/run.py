@@ -34,7 +34,7 @@ from tests.platforms.report import save_guest
 
 TABLE = CHECKOUT / "docs/kernels.md"
 PARTS = {
-    "test_boot": "boots",
+    "test_boot": "system boot",
     "test_sampler": "samples on all CPUs",
     "test_symbols": "kernel names",
     "test_spin": "module names",
@@ -45,8 +45,8 @@ PARTS = {
     "test_dump": "thread dumps",
     "test_locks": "kernel locks",
     "test_events": "perf events",
-    "test_agent": "agent to a receiver",
-    "test_record": "recordings of known callers",
+    "test_agent": "delivery from agent to receiver",
+    "test_record": "callers in recordings",
 }
 """The names of parts on the platforms page, by test file."""
 ENDED = (0, 1)

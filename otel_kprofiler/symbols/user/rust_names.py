@@ -38,7 +38,7 @@ _CONTROLS: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": "\\0", "\\": "\
 
 
 def demangle_rust(name: str) -> str | None:
-    """Returns the demangled Rust name; None if ``name`` is not mangled, malformed or too complex.
+    """Returns the demangled Rust name; None if ``name`` is malformed, too complex or not mangled.
 
     Time and memory are bounded for any name. Thread-safe; never raises.
     """

@@ -196,7 +196,7 @@ def test_spans_started_before_the_processor_was_added_become_local_roots(roots):
     assert name_of(roots, late) == "early"
 
 
-def test_a_span_of_another_trace_with_an_equal_id_is_not_mistaken_for_the_parent(roots, tracer):
+def test_a_span_from_another_trace_with_the_same_id_is_not_taken_for_the_parent(roots, tracer):
     top = tracer.start_span("top")
     context = top.get_span_context()
     stranger = SpanContext(context.trace_id ^ 1, context.span_id, is_remote=False)

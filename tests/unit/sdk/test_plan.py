@@ -33,7 +33,7 @@ def test_the_drain_interval_of_one_process_does_not_depend_on_the_host_size(
         assert result == pytest.approx(expected, rel=0.01)
 
 
-def test_samplers_of_all_cpus_are_drained_more_often_on_larger_hosts(monkeypatch):
+def test_a_system_wide_sampler_is_drained_more_often_on_larger_hosts(monkeypatch):
     assert interval_s("children", 99, monkeypatch, 64) < interval_s("children", 99, monkeypatch, 4)
 
 

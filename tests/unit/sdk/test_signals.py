@@ -64,7 +64,7 @@ def test_a_worker_exports_and_then_exits_as_if_not_profiled(times):
     assert run(code, times) == (0, f"exported\n{-signal.SIGTERM if times else 0}\n")
 
 
-def test_a_handler_of_the_service_is_called_after_the_export():
+def test_the_signal_handler_of_the_service_runs_after_the_export():
     code = """
     import sys
     def handle(number, frame):

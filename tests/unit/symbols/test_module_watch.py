@@ -34,7 +34,7 @@ def symbolizer(host):
     result.close()
 
 
-def test_a_module_is_named_after_its_announcement(host, symbolizer):
+def test_a_module_is_resolved_once_it_has_been_announced(host, symbolizer):
     vmlinux, old = symbolizer.module("vmlinux"), symbolizer.module("old")
     host.load("fresh")
     settle(symbolizer)

@@ -86,7 +86,7 @@ def test_captured_kallsyms_lines_are_parsed():
     assert parse_ksymbol_lines(b"0000000000000000 t bpf_prog_1_a\t[bpf]") == []
 
 
-def test_interleaved_records_of_two_loads_keep_their_programs():
+def test_interleaved_records_of_two_program_loads_are_not_mixed_up():
     """A thread may lose its CPU to another load between the records of its program."""
     first, second = "1" * 16, "2" * 16
     data = (
