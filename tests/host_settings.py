@@ -2,12 +2,14 @@
 
 import contextlib
 import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 _LOCK, _GATE = (
-    Path(tempfile.gettempdir(), f"otel-kprofiler-host-settings.{name}").open("w")  # noqa: SIM115
+    # Files of other users may not be writable.
+    Path(tempfile.gettempdir(), f"otel-kprofiler-host-settings-{os.getuid()}.{name}").open("w")  # noqa: SIM115
     for name in ("lock", "gate")
 )
 
