@@ -56,6 +56,8 @@ class InterpreterFiles:
         self._logged: set[tuple[str, Refusal]] = set()
         self.refused: Counter[Refusal] = Counter()
         """Number of files with a refused interpreter, by reason."""
+        self.unread = 0
+        """Number of failed attempts to read a file."""
 
     def find(
         self, pid: int, mapping: MemoryMapping, build_id: BuildId | None
@@ -71,6 +73,7 @@ class InterpreterFiles:
             return self._found[key]
         read = self._read_patiently(pid, mapping, build_id)
         if isinstance(read, OSError | MappedFileError):
+            self.unread += 1
             if _PYTHON in mapping.path.rpartition("/")[2]:
                 refused = InterpreterRefused(Refusal.NOT_OPENED, describe_error(read))
                 return self._refuse(mapping, refused)
@@ -111,8 +114,9 @@ class InterpreterFiles:
             os.close(file.fd)
 
     def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> Refusal:
-        self.refused[error.refusal] += 1
         line = mapping.path, error.refusal
+        if error.refusal is not Refusal.NOT_OPENED or line not in self._logged:  # it is tried again
+            self.refused[error.refusal] += 1
         if line not in self._logged and len(self._logged) < MAX_FILES:
             self._logged.add(line)
             _log.warning("no Python frames for %s: %s", mapping.path, error)

@@ -44,6 +44,11 @@ INTERVAL_S: Final = 0.25
 _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
 """Interval between checks for exited processes while no new process is sampled, in seconds."""
+_FIRST_RETRY_S, _TRIES = 1.0, 6
+"""Delay before a process with an unreadable file is examined again, in seconds, which doubles each
+time, and the number of retries."""
+_MAX_RETRIES: Final = 1024
+"""Maximum number of processes that wait to be examined again."""
 
 _log = logging.getLogger(__name__)
 
@@ -123,21 +128,27 @@ class PythonProcesses:
         self._refused: set[int] = set()  # running processes
         self._refused_count: Counter[Refusal] = Counter()
 
-    def inspect(self, seen: ProcessSeen) -> None:
+    def inspect(self, seen: ProcessSeen) -> bool:
         """Register a sampled process if it runs CPython, and release it otherwise.
+
+        Returns False if a file could not be read, so that the result is not final.
 
         Raises ``PermissionError`` if the process's mappings cannot be read, and other ``OSError``
         if the kernel rejects the registration.
         """
+        unread = self._files.unread
         mappings = self._read_code(seen.tgid)
         for mapping in mappings:
             interpreter = self._look(seen.tgid, mapping, None)
             if interpreter is not None:
                 self._register(seen.tgid, interpreter, seen.image)
-                return
+                return True
         self._release(seen.tgid)
+        if self._files.unread > unread:
+            return False
         if _is_of(mappings, seen.program):
             self._registry.pass_over(seen.program)
+        return True
 
     def release_ended(self) -> None:
         """Release the processes that have exited. Raises ``OSError`` if ``/proc`` is unreadable."""
@@ -231,6 +242,12 @@ def _is_of(mappings: Iterable[MemoryMapping], program: Program) -> bool:
     )
 
 
+class _Retry(NamedTuple):
+    at_s: float
+    tries: int
+    seen: ProcessSeen
+
+
 class PythonTracking:
     """Registers processes in a thread, from :meth:`start` to :meth:`close`.
 
@@ -259,6 +276,7 @@ class PythonTracking:
         self._pids = pids
         self._children = children
         self._processes = PythonProcesses(registry, self._files, on_found)
+        self._retries: dict[int, _Retry] = {}  # by tgid
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="kprofiler-python", daemon=True)
@@ -296,7 +314,11 @@ class PythonTracking:
             seen = self._registry.take_seen()
             if seen:
                 tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
-            if not self._inspect(seen) and events is None and self._lacks_right():
+            if (
+                not self._inspect(seen + self._find_due())
+                and events is None
+                and self._lacks_right()
+            ):
                 events = ProcessEvents(self._pids, children=self._children, files=self._files)
                 undo.enter_context(events)
                 waiting.register(events.fileno(), select.POLLIN)
@@ -306,18 +328,34 @@ class PythonTracking:
                 self._processes.release_ended()
                 tidy_at = time.monotonic() + _REST_S
 
-    @staticmethod
-    def _find_wait_ms(events: ProcessEvents | None, tidy_at: float) -> float:
-        tidy_s = max(0.0, tidy_at - time.monotonic())
-        return 1000 * (min(INTERVAL_S, tidy_s) if events else tidy_s)
+    def _find_wait_ms(self, events: ProcessEvents | None, tidy_at: float) -> float:
+        due_at = min([tidy_at, *(retry.at_s for retry in self._retries.values())])
+        due_s = max(0.0, due_at - time.monotonic())
+        return 1000 * (min(INTERVAL_S, due_s) if events else due_s)
+
+    def _find_due(self) -> list[ProcessSeen]:
+        now_s = time.monotonic()
+        return [retry.seen for retry in self._retries.values() if retry.at_s <= now_s]
+
+    def _retry_later(self, seen: ProcessSeen) -> None:
+        """Examine a process again later, since it is reported only once."""
+        earlier = self._retries.pop(seen.tgid, None)
+        tries = earlier.tries if earlier and earlier.seen == seen else 0
+        if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
+            at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries
+            self._retries[seen.tgid] = _Retry(at_s, tries + 1, seen)
 
     def _inspect(self, processes: Iterable[ProcessSeen]) -> bool:
         """Examine sampled processes. Returns False if the kernel denies access to any of them."""
         permitted = True
         for seen in processes:
             try:
-                self._processes.inspect(seen)
+                if self._processes.inspect(seen):
+                    self._retries.pop(seen.tgid, None)
+                else:
+                    self._retry_later(seen)
             except PermissionError:
+                self._retries.pop(seen.tgid, None)
                 permitted = False
         return permitted
 

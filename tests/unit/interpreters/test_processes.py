@@ -1,5 +1,7 @@
 """Processes are registered by their mappings and by events."""
 
+import contextlib
+import errno
 import mmap
 import os
 import subprocess
@@ -8,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from otel_kprofiler.bpf import ProcessSeen, Program
-from otel_kprofiler.host import Access, MemoryMapping, parse_mappings, read_maps
-from otel_kprofiler.interpreters import PythonProcesses, Refusal, open_own
+from otel_kprofiler.host import (
+    Access,
+    FileProblem,
+    MappedFileError,
+    MemoryMapping,
+    parse_mappings,
+    read_maps,
+)
+from otel_kprofiler.interpreters import PythonProcesses, PythonTracking, Refusal, open_own
+from otel_kprofiler.interpreters.files import InterpreterFiles
 from otel_kprofiler.model import ProcessKey
 from otel_kprofiler.tracking import Exec, Exited, Mapped, Started, Unmapped
 from tests.interpreters import Journal
@@ -145,6 +155,32 @@ def test_a_program_with_an_interpreter_is_not_skipped(processes, journal, own):
     pages = (code.end - code.start) // mmap.PAGESIZE
     processes.inspect(ProcessSeen(os.getpid(), 7, Program(code.device, code.inode, pages)))
     assert not journal.passed_over
+
+
+def test_a_process_whose_file_could_not_be_read_is_examined_again(journal, own, monkeypatch):
+    """A program is reported only once, so a temporary fault must not be final."""
+    code = own_code(own)
+    pages = (code.end - code.start) // mmap.PAGESIZE
+    failures = [OSError(errno.EIO, "temporary"), MappedFileError(FileProblem.GONE)]
+    read = InterpreterFiles._read
+
+    def fail_first(self, pid, mapping, build_id):
+        if mapping.path == code.path and failures:
+            raise failures.pop()
+        return read(self, pid, mapping, build_id)
+
+    monkeypatch.setattr(InterpreterFiles, "_read", fail_first)
+    monkeypatch.setattr("otel_kprofiler.interpreters.processes._FIRST_RETRY_S", 0.01)
+    seen = ProcessSeen(os.getpid(), 1, Program(code.device, code.inode, pages))
+    with contextlib.closing(PythonTracking(journal)) as tracking:
+        journal.seen.append(seen)
+        os.eventfd_write(journal.fileno(), 1)
+        tracking.start()
+        wait_until(lambda: os.getpid() in journal.now)
+        counts = tracking.counts()
+    assert not failures
+    assert not journal.passed_over
+    assert counts.refused == {Refusal.NOT_OPENED: 1}
 
 
 def wait_until_loaded(pid):
