@@ -99,8 +99,11 @@ def test_children_have_their_parents_name_until_they_exec(shells, resources):
         for sample, attributes in pairs
         if sample.comm in (b"first", b"second") and sample.tgid != pid
     )
+    # During an exec, the kernel changes the thread's name shortly before it records the exec.
+    during = results.pop(("second", "first"), 0)
     assert {names for names in results if len(set(names)) > 1} == set(), results
     assert min(results["first", "first"], results["second", "second"]) > 20
+    assert during <= 0.02 * results["second", "second"]
 
 
 def test_the_process_owner_is_the_user_at_sample_time(resources):

@@ -40,7 +40,7 @@ service:
 """
 
 
-WANTED = ("otlp_grpc: localhost", "otlp_http/unverified: ", "otlp_http/proxy: ", "Insecure",
+WANTED = ("otlp_grpc (localhost", "otlp_http/unverified (", "otlp_http/proxy (", "Insecure",
           "own metrics")  # fmt: skip
 
 
