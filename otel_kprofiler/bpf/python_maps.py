@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import select
 import struct
 import time
 from collections import deque
@@ -134,6 +136,12 @@ class PythonMaps(LockedForForks):
             undo.callback(self._lines.close)
             self._ring = RingReader(RingMemory(map_fd("python_codes"), ring_bytes), ring_bytes)
             undo.callback(self._ring.close)
+            # Another thread may take the record whose arrival would wake the thread that waits.
+            self._received = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, self._received)
+            self._arrivals = undo.enter_context(select.epoll())
+            self._arrivals.register(map_fd("python_codes"), select.EPOLLIN)
+            self._arrivals.register(self._received, select.EPOLLIN)
             codes.on_dropped = self._forget
             self._close = undo.pop_all().close
 
@@ -143,7 +151,7 @@ class PythonMaps(LockedForForks):
 
     def fileno(self) -> int:
         """Returns a descriptor for poll(2) that becomes readable when new processes are seen."""
-        return self._map_fd("python_codes")
+        return self._arrivals.fileno()
 
     def take_seen(self) -> list[ProcessSeen]:
         """Returns unregistered processes sampled since the last call.
@@ -153,6 +161,8 @@ class PythonMaps(LockedForForks):
         """
         self.receive()
         with self._lock:
+            if self._seen and self._is_open:
+                os.eventfd_read(self._received)
             seen = list(self._seen)
             self._seen.clear()
         return seen
@@ -219,6 +229,7 @@ class PythonMaps(LockedForForks):
             for record in self._parser.parse(self._ring.take().data):
                 if isinstance(record, ProcessSeen):
                     self._seen.append(record)
+                    os.eventfd_write(self._received, 1)
                 else:
                     self._codes.add(record)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import mmap
+import select
 import subprocess
 import sys
 import time
@@ -212,6 +213,18 @@ def test_only_target_processes_and_their_descendants_are_found(start):
         after, runtime = process.heard()
         wait_until(lambda: is_registered(journal, after, runtime))
         assert {tgid for tgid, *_ in journal.all} == {process.pid, before, after}
+
+
+def test_a_report_that_another_thread_receives_wakes_the_waiting_thread():
+    config = SamplerConfig(samples_per_second=99, python_frames=1, stacks="both")
+    waiting = select.poll()
+    with closing(EbpfSampler(config)) as sampler:
+        sampler.start()
+        waiting.register(sampler.python.fileno(), select.POLLIN)
+        assert waiting.poll(60_000)
+        sampler.python.receive()  # as the thread that drains samples does
+        assert waiting.poll(0)
+        assert sampler.python.take_seen()
 
 
 def test_a_process_that_keeps_mapping_code_is_reported_at_growing_intervals(changes):
