@@ -185,6 +185,6 @@ def test_a_promise_holds_if_its_tests_pass_in_every_boot():
     passed = Result("test_waits::test_a", "", PASSED, "", 1.0)
     failed = passed._replace(outcome=FAILED)
     boot = Result("test_boot::test_b", "", PASSED, "", 1.0)
-    assert find_promises([passed, boot]) == ["waits", "boots"]
-    assert find_promises([passed, boot, failed]) == ["boots"]
+    assert find_promises([passed, boot]) == ["waits", "system boot"]
+    assert find_promises([passed, boot, failed]) == ["system boot"]
     assert find_promises([passed._replace(outcome="skipped")]) == []
