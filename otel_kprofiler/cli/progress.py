@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S: Final = 5.0
 _STEPS_PER_S: Final = 100
-"""Steps by which the bar advances per second. Updates are less frequent."""
+"""Number of steps that the bar advances per second. Updates are less frequent."""
 
 
 class Progress(Protocol):

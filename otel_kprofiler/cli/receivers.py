@@ -54,9 +54,8 @@ def open_receiver(address: str) -> OtlpSender:
     answer = _ask(address)
     if not _is_taken(answer):
         shown = redact_address(address)
-        reason = f"{answer.message} ({answer.status})" if answer.message else answer.status
         raise ExportError(
-            f"cannot send profiles to {shown}: {reason}",
+            f"cannot send profiles to {shown}: {answer.reason}",
             hint=_find_fix(address, answer),
         )
     return _open(address)

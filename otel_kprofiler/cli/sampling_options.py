@@ -17,6 +17,7 @@ from otel_kprofiler.host import (
     VALUES,
     Access,
     AnyEventSpec,
+    find_repeated_event,
     list_events,
     parse_event,
 )
@@ -203,8 +204,7 @@ class Sampling:
         if self.wakers and not self.off_cpu:
             raise click.UsageError("--wakers needs --off-cpu")
         specs = self.specs
-        names = [spec.name for spec in specs]
-        if twice := next((name for name in names if names.count(name) > 1), ""):
+        if twice := find_repeated_event(specs):
             raise click.UsageError(f"the event {twice} is selected twice")
         if self.on_cpu is False and any(spec.name == CPU_CLOCK for spec in specs):
             raise click.UsageError(f"-e {CPU_CLOCK} contradicts --no-on-cpu")

@@ -10,7 +10,13 @@ from pydantic import BeforeValidator, Field, StringConstraints, WrapValidator, f
 from otel_kprofiler.config import unsupported_keys
 from otel_kprofiler.config.durations import Duration
 from otel_kprofiler.config.section import Section, duration, lower
-from otel_kprofiler.host import CPU_CLOCK, MAX_EVENTS, parse_cpu_list, parse_event
+from otel_kprofiler.host import (
+    CPU_CLOCK,
+    MAX_EVENTS,
+    find_repeated_event,
+    parse_cpu_list,
+    parse_event,
+)
 from otel_kprofiler.model import MAX_FRAMES, PYTHON_FRAMES
 
 _MAX_PID = 4_194_304  # PID_MAX_LIMIT, include/linux/threads.h
@@ -317,10 +323,10 @@ class Receiver(Section):
     @field_validator("events")
     @classmethod
     def _check_events(cls, texts: list[str]) -> list[str]:
-        names = [parse_event(text, 1).name for text in texts]
-        if CPU_CLOCK in names:
+        specs = [parse_event(text, 1) for text in texts]
+        if any(spec.name == CPU_CLOCK for spec in specs):
             raise ValueError(f"{CPU_CLOCK} is always sampled: set samples_per_second instead")
-        if twice := next((name for name in names if names.count(name) > 1), ""):
+        if twice := find_repeated_event(specs):
             raise ValueError(f"the event {twice} is selected twice")
         return texts
 

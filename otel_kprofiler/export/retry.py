@@ -64,6 +64,11 @@ class Answer(NamedTuple):
     max_bytes: int = 0
 
     @property
+    def reason(self) -> str:
+        """Returns the message with the status; without a message, the status alone."""
+        return f"{self.message} ({self.status})" if self.message else self.status
+
+    @property
     def is_unimplemented(self) -> bool:
         """Returns whether the receiver does not know the gRPC method or the HTTP path."""
         return self.status in _UNIMPLEMENTED

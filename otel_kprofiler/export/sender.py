@@ -226,8 +226,7 @@ class OtlpSender(ProfileExporter, abc.ABC):
             return answer
         if answer.verdict is not Verdict.ACCEPTED:
             then = "retrying" if answer.verdict is Verdict.RETRY else "dropping"
-            reason = f"{message} ({answer.status})" if message else answer.status
-            self._warn_once(answer.status, f"{reason}; {then}")
+            self._warn_once(answer.status, f"{answer.reason}; {then}")
         elif message or answer.rejected_profiles > 0:
             self._warn_once("partial", f"rejected {_profiles(answer)}: {message}")
         elif self._warned:

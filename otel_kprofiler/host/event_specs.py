@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from otel_kprofiler.errors import HostError, KernelFeatureError
@@ -104,6 +105,12 @@ class EventState(NamedTuple):
 
 AnyEventSpec: TypeAlias = EventSpec | TracepointSpec | LockSpec
 """Any event that can be sampled."""
+
+
+def find_repeated_event(specs: Iterable[AnyEventSpec]) -> str:
+    """Returns the name of an event that is selected more than once; empty if there is none."""
+    counts = Counter(spec.name for spec in specs)
+    return next((name for name, count in counts.items() if count > 1), "")
 
 
 def parse_event(

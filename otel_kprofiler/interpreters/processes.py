@@ -314,11 +314,8 @@ class PythonTracking:
             seen = self._registry.take_seen()
             if seen:
                 tidy_at = min(tidy_at, time.monotonic() + _TIDY_S)
-            if (
-                not self._inspect(seen + self._find_due())
-                and events is None
-                and self._lacks_right()
-            ):
+            permitted = self._inspect(seen + self._find_due())
+            if not permitted and events is None and self._lacks_right():
                 events = ProcessEvents(self._pids, children=self._children, files=self._files)
                 undo.enter_context(events)
                 waiting.register(events.fileno(), select.POLLIN)
@@ -337,9 +334,8 @@ class PythonTracking:
         now_s = time.monotonic()
         return [retry.seen for retry in self._retries.values() if retry.at_s <= now_s]
 
-    def _retry_later(self, seen: ProcessSeen) -> None:
+    def _retry_later(self, seen: ProcessSeen, earlier: _Retry | None) -> None:
         """Examine a process again later, since it is reported only once."""
-        earlier = self._retries.pop(seen.tgid, None)
         tries = earlier.tries if earlier and earlier.seen == seen else 0
         if tries < _TRIES and len(self._retries) < _MAX_RETRIES:
             at_s = time.monotonic() + _FIRST_RETRY_S * 2**tries
@@ -349,13 +345,11 @@ class PythonTracking:
         """Examine sampled processes. Returns False if the kernel denies access to any of them."""
         permitted = True
         for seen in processes:
+            earlier = self._retries.pop(seen.tgid, None)
             try:
-                if self._processes.inspect(seen):
-                    self._retries.pop(seen.tgid, None)
-                else:
-                    self._retry_later(seen)
+                if not self._processes.inspect(seen):
+                    self._retry_later(seen, earlier)
             except PermissionError:
-                self._retries.pop(seen.tgid, None)
                 permitted = False
         return permitted
 
