@@ -11,15 +11,17 @@ import pytest
 
 from otel_kprofiler.clock import Clock
 from otel_kprofiler.host import Access
-from otel_kprofiler.model import OFF_CPU
+from otel_kprofiler.model import KERNEL_SIDE, OFF_CPU
 from otel_kprofiler.processes import ProcessContexts, ProcessResources
 from otel_kprofiler.sampling import EbpfSampler, OffCpuConfig, SamplerConfig
+from otel_kprofiler.symbols import KernelResolver
 from tests.public import NOBODY
 
 pytestmark = pytest.mark.live
 
 NOBODY_ID = 65534
 TWO_CAPABILITIES = ["--inh-caps=+bpf,+perfmon", "--ambient-caps=+bpf,+perfmon"]
+KERNEL = KernelResolver()
 SPIN = "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); done"
 
 
@@ -68,6 +70,16 @@ def name(attributes):
     return attributes.get("process.executable.name")
 
 
+def is_in_exec(sample):
+    """Returns whether the kernel was replacing the program.
+
+    begin_new_exec() changes the thread's name shortly before it counts the exec.
+    """
+    addresses = memoryview(sample.words(KERNEL_SIDE)).cast("Q").tolist()
+    frames = KERNEL.resolve([address - 1 for address in addresses])
+    return any(frame.function == "begin_new_exec" for frame in frames)
+
+
 def test_samples_before_and_after_an_exec_are_attributed_to_their_programs(
     shells, resources, tmp_path
 ):
@@ -97,13 +109,10 @@ def test_children_have_their_parents_name_until_they_exec(shells, resources):
     results = Counter(
         (sample.comm.decode(), name(attributes))
         for sample, attributes in pairs
-        if sample.comm in (b"first", b"second") and sample.tgid != pid
+        if sample.comm in (b"first", b"second") and sample.tgid != pid and not is_in_exec(sample)
     )
-    # During an exec, the kernel changes the thread's name shortly before it records the exec.
-    during = results.pop(("second", "first"), 0)
     assert {names for names in results if len(set(names)) > 1} == set(), results
     assert min(results["first", "first"], results["second", "second"]) > 20
-    assert during <= 0.02 * results["second", "second"]
 
 
 def test_the_process_owner_is_the_user_at_sample_time(resources):
@@ -208,8 +217,9 @@ def test_program_names_are_correct_without_ptrace_permission(shells, public_pyth
 
 def test_recordings_omit_an_interpreters_arguments_except_the_script(tmp_path):
     script = tmp_path / "manage.py"
+    # Arguments are read within a second of the first sample.
     script.write_text(
-        "import time\nend = time.thread_time() + 1\nwhile time.thread_time() < end: pass"
+        "import time\nend = time.thread_time() + 3\nwhile time.thread_time() < end: pass"
     )
     shown = f"manage.py ({os.path.basename(os.path.realpath(sys.executable))})"
     command = [sys.executable, "-m", "otel_kprofiler"]
