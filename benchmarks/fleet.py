@@ -329,14 +329,14 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
     per_request_s = gateway.cpu_s / requests
     interval_s: float = window_schedule(Receiver()).interval_ns / SECOND_NS
     source = arguments.file.name if arguments.file else f"mixed load, {arguments.rate} Hz, 2 CPUs"
-    restart = f", Collector away for {arguments.restart} s" if arguments.restart else ""
+    restart = f", Collector down for {arguments.restart} s" if arguments.restart else ""
     yield "hosts", f"{len(hosts)} for {arguments.seconds} s ({source}{restart})"
     yield "Collector", f"v{arguments.collector}: memory_limiter, exporter batching"
     yield "samples taken", f"{counts['taken']:,}"
     for what, samples in counts.items():
         if what != "taken" and samples:
             yield f"… {what}", f"{samples:,}"
-    yield "… arrived behind the Collector", f"{sink.samples:,}"
+    yield "… passed on by the Collector", f"{sink.samples:,}"
     yield "requests", f"{requests:,}, merged into {sink.requests:,}"
     per_day = DAY_S / interval_s / requests
     yield "bytes per host and day, gzip", f"{packed * per_day / 1e6:.1f} MB"
@@ -355,7 +355,7 @@ def describe(arguments: argparse.Namespace, outcome: Outcome) -> Iterator[tuple[
         first = [min(time for time in host.arrivals if time > returned) for host in hosts]
         most, _ = busiest(first, returned, max(first) + 1)
         spread = f"within {max(first) - returned:.0f} s, at most {most} of {len(hosts)} in a second"
-        yield "hosts back after the Collector's return", spread
+        yield "first request of each host after the Collector's restart", spread
     yield "delay of the load generator, at most", f"{fleet.late_s:.2f} s"
 
 

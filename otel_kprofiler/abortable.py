@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 
 
 class PlainSession(requests.Session):
-    """A session without redirects. The base class would read a redirect's entire body."""
+    """A session that follows no redirects. The base class would read a redirect's entire body."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Returns None, so that no redirect is followed."""
@@ -34,7 +34,7 @@ class AbortableAdapter(HTTPAdapter):
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def begin(self) -> int:
-        """Allow an exchange, also after an abort. Returns the exchange's number."""
+        """Allow a new exchange, even after an abort, and return the exchange's number."""
         with self._lock:
             self._aborted = False
             self._exchange += 1

@@ -29,7 +29,7 @@ from otel_kprofiler.model import (
 from otel_kprofiler.otlp import Encoded, encode_window
 
 MAX_WAITING_SAMPLES: Final = 250_000
-"""Maximum number of samples waiting to be encoded (about 25 MB). A single window may have more."""
+"""Maximum number of samples waiting to be encoded (about 25 MB). A single window may exceed it."""
 _ENCODING_SHARE: Final = 0.7
 """Fraction of the shutdown timeout after which no more windows are encoded."""
 
@@ -76,7 +76,7 @@ class Reporter:
         self._not_offered = {queue.exporter.name: SampleCounts() for queue in queues}
         self._handed_over = SampleCounts()
         self._latest: Window | None = None  # totals of the last window, for the final request
-        # For each queue and kind, the totals in the last request with a profile of this kind.
+        # The totals last reported to each queue, by kind.
         self._reported: dict[ExportQueue, dict[str, StreamTotals]] = {}
         self._encoder = encoder
         self._capacity = capacity
@@ -95,7 +95,7 @@ class Reporter:
     def __call__(self, window: Window) -> None:
         """Queue a window for encoding, unless it is empty. Never blocks if ``background``.
 
-        Samples of the window that were lost at shutdown are counted for each exporter.
+        Samples that the window lists as lost at shutdown also count as lost for each exporter.
         """
         given_up = SampleCounts(
             {
@@ -200,7 +200,7 @@ class Reporter:
         queue.shutdown(_millis_to(deadline), functools.partial(self._make_final_request, queue))
 
     def _make_final_request(self, queue: ExportQueue) -> Batch | None:
-        """Returns a request with only the account; None if the account is already reported."""
+        """Returns a request that has only the account; None if the account is already reported."""
         exporter = queue.exporter
         with self._changed:
             if self._latest is None or queue not in self._queues:
@@ -226,8 +226,7 @@ class Reporter:
         pending = SampleCounts()
         for queue, queue_counts in zip(open_, of_open, strict=True):
             pending.update(self._count_not_queued(queue, queue_counts))
-        # Use the first queue's ``earlier``, because that of a later queue includes samples from
-        # this process.
+        # Use the first queue's ``earlier``: in later queues, it includes samples from this process.
         begun = [
             queue_counts.earlier for queue_counts in counts if queue_counts.earlier is not None
         ]
@@ -402,7 +401,7 @@ def _profile_for_receiver(profile: Profile, account: ExporterAccount) -> Profile
 
 
 def _account_only(window: Window, previous: Window | None) -> Window:
-    """Returns a window with only the account, under the attributes that all its Resources share."""
+    """Returns a window without samples, under the attributes that all its Resources share."""
     common: Resource | None = None
     for resource, *_ in chain(*(profile.resources for profile in window.profiles)):
         attributes = resource.attributes
@@ -424,7 +423,7 @@ def _millis_to(deadline: float) -> float:
 
 
 def _start(thread: threading.Thread) -> bool:
-    """Start a thread, or else call its function. Return whether the thread started."""
+    """Start a thread, or call its function if no thread can start. Return whether it started."""
     try:
         thread.start()
     except RuntimeError:

@@ -3,10 +3,10 @@
 A forked child has a single thread and shares its parent's kernel objects. An object that
 must react to a fork registers its hooks, and names the step in which they run.
 
-Python runs no hooks in a child of C's ``fork()``. There, :func:`catch_up` runs the child's hooks.
-uWSGI calls :func:`catch_up` in its workers. In other processes, each function that may be a
-service's first call into this package calls :func:`catch_up` before taking a lock, joining a thread
-or using the parent's memory.
+If C code calls ``fork()``, Python runs no hooks in the child. In such a child, :func:`catch_up`
+runs them. uWSGI calls :func:`catch_up` in its workers. In other processes, each function that may
+be a service's first call into this package calls :func:`catch_up` before taking a lock, joining a
+thread or using the parent's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForkStep(enum.IntEnum):
-    """Order of the hooks in the child. Hooks before the fork run in reverse, so that locks nest."""
+    """The order of hooks in the child; reversed before the fork, so that locks nest."""
 
     RELEASE = 0
     """Close descriptors and mappings shared with the parent."""
@@ -85,7 +85,7 @@ class ForkGate:
             self._changed.wait_for(lambda: not self._working, _MAX_WAIT_S)
 
     def after_fork(self) -> None:
-        """Let work resume in the parent."""
+        """Let :meth:`work` proceed again in the parent."""
         with self._changed:
             self._forking = False
             self._changed.notify_all()

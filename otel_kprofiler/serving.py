@@ -78,9 +78,9 @@ class HttpServer(ThreadingHTTPServer):
         self._thread.join()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection. At the connection limit, first close one that waits for its client.
+        """Serve a connection, closing another if the connection limit is reached.
 
-        Closes the oldest connection whose request has not been read yet, or else the connection
+        The closed connection is the oldest whose request has not been read yet, or else the one
         whose client has been idle for the longest time.
         """
         until = time.monotonic() + _FREE_WAIT_S
@@ -118,13 +118,13 @@ class HttpServer(ThreadingHTTPServer):
                 self._answering[request] = math.inf
 
     def note_progress(self, request: socket.socket) -> None:
-        """Record that a piece of a response can be sent, because the client is reading."""
+        """Record that the client is reading the response."""
         with self._changed:
             if request in self._answering:
                 self._answering[request] = time.monotonic()
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection. Called however the connection ends."""
+        """Forget a connection, which has ended."""
         with self._changed:
             self._open.pop(request, None)
             self._answering.pop(request, None)
@@ -221,7 +221,7 @@ class _Headers:
 
 
 def is_address(host: str) -> bool:
-    """Returns whether a host is an IP address, which no site can claim as its name."""
+    """Returns whether a host is an IP address, which DNS rebinding cannot forge."""
     try:
         ip_address(host.partition("%")[0])
     except ValueError:

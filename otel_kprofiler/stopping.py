@@ -52,7 +52,7 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def stop_within(timeout_s: float = DEFAULT_S) -> Iterator[None]:
-    """Limit the total time of :func:`join_all` calls in a block; outer blocks take precedence."""
+    """Limit the total time of :func:`join_all` calls in a block. Nested blocks have no effect."""
     if _stop.get() is not None:
         yield
         return

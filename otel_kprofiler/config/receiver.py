@@ -30,7 +30,7 @@ def _attribute(value: Any, _: Any) -> Any:
     items = value if isinstance(value, list) else [value]
     kinds = {type(item) for item in items}
     if not kinds <= {str, bool, int, float} or len(kinds) > 1:
-        raise ValueError("should be a string, a number, true or false, or a list of one of these")
+        raise ValueError("should be a string, number or Boolean, or a list of values of one type")
     return value
 
 
@@ -55,7 +55,7 @@ Attribute = Annotated[
 
 
 def _enabled(value: Any) -> Any:
-    """Accept ``true`` and ``false`` in place of a section, even as text from a variable."""
+    """Convert a Boolean, or its text from a variable, to a section with only ``enabled``."""
     words = {"true": True, "on": True, "false": False, "off": False}
     value = words.get(value.lower(), value) if isinstance(value, str) else value
     return {"enabled": value} if isinstance(value, bool) else value
@@ -142,7 +142,7 @@ class Receiver(Section):
         "needs more than three quarters of this limit, and the log shows the required size. A file "
         "is also rejected if its table is larger than half of the limit. With user_symbols: lines, "
         "a separate process converts DWARF. This process may use eight times the limit, but at "
-        "most half of the memory that the cgroup's limit leaves.",
+        "most half of the memory still available under the cgroup's limit.",
     )
     user_unwinding: Literal["auto", "frame_pointers"] = Field(
         default="auto",

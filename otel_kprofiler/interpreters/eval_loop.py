@@ -1,9 +1,9 @@
 """Finds the code of CPython's evaluation loop in an ELF file.
 
 The loop has a dynamic symbol, but compilers split off cold code (with profile data, most of the
-loop), and stripping removes the split part's symbol. The cold part is therefore found by the loop's
-jumps into it. Its bounds are taken from the unwind information (Linux Standard Base, "Exception
-Frames").
+loop), and stripping removes the split part's symbol. The cold part is therefore found through the
+loop's jumps into it. The cold part's bounds are taken from the unwind information (Linux Standard
+Base, "Exception Frames").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from otel_kprofiler.elf import MACHINES, ElfError, ElfFile, ElfSymbol, Source, f
 
 MAX_LOOP_BYTES: Final = 1 << 20
 MAX_TABLE_BYTES: Final = 4 << 20
-"""Size limit for the unwind search table, in bytes. Debian's Python has a table of 100 KB."""
+"""Size limit for the unwind search table, in bytes. The table of Debian's Python has 100 KB."""
 _X86_JUMP: Final = re.compile(rb"(?=\x0f[\x80-\x8f](.{4}))", re.DOTALL)  # jcc rel32
 _X86_JUMP_BYTES: Final = 6
 # Arm Architecture Reference Manual for A-profile, C4.1: mask, value, and bits of the offset
@@ -31,7 +31,7 @@ _A64_JUMPS: Final = (
 )
 _A64_BYTES: Final = 4
 _LEAST_JUMPS: Final = 3
-"""Minimum number of jumps into a cold part. Fewer matches may be data that looks like jumps."""
+"""Minimum number of jumps into the loop's cold part. Fewer may be data that looks like jumps."""
 _SEARCH: Final = struct.Struct("<4siI")
 _ENCODINGS: Final = bytes([1, 0x1B, 0x03, 0x3B])  # pairs of signed 32-bit values
 _PAIR_BYTES: Final = 8
@@ -74,7 +74,7 @@ def _find_x86_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_a64_jumps(code: bytes) -> Iterator[int]:
-    """Yields the targets of jumps, even ``b``, since ``b.cond`` may not reach a cold part."""
+    """Yields the targets of jumps, including ``b``, because ``b.cond`` has a short range."""
     words = memoryview(code)[: len(code) - len(code) % _A64_BYTES].cast("I")
     for place, word in enumerate(words):
         for mask, value, shift, bits in _A64_JUMPS:
@@ -85,7 +85,7 @@ def _find_a64_jumps(code: bytes) -> Iterator[int]:
 
 
 def _find_functions(source: Source, elf: ElfFile, targets: list[int]) -> list[range]:
-    """Returns the functions that contain the targets, except functions that start at a target."""
+    """Returns the functions into which the targets point, except at their first instruction."""
     if elf.search is None:
         return []
     at, size = elf.search

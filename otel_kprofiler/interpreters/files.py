@@ -115,7 +115,7 @@ class InterpreterFiles:
 
     def _refuse(self, mapping: MemoryMapping, error: InterpreterRefused) -> Refusal:
         line = mapping.path, error.refusal
-        if error.refusal is not Refusal.NOT_OPENED or line not in self._logged:  # it is tried again
+        if error.refusal is not Refusal.NOT_OPENED or line not in self._logged:  # no retry
             self.refused[error.refusal] += 1
         if line not in self._logged and len(self._logged) < MAX_FILES:
             self._logged.add(line)
@@ -139,7 +139,7 @@ class InterpreterFiles:
         raise MappedFileError(FileProblem.GONE)
 
     def _open_by_path(self, path: str, build_id: BuildId) -> OpenFile:
-        """Open a file by its path in our mount namespace. This needs no capabilities."""
+        """Open a file by its path in this process's mount namespace, without capabilities."""
         file = open_regular(self._files, path)
         with suppress(ElfError):
             if read_elf(FileSource(file.fd, file.size)).build_id == build_id:

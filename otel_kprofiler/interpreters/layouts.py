@@ -40,7 +40,7 @@ def parse_version(word: int) -> Version:
 
 
 _CODE: Final = {"code_file": 112, "code_name": 128, "code_table": 136}
-_STRING_STATE: Final = {"string_kind_shift": 2, "string_ascii_shift": 6}  # interned has two bits
+_STRING_STATE: Final = {"string_kind_shift": 2, "string_ascii_shift": 6}  # interned takes two bits
 _SINCE_3_12: Final = {
     **_CODE,
     **_STRING_STATE,
@@ -131,7 +131,7 @@ _BESIDE: Final = {
     "string.state": 32,
     "string.ascii_size": 40,
 }
-"""Expected offsets of published members, to confirm adjacent offsets in ``_SINCE_3_12``."""
+"""Expected values of published offsets, which confirm the fixed offsets of adjacent members."""
 
 
 def make_layout(version: Version, runtime: bytes) -> PythonLayout:

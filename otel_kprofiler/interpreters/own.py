@@ -26,7 +26,7 @@ from otel_kprofiler.model import FileKey
 
 
 class OwnInterpreter(NamedTuple):
-    """This process's interpreter, its runtime addresses, and its file's key (generation 0)."""
+    """This process's interpreter, the interpreter's runtime addresses, and the key of its file."""
 
     interpreter: Interpreter
     process: PythonProcess
@@ -56,7 +56,6 @@ def open_own() -> OwnInterpreter:
 
 
 def _find_mapping(mappings: list[MemoryMapping], address: int) -> MemoryMapping:
-    """Returns the mapping that contains an address."""
     return next(mapping for mapping in mappings if mapping.start <= address < mapping.end)
 
 

@@ -45,8 +45,8 @@ _TIDY_S: Final = 5.0
 _REST_S: Final = 60.0
 """Interval between checks for exited processes while no new process is sampled, in seconds."""
 _FIRST_RETRY_S, _TRIES = 1.0, 6
-"""Delay before a process with an unreadable file is examined again, in seconds, which doubles each
-time, and the number of retries."""
+"""For a process with an unreadable file: the number of retries, and the delay in seconds before the
+first retry, which doubles with each retry."""
 _MAX_RETRIES: Final = 1024
 """Maximum number of processes that wait to be examined again."""
 
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class PythonRegistry(Protocol):
-    """The BPF program's table of processes, such as ``PythonMaps``; thread-safe."""
+    """The BPF program's table of CPython processes; thread-safe."""
 
     def fileno(self) -> int:
         """Returns a descriptor that becomes readable when new processes are sampled."""
@@ -72,7 +72,7 @@ class PythonRegistry(Protocol):
         """
 
     def pass_over(self, program: Program) -> None:
-        """Stop announcing processes with this program for a while."""
+        """For a while, :meth:`take_seen` returns no processes that run this program."""
 
     def release(self, tgid: int) -> bool:
         """Stop reading frames of a process, and return whether the process was registered."""
@@ -87,7 +87,7 @@ class _Registered(NamedTuple):
 
 
 class PythonCounts(NamedTuple):
-    """The numbers of registered processes and of refusals at one instant.
+    """A snapshot of the numbers of registered and refused processes.
 
     ``without_room`` counts processes that did not fit into the table. ``refused`` counts refused
     interpreter files by reason, and ``refused_processes`` counts the processes that ran them.
@@ -108,7 +108,7 @@ class PythonCounts(NamedTuple):
 
 
 class PythonProcesses:
-    """Registers processes. Only one thread may use it, except for :meth:`counts` and :meth:`stop`.
+    """Registers processes. Not thread-safe, except for :meth:`counts` and :meth:`stop`.
 
     ``on_found`` is called with each interpreter, before a process is registered with it.
     """
@@ -282,7 +282,7 @@ class PythonTracking:
         self._thread = threading.Thread(target=self._run, name="kprofiler-python", daemon=True)
 
     def start(self) -> None:
-        """Register processes as they are sampled from now on."""
+        """Start the thread that registers processes when they are first sampled."""
         self._thread.start()
 
     def counts(self) -> PythonCounts:

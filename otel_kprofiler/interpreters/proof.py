@@ -41,7 +41,7 @@ class _Piece(ctypes.Structure):
 
 
 class OwnMemory:
-    """Reads this process's memory by process_vm_readv(2), which fails at unmapped addresses."""
+    """Reads this process's memory with process_vm_readv(2), which fails at unmapped addresses."""
 
     def __init__(self) -> None:
         # A PyDLL keeps the GIL, so no other thread starts or exits during the call.
@@ -52,9 +52,10 @@ class OwnMemory:
         self._local.at = ctypes.addressof(self._target)
 
     def read(self, at: int, size: int = 8) -> int:
-        """Reads an unsigned number of up to 8 bytes. During the read, this frame is the newest.
+        """Reads an unsigned number of up to 8 bytes.
 
-        Raises ``OSError`` if the address is unmapped, or the kernel refuses the read.
+        During the call, the frame of this method is the thread's newest. Raises ``OSError`` if the
+        address is unmapped, or the kernel refuses the read.
         """
         self._target.value = 0
         self._remote.at, self._local.size, self._remote.size = at, size, size
@@ -112,7 +113,7 @@ class Proof:
         self._read = memory.read
 
     def prove(self) -> None:
-        """Compare memory with Python's reports. Raises ``InterpreterRefused`` if they differ."""
+        """Compare memory with what Python reports. Raises ``InterpreterRefused`` if they differ."""
         thread = self._find_thread()
 
         def look() -> _Look:
@@ -170,7 +171,7 @@ class Proof:
         return thread
 
     def _walk(self, thread: int) -> list[_Frame]:
-        """Walks the frames, from the caller of this method's caller outwards."""
+        """Walks the frames outwards, skipping those of this method and its caller."""
         layout, read = self._layout, self._read
         at = read(thread + layout.thread_frame)
         if layout.flags & PYTHON_CFRAME:
@@ -280,7 +281,7 @@ def _resumed(look: Callable[[], _Look]) -> _Look:
 
 
 _SITUATIONS: Final = {_plain: False, _called_by_c: True, _resumed: True}
-"""Functions that call an inner function, and whether C code calls the inner function."""
+"""Functions that call their argument, and whether C code makes the call."""
 
 
 def _make_code(name: str) -> CodeType:

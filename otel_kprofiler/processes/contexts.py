@@ -139,8 +139,8 @@ class ProcessContexts:
     def expect(self, key: ProcessKey, stack_start: int = 0) -> None:
         """Schedule the first read of a newly sampled process.
 
-        ``stack_start`` is the start of the sampled program's stack, as in :class:`RawSample`. Once
-        the process executes another program, it counts as exited. 0 disables this check.
+        ``stack_start`` identifies the sampled program, as in :class:`RawSample`; 0 if unknown. Once
+        the process executes another program, it counts as exited.
         """
         if not key.tgid or key.start_time_ns is None:
             return
@@ -167,7 +167,7 @@ class ProcessContexts:
         return True
 
     def look(self, keys: Collection[ProcessKey]) -> Mapping[ProcessKey, Attributes]:
-        """Returns the processes' current claims.
+        """Returns the attributes that processes currently claim.
 
         The last claims of an exited process are returned once and then dropped.
         """
@@ -281,7 +281,8 @@ class ProcessContexts:
             claims = Claims(published, {**claims.environment, PROGRAM: program})
         self._check(key)
         took = time.monotonic() - started
-        # A process that takes long to read, as with very many mappings, is read less often.
+        # Processes that take long to read, for example with very many mappings, are read less
+        # often.
         if len(self._not_before) > _CAPACITY:
             self._not_before.clear()
         self._not_before[key.tgid] = started + took * _SCAN_SHARE

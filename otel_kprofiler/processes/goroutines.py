@@ -78,7 +78,7 @@ def _locate(read: Read, elf: LoadedElf) -> ContextPlace:
 
 
 def _is_release(version: str, minor: str) -> bool:
-    """Returns whether a version is a release of ``minor``, not a candidate or a fork."""
+    """Returns whether a version is a release of ``minor``, not a release candidate or a fork."""
     prefix = f"go{minor}"
     patch = version.removeprefix(prefix).partition(" ")[0]
     is_patch = not patch or (patch[0] == "." and patch[1:].isdigit())

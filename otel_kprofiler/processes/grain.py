@@ -73,10 +73,10 @@ _KEPT: Final[dict[Grain, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def merge_resources(window: Window, grain: Grain, common: Collection[str]) -> Window:
-    """Returns the window, with its Resources merged to a grain and its samples unchanged.
+    """Merges the Resources of a window that are equal at a grain. The samples stay the same.
 
-    ``window`` has a Resource for each process. In the result, no two Resources of a profile have
-    equal attributes. ``common`` has the names of the attributes that all Resources have.
+    ``window`` must have a Resource for each process. ``common`` contains the names of the
+    attributes that all Resources have.
     """
     if grain is Grain.PROCESS:
         return window

@@ -65,7 +65,7 @@ class Places:
         return self._find_names(str(container)) if container else {}
 
     def _find_around(self, names: CgroupNames, path: str, cgroup_id: int) -> CgroupNames:
-        """Complete the names for a path that is relative to this process's cgroup namespace."""
+        """Complete names that were parsed from a path in this process's cgroup namespace."""
         if not names.container:
             inner = parse_cgroup_path(self._find_path(cgroup_id))
             if any(inner):

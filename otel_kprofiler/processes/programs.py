@@ -26,7 +26,7 @@ class _Options(NamedTuple):
 
     Attributes:
         valued: the options whose value is the next argument.
-        code: the options that run code instead of a script, or nothing.
+        code: the options with which no script runs, such as ``-c``.
         module: the options whose value is the program, such as ``-m``.
         letters: the single-letter options with a value, which may be combined.
         code_letters: the single-letter options with the meaning of ``code``, which may be combined.
@@ -95,7 +95,7 @@ def _find_options(executable: str) -> _Options | None:
 
 
 def _read_word(word: bytes, rest: list[bytes], options: _Options) -> str | None:
-    """Parses an argument and its value. Returns the program; None if a later argument has it."""
+    """Parses an argument and its value. Returns the program; None if a later argument names it."""
     if word == b"--":
         word = rest.pop() if rest else b""
     elif word.startswith(b"-") or (options is _SHELL and word.startswith(b"+")):

@@ -29,7 +29,7 @@ class Reading(NamedTuple):
 class ProcessReader:
     """Reads the executable, owner, parent, container and unit of processes. Not thread-safe.
 
-    ``reads_arguments`` states whether to read command lines, to find out which programs
+    ``reads_arguments`` states whether to read command lines, which show the programs that
     interpreters run. Such reads can block.
     """
 
@@ -60,8 +60,8 @@ class ProcessReader:
         owner = read_owner(self._files, key.tgid) if key.owner is None else key.owner
         program = self._read_program(key.tgid)
         # The stat file is read last. The data above belongs to the sampled process only if the pid
-        # still has the same start time (in ticks, the resolution of /proc). It belongs to the
-        # sampled program only if the start of its stack is also the same.
+        # still has the same start time (in ticks, the resolution of /proc). The data belongs to the
+        # sampled program only if the stack start is also the same.
         stat = read_stat(self._files, key.tgid)
         if stat is None or key.start_time_ns is None:
             return None
@@ -85,7 +85,7 @@ class ProcessReader:
         return attributes | self.describe_owner(owner, attributes)
 
     def find_program(self, sample: RawSample) -> Mapping[str, AttributeValue]:
-        """Returns the attributes of the sampled program if they were read from another process.
+        """Returns the attributes of the sampled program, as read from any process that ran it.
 
         A child runs its parent's program until it calls execve(2), often too briefly to be read.
         """

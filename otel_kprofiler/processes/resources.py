@@ -98,8 +98,8 @@ def find_service_name(attributes: Attributes, sources: Sequence[str]) -> str:
 class _Process:
     """A process in a cgroup; ``own`` contains its attributes, except for published ones.
 
-    ``tried`` is the stack start in the last sample of an unknown program; None if the program is
-    known.
+    ``tried`` is the ``stack_start`` of the last failed attempt to read the program; None if the
+    program is known.
     """
 
     __slots__ = ("key", "own", "places", "resource", "tried")
@@ -120,8 +120,8 @@ class ProcessResources:
     cache. Not thread-safe.
 
     Args:
-        clock: converts start times to ``process.creation.time``. Its offset is read only once, so
-            that creation times do not change when the clock is adjusted.
+        clock: converts start times to ``process.creation.time``. The clock's offset is read only
+            once, so that creation times do not change when the clock is adjusted.
         base: the attributes of every Resource: those of the host, and the configured ones.
         attributes_of: the complete attributes of processes that need not be read.
         capacity: the maximum number of Resources kept. Each takes about 1.5 kB.
@@ -132,8 +132,8 @@ class ProcessResources:
         service_sources: the sources for :func:`find_service_name`, used for processes that do not
             publish a service name.
         reads_threads: whether :meth:`follow_threads` has an effect.
-        links_unsampled: whether samples of processes whose Resource was set by :meth:`fix` are
-            linked to the spans in their thread contexts even if the spans are not sampled.
+        links_unsampled: whether :meth:`decode_context` keeps links to unsampled spans, for
+            processes whose Resource was set by :meth:`fix`.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ProcessResources:
         return process.resource
 
     def find_newest(self, sample: RawSample) -> Resource | None:
-        """Returns the process's latest Resource, whatever its program; None if there is none."""
+        """Returns the process's latest Resource, regardless of the program; None if absent."""
         newest = self._newest.get(sample.process.process)
         return newest.resource if newest else None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class SearchTime:
-    """The time that the calling thread may spend on a search; only this thread may use it.
+    """Limits the time that a thread spends on a search. For use in that thread only.
 
     Time during which the thread waits for a CPU does not count. Under a low ``cpu.max``, a thread
     waits most of the time, so a limit on elapsed time would end every search.

@@ -32,7 +32,7 @@ _BPF_MAP: Final = "anon_inode:bpf-map"
 def profiles_itself(files: HostFiles, pid: int, extra: Attributes) -> bool:
     """Returns whether a process publishes that it samples itself, and has a BPF map open.
 
-    ``extra`` has the attributes in the process context that are outside the Resource. Raises
+    ``extra`` contains the attributes in the process context that are outside the Resource. Raises
     ``OSError`` if the process's descriptors cannot be read.
     """
     if not extra.get(TARGET):
@@ -56,7 +56,7 @@ def leave_out_self_profiled(
 ) -> tuple[Window, SampleCounts]:
     """Removes on-CPU samples of processes that sample themselves, and counts the samples as lost.
 
-    The window has a Resource for each process. ``others`` are the Resources of processes that
+    The window must have a Resource for each process. ``others`` are the Resources of processes that
     sampled themselves in part of the window. Returns the window, and the number of excluded samples
     of each kind.
     """

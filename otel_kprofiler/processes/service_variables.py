@@ -16,12 +16,12 @@ from otel_kprofiler.model import AttributeValue
 from otel_kprofiler.text import escape_surrogates
 
 _MAX_BYTES: Final = 256 * 1024
-"""Maximum number of bytes read from an environment. The rest is ignored."""
+"""Maximum number of bytes read from an environment."""
 _MAX_VALUE_BYTES: Final = 16 * 1024
 _NAME: Final = b"OTEL_SERVICE_NAME="
 _ATTRIBUTES: Final = b"OTEL_RESOURCE_ATTRIBUTES="
 _TAKEN: Final = ("service.", "deployment.")
-"""Prefixes of the accepted attributes. None of these describes where a process runs."""
+"""Prefixes of accepted attributes. Attributes about where a process runs are not accepted."""
 
 
 def parse_environment(environ: bytes) -> dict[str, AttributeValue]:

@@ -15,7 +15,7 @@ MOST_SHARED: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """A Resource and its attributes; those in ``located`` come from the cgroup and the user."""
+    """A Resource. ``located`` contains the attributes derived from the cgroup and the user."""
 
     sample: RawSample
     program: Attributes
@@ -26,9 +26,9 @@ class _Shared:
 class SharedResources:
     """Keeps one Resource for all processes of a cgroup, user and program. Not thread-safe.
 
-    The program is known if the process was forked by a process that has been read. Once there are
-    :data:`MOST_SHARED` Resources, all are forgotten. ``make`` combines the given attributes with
-    the common ones.
+    The program is known only if the process was forked by a process that has been read. Once there
+    are :data:`MOST_SHARED` Resources, all are forgotten. ``make`` returns a Resource with the given
+    attributes, and with those common to all Resources.
     """
 
     def __init__(self, reader: ProcessReader, make: Callable[[Attributes], Resource]) -> None:

@@ -52,10 +52,10 @@ KEY_MAP: Final = "threadlocal.attribute_key_map"
 NODEJS_SCHEMA: Final = "nodejs_v1_dev"
 GO_SCHEMA: Final = "go_pprof_labels_v1"
 SCHEMAS: Final = ("tlsdesc_v1_dev", "tls_v1", NODEJS_SCHEMA)
-"""Supported schema versions. Other versions have other formats."""
+"""Supported schema versions."""
 WRAP_OFFSET: Final = "threadlocal.native_wrap_fields_offset"
-"""Attribute: the offset of the record's pointer in the writer's object, whose address V8 stores. If
-the attribute is absent, V8 stores the address of the record itself."""
+"""Attribute: the offset of the pointer to the record within the wrapper object to which V8's slot
+points. If the attribute is absent, V8's slot points to the record itself."""
 V8_LAYOUT: Final = {
     "threadlocal.tagged_size": (8,),
     "threadlocal.js_map_table_offset": (24,),
@@ -72,12 +72,12 @@ MAX_KEYS: Final = 256
 _MAX_AUXV_BYTES: Final = 4096
 _MAX_MAPS: Final = 1024
 _MAX_SEARCHED: Final = 8192
-_OWNER: Final = 3  # ignores the user in a ProcessKey: names belong to the program
+_OWNER: Final = 3  # index of the user in a ProcessKey: key maps do not depend on it
 _AGAIN_S: Final = 10.0
 _MAX_CPU_S: Final = 0.2
 _MAX_BLOCKED_S: Final = 2.0
-"""Limits on the search of one process, because other processes wait for the search to end. The
-limits suffice for a large program, and for slow memory."""
+"""Limits on the search of one process, because other processes wait for the search to end. They are
+sufficient for a large program, and for slow memory."""
 _CPU_SHARE: Final = 200
 _SHARE: Final = 20
 """Pauses between searches of a process, as multiples of the last search's CPU and elapsed time."""
@@ -150,8 +150,8 @@ def decode_context(context: bytes, names: KeyMap, *, has_span: bool) -> LabelSet
 
     If a key occurs several times, its last entry is used. The local root's name and the first 16
     other attributes are kept, and values are truncated to 200 characters. Decoding stops at a
-    truncated entry. ``names`` are the process's attribute names by number; goroutine labels contain
-    their names. ``has_span`` states whether the trace flags belong to a span.
+    truncated entry. ``names`` are the process's attribute names by number, and are not used for
+    goroutine labels. ``has_span`` states whether the trace flags belong to a span.
     """
     if context[0] == IS_GO:
         return _decode_named(context, has_span=has_span)
@@ -197,7 +197,7 @@ def name_root(link: SpanLink | None, labels: LabelSet) -> tuple[SpanLink | None,
 
 
 class SearchTooLongError(Exception):
-    """Raised if searching a process for its variable takes too long."""
+    """Raised if the search for a process's thread-local variable takes too long."""
 
 
 _POINTER: Final = _Variable(VARIABLE)
@@ -206,7 +206,7 @@ _POINTER: Final = _Variable(VARIABLE)
 def find_place(
     files: HostFiles, pid: int, memory: int, variable: _Variable = _POINTER
 ) -> ContextPlace | None:
-    """Locates a process's variable; None if it is absent, or not resolved yet.
+    """Locates a process's thread-local ``variable``; None if it is absent, or not resolved yet.
 
     ``memory`` is a descriptor of ``/proc/PID/mem``. Raises ``OSError`` if the process has exited.
     """
@@ -335,7 +335,7 @@ class PublishedThreads:
             self._names.popitem(last=False)
 
     def release(self, key: ProcessKey) -> None:
-        """Stop reading the thread contexts of a process. Its samples keep their attributes."""
+        """Stop reading the thread contexts of a process. Earlier samples can still be decoded."""
         if self._registered.get(key.tgid) == key:
             del self._registered[key.tgid]
             self._not_before.pop(key, None)

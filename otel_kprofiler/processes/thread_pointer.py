@@ -57,7 +57,7 @@ class LoadedObject(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """A processor's relocation types, and the positions of TLS blocks and vectors.
+    """A processor's relocation types, and its offsets of the TLS block and the DTV pointer.
 
     Attributes:
         dtpmod: the relocation type for a module id that is followed by an offset.
@@ -65,7 +65,7 @@ class _Machine(NamedTuple):
         head: the distance, in bytes, from the thread pointer up to the program's TLS block; None if
             the block is below the thread pointer.
         glibc_vector: the offset from the thread pointer at which glibc stores the DTV's address.
-        musl_vector: the corresponding offset in musl.
+        musl_vector: the same offset in musl.
     """
 
     dtpmod: int
@@ -128,7 +128,7 @@ def find_context_place(
     name: bytes = VARIABLE,
     machine: str = "x86_64",
 ) -> ContextPlace | None:
-    """Locates the variable in a process's threads; None if it is undefined or not yet resolved.
+    """Locates the thread-local variable ``name``; None if it is undefined or not yet resolved.
 
     The program's definition takes precedence over those of libraries, as in the dynamic linker.
     ``headers_at`` is the address of the executable's program headers. ``machine`` is named as by
@@ -190,7 +190,7 @@ def _find_in_library(
             place = _dynamic(first, second if relocation.symbol else value, 0, vector)
         elif first and (place := _static(second, kinds)):
             pass
-        elif first and not elf.base <= second < end:  # unresolved if inside the file
+        elif first and not elf.base <= second < end:  # else not resolved yet
             place = _read_descriptor(read, second, vector)
         if place:
             return place
@@ -207,9 +207,9 @@ def _read_descriptor(read: Read, address: int, vector: _Vector) -> ContextPlace 
 
 
 def _static(word: int, kinds: _Machine) -> ContextPlace | None:
-    """Returns the place at a thread pointer offset; None if the offset is unresolved (0).
+    """Returns the place at an offset from the thread pointer; None if the offset is unresolved (0).
 
-    The offset is negative on x86-64. A positive offset is smaller than any descriptor address.
+    The offset is negative on x86-64. A positive offset is smaller than any address.
     """
     if kinds.head is not None:
         return ContextPlace(word) if kinds.head <= word < _MOST_ABOVE else None

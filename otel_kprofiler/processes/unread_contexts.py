@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadContexts:
-    """Counts processes with unreadable contexts. One thread counts; any may read the counts."""
+    """Counts processes with unreadable contexts. Only reading the counts is thread-safe."""
 
     def __init__(self, files: HostFiles) -> None:
         self._files = files
@@ -54,7 +54,7 @@ class UnreadContexts:
         self._counts[subject, reason] += 1
 
     def as_dict(self) -> dict[str, int]:
-        """Returns the number of processes by kind of unread data and reason. Thread-safe."""
+        """Returns how many processes were not read, by kind of data and by reason. Thread-safe."""
         return {
             f"{subject}: {reason}": count
             for (subject, reason), count in self._counts.copy().items()

@@ -268,7 +268,7 @@ def _check_release(release: KernelRelease) -> None:
 
 
 class _Choice(NamedTuple):
-    """A program in the object file, with its requirements."""
+    """The name of a program in the object file, and the plans that this program implements."""
 
     name: str
     unwinding: UnwindPlan | None

@@ -26,7 +26,7 @@ _NOT_EXECUTABLE: Final = 126
 
 
 class CommandError(KProfilerError):
-    """Raised if the command cannot be run. Has the message and exit status that shells use."""
+    """Raised if the command cannot be run; contains the message and exit status that shells use."""
 
     def __init__(self, message: str, exit_status: int, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -106,7 +106,7 @@ class HeldCommand:
             self._send(number)
 
     def kill_after(self, grace_s: float) -> bool:
-        """Kill processes that outlast :meth:`terminate` by ``grace_s``. Returns whether any did."""
+        """Kill processes still running ``grace_s`` from now, and return whether there were any."""
         until = time.monotonic() + grace_s
         while self._find_running() and time.monotonic() < until:
             poller = select.poll()

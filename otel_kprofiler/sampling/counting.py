@@ -57,7 +57,6 @@ def take_snapshot(attached: Attachment) -> tuple[list[ProgramCounts], WaitCounts
 def _count_truncated(
     samples: Sequence[RawSample], previous: Mapping[str, int]
 ) -> Mapping[str, int]:
-    """Returns the numbers of incomplete user stacks by reason, including ``previous``."""
     after = dict(previous)
     for collected, count in Counter([sample.collected for sample in samples]).items():
         end = TRUNCATED_STACKS.get(dict(collected).get(USER_SIDE, STACK_OK))
@@ -98,7 +97,7 @@ def _name_counts(
 def name_wait_counts(
     counts: WaitCounts, added: int, samples: Sequence[RawSample], previous: SamplerCounts
 ) -> dict[str, SamplerCounts]:
-    """Returns the counters of waits, with ``added`` samples that the BPF program did not count."""
+    """Returns the counters of waits, adding ``added`` to the BPF program's count."""
     lost = {LossCause.RING_FULL: counts.ring_full} if counts.ring_full else {}
     truncated = _count_truncated(samples, previous.truncated)
     received = previous.received + len(samples)

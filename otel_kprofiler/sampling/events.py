@@ -85,10 +85,8 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
     dead event does not run the program, and its enabled time does not advance.
 
     Args:
-        program_fd: descriptor of the program to run.
         cpus: CPUs to sample; empty means all.
         runs: returns how often the program has run for the event on a CPU, without system calls.
-        name: name of the event, for messages.
     """
 
     def __init__(
@@ -157,7 +155,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         check_online(cpus, self._files)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
+        """Sample only these CPUs, without a gap on CPUs that were already sampled."""
         self._wanted = frozenset(cpus)
         self.follow()
 
@@ -184,7 +182,7 @@ class PerCpuEvents(EventPerCpu[_CpuEvent]):
         os.close(event.fd)
 
     def _is_dead(self, cpu: int) -> bool:
-        """Returns whether a CPU's event is dead.
+        """Returns whether a CPU's event no longer counts, as after the CPU was offline.
 
         Reading an event interrupts the CPU, so the event is read only if the program has not run.
         """
@@ -223,7 +221,7 @@ class CpuEvents(PerCpuEvents):
         super().follow()
 
     def set_period(self, period_ns: int) -> None:
-        """Change the sampling period. This takes up to one old period.
+        """Change the sampling period. Blocks for up to one old period.
 
         Changing an event restarts its period, so each event is changed just after a sample.
         """

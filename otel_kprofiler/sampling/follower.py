@@ -9,7 +9,7 @@ from otel_kprofiler.host import HostFiles, find_descendants, read_process, read_
 
 _SCAN_INTERVAL_S: Final = 1.0
 _MOST: Final = 1000
-"""Maximum number of targets. The BPF program finds other descendants by their ancestors."""
+"""Maximum number of targets. The BPF program still samples descendants of these."""
 
 
 class ProcessFollower:

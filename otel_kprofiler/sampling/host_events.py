@@ -30,7 +30,7 @@ class EventSet(Events, Protocol):
         """Raise ``HostError`` if none of these CPUs is online; empty means all."""
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
+        """Sample only these CPUs, without a gap on CPUs that were already sampled."""
 
 
 class HostEvents:
@@ -79,7 +79,7 @@ class HostEvents:
             events.check(cpus)
 
     def select(self, cpus: Iterable[int]) -> None:
-        """Sample only these CPUs. CPUs that are already sampled are not interrupted."""
+        """Sample only these CPUs, without a gap on CPUs that were already sampled."""
         for events in self._sets:
             events.select(cpus)
 
@@ -139,7 +139,7 @@ def choose_events(
     """Returns the configured events, without opening them.
 
     ``runs`` returns how often the program has run on a CPU, for cpu-clock or for a numbered event.
-    ``traced`` contains the groups of programs at raw tracepoints, or None for an absent group.
+    ``traced`` contains the sets of programs at raw tracepoints; None entries are skipped.
     """
     if not config.on_cpu and not config.events:
         return NoEvents()
@@ -163,8 +163,8 @@ def make_events(
 ) -> list[PerCpuEvents]:
     """Returns the perf events except cpu-clock and tracepoints, without opening them.
 
-    The program identifies each event by its number, from 1, in the event's attributes. ``runs``
-    returns how often the program has run on a CPU for an event number.
+    Events are numbered from 1, and the BPF program reads an event's number from its attributes.
+    ``runs`` returns how often the program has run on a CPU for an event number.
     """
     return [
         PerCpuEvents(

@@ -44,7 +44,7 @@ class LockPlan(NamedTuple):
     offsets: LockOffsets
 
     def constants(self, program: str) -> dict[str, bytes]:
-        """Returns constants, by name, for programs that collect stacks like ``program``."""
+        """Returns BPF constants, by name, for programs that collect stacks as ``program`` does."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         by = (FRAME_POINTERS, *BY_TABLES).index(collects)  # enum user_frames
         packed = pack_lock_layout(self.offsets, self.number, by, python=collects != program)
@@ -81,7 +81,6 @@ class Locks(TracedPrograms):
 
     Args:
         traced: CPUs whose waits are measured. A wait belongs to the CPU on which the wait begins.
-        possible: number of possible CPUs.
         cpus: CPUs to sample; empty means all.
     """
 
@@ -120,7 +119,7 @@ class Locks(TracedPrograms):
             self._configure()
 
     def totals(self) -> LockTotals:
-        """Returns the totals of all waits since the start."""
+        """Returns the totals of all lock waits since the start."""
         return self._lines.totals()
 
     def unmap(self) -> None:
@@ -141,7 +140,7 @@ def open_locks(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Locks | None]:
-    """Prepares the loaded programs for use during a context; yields None if there is no plan."""
+    """Opens the loaded programs' maps for a ``with`` block; yields None if there is no plan."""
     if plan is None:
         yield None
         return

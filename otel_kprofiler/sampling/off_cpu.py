@@ -16,7 +16,7 @@ _MAX_MIN_DURATION_NS: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffCpuConfig:
-    """The settings for sampling waits. Exact totals are always counted.
+    """The settings for sampling waits. The total time of all waits is always counted.
 
     Attributes:
         samples_per_second: average number of waits sampled per second on each CPU, 0 to 10000.

@@ -60,7 +60,7 @@ RawSink = Callable[[bytes, int], None]
 class EbpfSampler(ForkAware):
     """Samples all CPUs of this host, or a single command; see :class:`Sampler`.
 
-    Requires CAP_BPF and CAP_PERFMON. However the process exits, nothing remains in the kernel. In a
+    Requires CAP_BPF and CAP_PERFMON. Nothing remains in the kernel after the process exits. In a
     forked child, the sampler is closed, while the parent continues to sample.
 
     Args:
@@ -169,16 +169,15 @@ class EbpfSampler(ForkAware):
 
         Settings that are fixed at load time do not change: ``max_frames``, user unwinding, ring
         size, interrupt ranges, spans, and the loader. If the sampler started with only kernel
-        stacks, it will unwind user stacks by frame pointers.
+        stacks, it will unwind user stacks by frame pointers. If an error is raised, nothing has
+        changed.
 
         Returns:
             The boottime from which the new period applies on every CPU.
 
         Raises:
-            HostError: none of the CPUs is online, or there are too many targets. Nothing has
-                changed.
-            SamplerError: the kernel refused the change (before 5.19 without CAP_BPF). Nothing has
-                changed.
+            HostError: none of the CPUs is online, or there are too many targets.
+            SamplerError: the kernel refused the change (before 5.19 without CAP_BPF).
         """
         attached, old = self._attachment(), self.config
         events = self._host_events() if old.on_cpu or old.events else None
@@ -275,7 +274,7 @@ class EbpfSampler(ForkAware):
         return attached.waits is not None or attached.waiter.wait_first(timeout_s)
 
     def wake(self) -> None:
-        """End the current or the next wait."""
+        """End the current or next ``wait`` call."""
         if (attached := self._attached) is not None:
             attached.waiter.wake()
 
@@ -283,8 +282,8 @@ class EbpfSampler(ForkAware):
         """Returns all samples in the ring."""
         attached = self._attachment()
         with self._lock:
-            # The order matters: a record is newer than the horizon if it is neither in flight when
-            # the horizon is computed nor in the ring when the ring is read.
+            # Compute the horizon before reading the ring. A record that is not in flight now, and
+            # not in the ring later, is newer than the horizon.
             now = self._time.boot_ns()
             horizon = _horizon(now, attached)
             counts, wait_counts, position = take_snapshot(attached)
@@ -407,7 +406,8 @@ def _horizon(now: int, attached: Attachment) -> int:
     """Returns the earliest possible time of records reserved after this call; 0 if unknown.
 
     On each CPU, the program flags a record as in flight before it reads the clock, and then
-    publishes the record's time. A CPU without a record in flight will therefore read a later time.
+    publishes the record's time. The next record of a CPU without a record in flight is therefore
+    later than ``now``.
     """
     for _ in range(_IN_FLIGHT_TRIES):
         since = [time for time in attached.lines.in_flight() if time]

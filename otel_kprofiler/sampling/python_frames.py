@@ -56,7 +56,7 @@ def open_python(
     cpus: int,
     codes: KnownCodes,
 ) -> PythonMaps:
-    """Open the maps. The program reads no frames until :meth:`PythonMaps.limit` is called.
+    """Open the maps for Python frames. No frames are read until :meth:`PythonMaps.limit` is called.
 
     Raises ``OSError``.
     """

@@ -84,7 +84,7 @@ class RecordWaiter:
             self._flag.wake_since(NO_WAKEUP_NS)
 
     def wake(self) -> None:
-        """End the current or the next wait. Any thread or signal handler may call this method."""
+        """End the current or next ``wait`` call. Safe in any thread or signal handler."""
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:

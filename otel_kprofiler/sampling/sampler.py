@@ -77,18 +77,18 @@ class SamplerConfig:
         span_path: location of the current span in this process's threads, used if the loader
             supports the program that reads it. Otherwise, spans are read from thread contexts.
         target_namespace: pid namespace of ``target_pids`` and of the ids in samples, as device and
-            inode of ``/proc/self/ns/pid``; None for the initial namespace. Processes outside this
-            namespace keep their ids in the initial namespace.
+            inode of ``/proc/self/ns/pid``; None for the initial namespace. Samples of processes
+            outside this namespace contain ids of the initial namespace.
         target_descendants: whether to also sample the descendants of ``target_pids``, except
             orphans. Requires BTF.
         child_pid: process to follow, with all its descendants, from its next exec on; None to
             sample CPUs (see :class:`HeldCommand`).
         check_kernel: whether to reject old kernels without trying to load the program.
-        verifier_log_level: log level of the kernel's verifier, 0 to 2. Its output is logged at
-            level INFO.
+        verifier_log_level: log level of the kernel's verifier, 0 to 2. The verifier's output is
+            logged at level INFO.
         off_cpu: how waits are sampled; None if waits are not followed.
-        events: other perf events and tracepoints to sample, at most 16. Each is a separate kind.
-            Requires libbpf and BTF.
+        events: other perf events and tracepoints to sample, at most 16. Each becomes a separate
+            sample kind. Requires libbpf and BTF.
     """
 
     samples_per_second: int = 19
@@ -176,10 +176,9 @@ class SamplerCounts(NamedTuple):
         received: samples returned by ``drain``; ``taken`` is ``received`` plus the sum of ``lost``.
         filtered: dropped samples, by filter: ``idle`` (the idle task itself), ``target``, ``age``,
             or ``empty`` (no frame on the only collected side).
-        missed: samples that the kernel skipped; not included in ``taken``. These are the periods of
-            a busy CPU in which the program did not run, because the CPU ran another BPF program or
-            bpf(2), had interrupts off, or was preempted by its hypervisor. 0 if a command is
-            followed.
+        missed: samples that the kernel skipped; not included in ``taken``. The kernel skips a
+            sample if the CPU is running another BPF program or bpf(2), has interrupts off, or is
+            preempted by its hypervisor. 0 if a command is followed.
         truncated: received samples with an incomplete user stack, by the name of its
             :class:`StackEnd`.
         locks: totals of all lock waits, if these are sampled.
@@ -226,7 +225,7 @@ class Sampler(Protocol):
         """
 
     def wake(self) -> None:
-        """End the current or the next wait. Any thread or signal handler may call this method."""
+        """End the current or next ``wait`` call. Safe in any thread or signal handler."""
 
     def drain(self) -> list[RawSample]:
         """Returns all samples that are ready; never blocks. Also handles CPU hotplug."""

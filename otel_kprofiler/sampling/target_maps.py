@@ -12,7 +12,7 @@ from otel_kprofiler.sampling.sampler import SamplerConfig
 
 INITIAL_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 SLOTS: Final = 1024
-"""Minimum size of each map, so that targets can be added later."""
+"""Minimum number of entries of each target map, so that targets can be added later."""
 _CGROUPS_SINCE: Final = (5, 15)  # bpf_get_current_ancestor_cgroup_id for tracing programs
 _PRESENT: Final = b"\1"
 
@@ -25,7 +25,7 @@ class TargetMaps:
         self._present: frozenset[tuple[str, bytes]] = frozenset()
 
     def change(self, config: SamplerConfig, between: Callable[[], None] = lambda: None) -> None:
-        """Fill the maps for a configuration. Raises ``OSError``.
+        """Replace the targets in the maps with those of a configuration. Raises ``OSError``.
 
         ``between`` is called while both new and old targets are in the maps.
         """
@@ -50,7 +50,6 @@ def target_map_entries(config: SamplerConfig) -> dict[str, int]:
 
 
 def _find_keys(config: SamplerConfig) -> frozenset[tuple[str, bytes]]:
-    """Returns the keys that the maps must contain, each with its map's name."""
     pids = [pid.to_bytes(4, "little") for pid in config.target_pids]
     keys = {("targets", pid) for pid in pids}
     namespace = config.target_namespace

@@ -29,7 +29,7 @@ def context_map_entries(thread_pointer: int) -> dict[str, int]:
 
 
 def open_contexts(thread_pointer: int, program: LoadedObject) -> ThreadContexts:
-    """Open the maps. No process can be registered if thread contexts cannot be read."""
+    """Open the maps of thread contexts. If these cannot be read, no process can be registered."""
     if not thread_pointer:
         return ThreadContexts(None)
     return ThreadContexts(program.map_fd("thread_contexts"), program.map_fd("context_slots"))

@@ -74,12 +74,12 @@ if TYPE_CHECKING:
     from otel_kprofiler.unwinding import TableStore
 
 _DUMP: Final = ("kprofiler_dump", "kprofiler_dump_5_10")
-"""The names of the iterator programs. Those that require newer kernels come first."""
+"""The names of the iterator programs. Programs that require newer kernels come first."""
 _FIND_MEMORY: Final = "kprofiler_find_memory"
 _PYTHON_SUFFIX: Final = "_python"
 _RING_BYTES: Final = 4 << 20
 _ROWS_AT_ONCE: Final = 256
-"""Number of rows read at once. Stacks for all of these rows fill at most a third of the ring."""
+"""Number of threads read at once. Their stacks fill at most a third of the ring."""
 _MOST_LINKS: Final = 16
 _PREEMPT_S: Final = 0.2
 """Time limit for reading running threads, in seconds."""
@@ -232,7 +232,7 @@ class ThreadReader:
         self._close()
 
     def _iterate(self, name: str, *, only_own: bool = False) -> Iterator[bytes]:
-        """Runs the program for the targets' threads or, before Linux 6.1, for all threads."""
+        """Runs an iterator for the targets' threads or, before Linux 6.1, for all threads."""
         program_fd = self._program.program_fd(name)
         pids = (os.getpid(),) if only_own else self.config.target_pids
         try:

@@ -49,7 +49,7 @@ class TracepointPlan(NamedTuple):
     value: TracepointValue
 
     def pack(self, program: str) -> bytes:
-        """Packs the constants for a program that collects stacks like ``program``."""
+        """Packs the constants for a program that collects stacks as ``program`` does."""
         collects = program.removesuffix(PYTHON_SUFFIX)
         return TracepointConstants(
             self.number,
@@ -117,7 +117,6 @@ def _list_modules_tracepoints(files: HostFiles) -> set[str]:
 
 
 def _unknown(name: str, files: HostFiles) -> HostError:
-    """Returns the error for an event name that neither the kernel nor its modules define."""
     names = list_tracepoints(files.read_bytes(VMLINUX_BTF)) | _list_modules_tracepoints(files)
     ends = [other for other in names if name.endswith(f"_{other}")]
     near = [*suggest_events(name), *sorted(ends, key=len, reverse=True)]
@@ -137,7 +136,6 @@ class TracedPrograms:
 
     Args:
         traced: CPUs on which the programs sample.
-        possible: number of possible CPUs.
         cpus: CPUs to sample; empty means all.
     """
 
@@ -157,19 +155,17 @@ class TracedPrograms:
         return tuple(sorted(self._chosen & read_online_cpus(self._files)))
 
     def _start(self) -> None:
-        """Enable the programs on the chosen CPUs."""
         self.check(self._wanted)
         self._traced.change(self._chosen)
 
     def _attach(self, tracepoint: str, program_fd: int, name: str) -> None:
-        """Attach a program; ``name`` is the event's name, for errors."""
         try:
             self._links.append(attach_tracepoint(tracepoint, program_fd))
         except OSError as error:
             raise self._convert(error, name) from error
 
     def follow(self) -> None:
-        """Update the counts that are read from the kernel. The base class has none."""
+        """Does nothing. A subclass may update counts that it reads from the kernel."""
 
     def disable(self) -> None:
         """Detach the programs."""
@@ -258,7 +254,7 @@ def open_tracepoints(
     possible: int,
     cpus: Iterable[int],
 ) -> Iterator[Tracepoints | None]:
-    """Keeps the programs at tracepoints loaded during a context; yields None if there are no plans.
+    """Keeps tracepoint programs loaded in a ``with`` block; yields None if there are no plans.
 
     ``first`` is the loaded program of the first tracepoint. ``load`` loads the program of another
     tracepoint, which shares the maps of ``first``.

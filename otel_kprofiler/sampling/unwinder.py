@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 FRAME_POINTERS: Final = "kprofiler_sample"
 """Name of the program that collects user stacks by frame pointers, or no user stacks at all."""
 BY_TABLES: Final = ("kprofiler_unwind", "kprofiler_unwind_5_10")
-"""Names of the programs that unwind user stacks. Those that require newer kernels come first."""
+"""Names of the programs that unwind user stacks. Programs that require newer kernels come first."""
 LIST_FILES: Final = "kprofiler_list_files"
 """Name of the program that lists files mapped as code."""
 
@@ -52,7 +52,7 @@ _REQUEST_RING_BYTES: Final = 64 * 1024
 _LEAST_LOADING: Final = 0.5
 """Share of ``max_preload_s`` reserved for loading tables, even if listing the files takes long."""
 _PATIENCE: Final = 0.5
-"""Interval between two checks for a blocked listing of files, as a share of ``max_preload_s``."""
+"""Time limit for each wait while listing mapped files, as a share of ``max_preload_s``."""
 _FIRST: Final = bytes(4)
 _UNUSED: Final[Mapping[str, int]] = {
     "rules": 1, "files": 1, "tables": 1, "table_used": 1, "file_requests": mmap.PAGESIZE,
@@ -62,7 +62,10 @@ _log = logging.getLogger(__name__)
 
 
 class UnwindPlan(NamedTuple):
-    """A plan for unwinding on this host, and whether the kernel can list mapped files."""
+    """A plan for unwinding on this host.
+
+    ``lists_files`` states whether the kernel can list mapped files.
+    """
 
     processor: Processor
     kernel: KernelOffsets
@@ -96,7 +99,7 @@ def plan_unwinding(
 
 
 def unwind_choices(plan: UnwindPlan | None) -> Sequence[UnwindPlan | None]:
-    """Returns a plan, then less demanding plans in case the kernel rejects its programs."""
+    """Returns the plans to try in turn, with ever fewer requirements on the kernel."""
     if plan is None:
         return (None,)
     return (plan, plan._replace(lists_files=False), None) if plan.lists_files else (plan, None)
@@ -159,7 +162,7 @@ def open_tables(
         )
         update_map(program.map_fd("unwind_config"), _FIRST, packed)
 
-    # The program that lists files uses the unwinder's memory for mappings while the program runs.
+    # While the BPF program that lists files runs, it uses the unwinder's memory for mappings.
     configure(plan.kernel._replace(flags=plan.kernel.flags & ~KEEP_MAPPINGS))
     maps = TableMaps(program.map_fd, MapSizes(_FILES, _SLOTS, _REQUEST_RING_BYTES))
     limits = Limits(config.max_tables_bytes, config.max_table_bytes)

@@ -44,7 +44,7 @@ _WAITING: Final = "kprofiler_waiting"
 _BEGINS_PER_SAMPLE: Final = 6
 """Maximum number of reported wait starts per sample. Most waits are too short to be sampled."""
 _LASTING_SHARE: Final = 0.5
-"""Number of samples of ongoing waits, as a fraction of the samples of ended waits."""
+"""Limit on the average rate of samples of ongoing waits, as a fraction of the sample rate."""
 _LOADAVG: Final = "/proc/loadavg"
 _MIN_THREADS: Final = 16_384
 _MAX_THREADS: Final = 1 << 20
@@ -103,7 +103,7 @@ def wait_constants(offsets: WaitOffsets | None, entries: Mapping[str, int]) -> d
 
 
 def wait_programs(config: SamplerConfig, on_cpu: str) -> tuple[str, ...]:
-    """Returns the programs to load, which collect stacks like ``on_cpu``; none if waits are off."""
+    """Returns the programs to load, which unwind as ``on_cpu`` does; none if waits are off."""
     if config.off_cpu is None:
         return ()
     sampled = config.off_cpu.samples_per_second
@@ -177,7 +177,7 @@ class WaitFollower:
 
     @property
     def added(self) -> int:
-        """Returns the number of samples minus the number that the BPF programs counted."""
+        """Returns the number of samples minus the number of records of sampled waits."""
         return self._joiner.added
 
     def receive(self, records: WaitRecords, now_ns: int) -> list[RawSample]:
@@ -234,7 +234,7 @@ class WaitFollower:
         self._configure()
 
     def resume(self) -> None:
-        """Resume following threads, from the next time that each leaves its CPU."""
+        """Resume following threads. Waits that have already begun are not sampled."""
         self._epochs += 1
         self._epoch = self._epochs
         self._configure()
@@ -319,7 +319,7 @@ def open_waits(
     files: HostFiles,
     entries: Mapping[str, int],
 ) -> Iterator[WaitFollower | None]:
-    """Keeps the loaded programs attached during a context; yields None if waits are off.
+    """Keeps the loaded programs attached in a ``with`` block; yields None if waits are off.
 
     Raises ``OSError``, or ``HostError`` if this process may not attach the programs.
     """

@@ -25,7 +25,7 @@ _INTERVAL_NS: Final = 1_000_000_000
 _LONGEST_STEP: Final = 2.0
 _SMALLEST_CHANGE: Final = 0.02
 FIRST_THRESHOLD_NS: Final = 10_000_000
-"""First threshold at the usual rate, in nanoseconds. It is proportionally lower at higher rates."""
+"""First threshold at the usual sample rate, in nanoseconds. Higher rates start with a lower one."""
 
 
 @dataclass(slots=True)
@@ -66,8 +66,8 @@ class WaitJoiner:
         is_left_out: returns whether the thread of a record is excluded.
 
     Attributes:
-        added: number of samples minus the number of records of sampled waits. It is negative if
-            many records are excluded.
+        added: number of samples minus the number of records of sampled waits. Negative if many
+            records are excluded.
         lasting_threshold_ns: threshold, in nanoseconds, that :meth:`sample_lasting` last used.
     """
 
@@ -128,10 +128,10 @@ class WaitJoiner:
     ) -> list[RawSample]:
         """Sample the time that ongoing waits have taken since the last call.
 
-        Includes only waits that exceed the threshold and whose start was received. If there are too
-        many such waits, each wait's new part is sampled with a probability proportional to the
-        part's duration, so that the average number of sampled parts is ``most``. Parts of at least
-        :attr:`lasting_threshold_ns` are always sampled.
+        Includes only waits that exceed the threshold and whose start was received. Each is sampled
+        with a probability proportional to its time since the last call, so that at most ``most``
+        are sampled on average. A wait is always sampled if this time is at least
+        :attr:`lasting_threshold_ns`.
 
         ``now_ns`` was read before ``threads``, on the clock of the threads' timestamps. The samples
         have the time ``boot_ns``. Skips waits from epochs other than ``epoch``, because such waits
@@ -228,7 +228,7 @@ class ThresholdControl:
     """Chooses the threshold for a target sample rate. Not thread-safe.
 
     Within a second, the BPF program itself raises the threshold on a CPU that exceeds the rate
-    (``fits_budget`` in ``wait.bpf.h``). The samples contain the raised threshold.
+    (``fits_budget`` in ``wait.bpf.h``). Each sample contains the threshold that applied to it.
 
     Args:
         least_ns: minimum threshold.

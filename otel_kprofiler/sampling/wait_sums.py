@@ -8,11 +8,11 @@ from otel_kprofiler.bpf import WaitThread
 from otel_kprofiler.model import ProcessKey, WaitTotals
 
 _Reported = tuple[int, tuple[int, ...], int, int]
-"""A thread's last report: round, sums by state, number of waits, and time in short waits."""
+"""A thread's last report: number of the read, sums by state, waits, and time in short waits."""
 
 
 class WaitSums:
-    """Converts the cumulative sums of threads to increments of processes."""
+    """Computes each process's new off-CPU time from cumulative sums of its threads."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -47,8 +47,8 @@ class WaitSums:
                 by_state = tuple(sums)
             by_state = self._add(thread, by_state, self._reported.get(thread.id))
             self._reported[thread.id] = self._round, by_state, thread.waits, thread.below_ns
-        # A missing thread may have exited after the last records were read, so its report is kept
-        # for another read.
+        # A thread that is missing may just have exited, and its final sums may still arrive, so
+        # keep its last report until the next read.
         old = [
             thread_id
             for thread_id, reported in self._reported.items()
@@ -80,7 +80,7 @@ class WaitSums:
 
 
 def _keep_reported(by_state: tuple[int, ...], reported: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the sums by state, none of which is below the sum reported last.
+    """Returns the sums by state, each at least as large as the sum reported last.
 
     A sleep sum can decrease, because reported sleep may turn out to be runnable time.
     """

@@ -34,7 +34,7 @@ def find_applied_configuration() -> Any:
 
 
 def read_configuration_file(environ: Mapping[str, str]) -> ClientSettings | None:
-    """Reads OTLP settings from ``OTEL_CONFIG_FILE``, if set. Raises ``ConfigError`` if invalid."""
+    """Reads OTLP settings from ``OTEL_CONFIG_FILE``. Raises ``ConfigError`` for an invalid file."""
     path = environ.get(_VARIABLE)
     if not path:
         return None

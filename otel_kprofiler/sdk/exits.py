@@ -18,7 +18,7 @@ _LAST: Final = -1000
 
 
 def call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method when this process exits, possibly more than once."""
+    """Call an idempotent method when this process exits."""
     atexit.register(method)
     _register_finalizer(method)
 

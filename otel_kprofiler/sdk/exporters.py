@@ -69,7 +69,7 @@ class InMemoryProfileExporter(ProfileExporter):
             self._batches.clear()
 
     def shutdown(self, timeout_millis: float = 30_000) -> None:
-        """Reject further batches, but keep the existing ones."""
+        """Reject new batches, but keep the exported ones."""
         self._stopped = True
 
 

@@ -19,8 +19,8 @@ from otel_kprofiler.sdk.kernel_profiler import KernelProfiler
 class KernelProfilerInstrumentor(BaseInstrumentor):  # type: ignore[misc] # the base is untyped
     """Starts and stops the profiler of this process.
 
-    There is no ``configuration`` dataclass for the SDK, because the profiler's schema checks the
-    options in declarative configuration, and reports all errors at once.
+    There is no ``configuration`` dataclass, with which the SDK would check declarative options,
+    because the profiler's schema reports all errors at once.
     """
 
     _profiler: KernelProfiler | None = None

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelProfiler(ForkAware):
-    """Profiles this process, its descendants or the host. Thread-safe. Only one may run at once.
+    """Profiles this process, its descendants or the host. Only one profiler may run. Thread-safe.
 
     ::
 
@@ -384,7 +384,7 @@ class KernelProfiler(ForkAware):
             try:
                 self.export_on_sigterm()
             except ValueError:
-                _log.warning("SIGTERM exports nothing: start() was not called in the main thread")
+                _log.warning("samples are not exported on SIGTERM: call start() in the main thread")
 
     def _flush_provider(self) -> None:
         if (provider := self._provider) is not None:

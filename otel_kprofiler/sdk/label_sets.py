@@ -149,7 +149,7 @@ def check_name(name: Any) -> None:
 
 
 class LabelCounts:
-    """Looks up and counts samples' labels in one profiler run. Belongs to the profiler's thread."""
+    """Looks up and counts samples' labels in one profiler run, in the profiler's thread."""
 
     def __init__(
         self, sets: LabelSets = process_labels, max_sets: int = MAX_SETS_IN_WINDOW

@@ -35,7 +35,7 @@ from otel_kprofiler.sdk.pacing import Pacer, paced
 
 MAX_SPANS: Final = 65_536
 MAX_NAMES: Final = 128
-"""Maximum number of distinct names in a window. The names with the fewest samples are left out."""
+"""Maximum number of distinct root names in a window. Names with the fewest samples are left out."""
 MAX_NAME_CHARS: Final = 200
 _KEEP_S: Final = 2.0
 """Minimum time for which ended spans are kept, because their samples may still be in the ring."""
@@ -112,9 +112,8 @@ class LocalRoots(ForkAware):
     def follow(self, encode: Callable[[str], bytes], encoded: dict[int, bytes]) -> None:
         """From now on, store the encoded name of each active span's root, by span id.
 
-        Each entry of ``encoded`` is the name that the root had when one of its descendants last
-        started. An entry is removed when its span ends. Exceptions raised by ``encode`` are counted
-        as failures.
+        An entry contains the name that the root had when its last descendant started. An entry is
+        removed when its span ends. Exceptions raised by ``encode`` are counted as failures.
         """
         self._encode, self._encoded = encode, encoded
         for span_id, root in tuple(self._active.items()):
@@ -223,7 +222,7 @@ class LocalRoots(ForkAware):
         )
 
     def _find_root_of(self, parent: Any, parent_context: Context | None) -> LocalRoot | None:
-        """Returns the root of a parent that has ended, or started before spans were recorded."""
+        """Returns the local root of a span's parent that is not recorded as active."""
         root = self.find(parent.trace_id, parent.span_id)
         if root is not None:
             return root
@@ -241,7 +240,7 @@ class LocalRoots(ForkAware):
         return root
 
     def after_fork_in_child(self) -> None:
-        """Keep only the forking thread's spans. In the child, no other thread ends its spans."""
+        """Keep only the forking thread's spans, because other threads do not exist in the child."""
         context = trace.get_current_span().get_span_context()
         current = self.find(context.trace_id, context.span_id)
         self._active = {key: root for key, root in self._active.items() if root is current}
@@ -266,8 +265,8 @@ class LocalRootSpanProcessor(SpanProcessor):
 
     When the profiler starts, it adds a processor to the global TracerProvider. For other providers,
     add a processor yourself. To name spans that are already active when the profiler starts, add a
-    processor before they start. A processor costs two to three microseconds per span, never raises
-    into the service, and does nothing when the current span changes.
+    processor before these spans start. A processor costs two to three microseconds per span, never
+    raises into the service, and does nothing when the current span changes.
     """
 
     on_start = process_roots.start  # saves a call per span
@@ -286,7 +285,7 @@ def watch_provider() -> None:
 
 
 class RootNames:
-    """Names samples after local roots during one profiler run. Belongs to the profiler's thread.
+    """Names samples after local roots during one profiler run. Used by the profiler's thread only.
 
     Args:
         max_names: the maximum number of distinct names in a window; 0 disables names.
@@ -364,7 +363,7 @@ class RootNames:
         self._roots.stop_keeping()
 
     def _choose(self, counts: Counter[SpanLink]) -> dict[SpanLink, SpanLink]:
-        """Returns links with names. Only the ``max_names`` names with the most samples are used."""
+        """Adds root names to links; only the ``max_names`` names with the most samples are used."""
         if not self._max_names:
             return {link: link for link in counts}
         names = {link: self._find_name(link) for link in paced(counts)}
@@ -398,7 +397,7 @@ class RootNames:
             return ""
 
     def _forget(self) -> None:
-        """Forget spans not seen for a while. Recent spans may have samples in the next window."""
+        """Forget spans that no sample has referred to for a while."""
         now = time.monotonic()
         if now - self._rotated_s > _KEEP_S:
             self._rotated_s = now

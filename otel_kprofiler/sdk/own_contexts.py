@@ -96,5 +96,5 @@ class OwnContexts:
             )
 
     def as_dict(self) -> dict[str, object]:
-        """Returns whether thread contexts can be read (``possible``), and ``problem``."""
+        """Returns ``possible`` (whether thread contexts can be read) and ``problem``."""
         return {"possible": not self.problem, "problem": self.problem}

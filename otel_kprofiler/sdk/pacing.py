@@ -19,7 +19,7 @@ class Pacer:
 
     A busy thread keeps the GIL for 5 ms before other threads can run (``sys.getswitchinterval()``),
     which would be noticeable in a service. CPU time is measured rather than elapsed time, because a
-    thread that has waited has let others run. Belongs to one thread.
+    thread that has waited has let others run. For use in a single thread.
     """
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ class Plan:
     Attributes:
         sampler: the sampler's settings, such as rate and stack sides. The target and the drain
             interval are set when sampling starts.
-        user_symbols: the detail of user frames beyond their addresses.
+        user_symbols: how to name the functions and lines of user frames.
         loader: the library that loads the BPF program.
         service_sources: sources of service names for other processes that publish no service name.
     """
@@ -82,8 +82,8 @@ class Plan:
 def complete_sampler_config(plan: Plan) -> SamplerConfig:
     """Returns the sampler's settings with target, drain interval and span layout.
 
-    The BPF program filters by pid in this process's pid namespace, and samples have the ids in that
-    namespace. Raises ``HostError`` if the target is the host but this process is in a pid
+    Unless the target is the host, pids in the settings and in samples are those of this process's
+    pid namespace. Raises ``HostError`` if the target is the host but this process is in a pid
     namespace, or if the process would sample its own lock waits.
     """
     config = plan.sampler
@@ -145,7 +145,7 @@ def make_resources(plan: Plan, access: Access, clock: Clock) -> ProcessResources
 
 
 def set_service(resources: ProcessResources, plan: Plan, service: Resource, access: Access) -> None:
-    """Apply the service's Resource to this process, and shared attributes to all processes."""
+    """Derive this process's Resource and the shared attributes from the service's Resource."""
     attributes = {**plain_attributes(service.attributes), **plan.attributes}
     if plan.target == "host":
         base = {**read_host_attributes(access), **plan.attributes}

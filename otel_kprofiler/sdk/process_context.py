@@ -173,9 +173,9 @@ def publish_process_context(
         resource: the Resource's attributes, such as ``tracer_provider.resource.attributes``. Values
             of unsupported types are skipped.
         extra: attributes that are not part of the Resource.
-        in_children: called in each forked child; returns the child's Resource, which is then
-            published without ``extra``. By default, a child publishes the same attributes, with a
-            new ``service.instance.id`` if the parent has this attribute.
+        in_children: returns the Resource to publish in a forked child, without ``extra``. By
+            default, a child publishes the same attributes, with a new ``service.instance.id`` if
+            the parent has this attribute.
 
     Raises:
         HostError: the kernel denies the mapping, or does not let readers find it.

@@ -157,9 +157,9 @@ class SimpleProfileProcessor(ProfileProcessor):
 
 def _encode_gently(window: Window, encoding: Encoding) -> Encoded:
     pacer = Pacer()
-    pacer.rest()  # closing the window has also taken a while
+    pacer.rest()  # closing the window held the GIL
     encoded = encode_window(window, **encoding._asdict(), pause=pacer)
-    pacer.rest()  # freeing the window will also take a while
+    pacer.rest()  # freeing the window will hold the GIL
     return encoded
 
 
@@ -177,8 +177,8 @@ class ProfilerProvider(ForkAware):
     """Passes profilers' windows to processors, under one Resource. Thread-safe.
 
     Args:
-        resource: the service's Resource. By default, it is taken from the global TracerProvider or
-            MeterProvider, even if that is set later, or else from ``Resource.create()``.
+        resource: the service's Resource. The default is that of the global TracerProvider or
+            MeterProvider, which may be set later, or else the result of ``Resource.create()``.
         shutdown_on_exit: whether to shut down at process exit, within two seconds.
     """
 

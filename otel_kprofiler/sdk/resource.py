@@ -25,10 +25,10 @@ class ServiceResource:
     """Follows the current Resource of the service's other signals.
 
     The providers of other signals may be set late. In a forked child, the SDK changes the
-    ``service.instance.id`` in their Resource, and profiles adopt the new id.
+    ``service.instance.id`` of these signals' Resource, and profiles adopt the new id.
 
     Args:
-        given: an explicit Resource. By default, it is taken from the other signals, and from
+        given: an explicit Resource. The default is the other signals' Resource, or the result of
             ``Resource.create()`` while they have none.
     """
 

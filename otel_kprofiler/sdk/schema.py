@@ -29,12 +29,12 @@ _OF_AGENTS: Final = (
     "resources",
     "self_profiled",
 )
-"""Receiver keys that have no meaning in a service."""
+"""Configuration keys of the agent that have no meaning in an embedded profiler."""
 _WORDS: Final = {"true": True, "false": False}
 
 
 class Settings(Receiver):
-    """The keys of the agent's ``receivers: kprofiler:``, and keys that only services have."""
+    """The keys of the agent's ``receivers: kprofiler:``, and keys of embedded profilers only."""
 
     target: Literal["self", "children", "host"] = Field(
         default="self",

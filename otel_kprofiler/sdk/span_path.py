@@ -1,8 +1,8 @@
 """Finds and verifies the path from a thread to its current span through this interpreter's objects.
 
 The sampler follows the path each time it takes a sample, so the interpreter needs no hooks. Before
-the path is used, :class:`.span_reader.SpanReader` must find the same objects as the interpreter,
-for contexts, dictionaries and spans of every expected form.
+the path is used, :class:`.span_reader.SpanReader` must find the same spans as the interpreter, in
+contexts, dictionaries and spans of every expected form.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STYLES: Final = {
 _NODES: Final = frozenset({"hamt", "hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"})
 _ATTRIBUTE: Final = sys.intern("_context")
 _FOLLOWED: Final = (NonRecordingSpan, sdk_trace.Span, getattr(sdk_trace, "_Span", NonRecordingSpan))
-"""The span classes of the API and the SDK. Tracers create instances of the last class."""
+"""The span classes of the API and the SDK. The SDK's tracers create instances of the last one."""
 _MAX_ATTRIBUTES: Final = 30
 """SHARED_KEYS_MAX_SIZE of Objects/dictobject.c: the maximum number of shared attribute names."""
 _OLDER_AT: Final = 8
@@ -131,7 +131,7 @@ def find_other_classes() -> frozenset[str]:
 
 
 def _find_oldest(read: Read) -> int:
-    """Returns the last thread state in the list. New states are added at the other end."""
+    """Returns the last thread state in the list, which is the oldest."""
     state = get_thread_state()
     for _ in range(MAX_THREADS):
         older = read_word(read, state + _OLDER_AT)
@@ -149,7 +149,7 @@ def _hash_in_hamt(key: object) -> int:
 
 
 def _make_spans() -> Iterator[list[Any]]:
-    """Yields a list for each supported class, with a span for each way of storing attributes."""
+    """Yields, for each supported class, a list of spans that store attributes in different ways."""
 
     def make_context(number: int) -> SpanContext:
         return SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))
@@ -166,7 +166,6 @@ def _make_spans() -> Iterator[list[Any]]:
 
 
 def _find_class(read: Read, style: int, spans: list[Any]) -> SpanClass:
-    """Finds where instances of a class store their span context."""
     values, head, _ = find_values(read, style, id(spans[0]))
     wanted = id(spans[0].get_span_context())
     places = []

@@ -50,7 +50,10 @@ class _Span(ctypes.Structure):
 
 
 def read_own_memory(address: int, size: int) -> bytes:
-    """Reads this process's memory. Raises ``OSError`` if unmapped, or if seccomp forbids it."""
+    """Reads this process's memory.
+
+    Raises ``OSError`` if the address is unmapped, or seccomp forbids the read.
+    """
     buffer = ctypes.create_string_buffer(size)
     to, source = _Span(ctypes.addressof(buffer), size), _Span(address & (1 << 64) - 1, size)
     read = _libc.process_vm_readv

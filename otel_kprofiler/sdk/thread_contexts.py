@@ -1,7 +1,7 @@
 """Publishes thread contexts (OTEP 4947): for each thread, a record of its current span.
 
-A library in C writes the records. It is called when OpenTelemetry's context variable changes
-(``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leaves a
+A library in C writes the records. The library is called when OpenTelemetry's context variable
+changes (``ContextVar.set``, ``ContextVar.reset``), when a thread enters or leaves a
 ``contextvars.Context``, and after greenlet switches (by greenlet's trace function).
 
 From CPython 3.14 on, the interpreter's context watcher reports that a context is entered or left.
@@ -43,7 +43,7 @@ from otel_kprofiler.thread_record import load
 _VERSION: Final = "tlsdesc_v1_dev"
 _MAX_NAMES: Final = 256
 _MAX_ENDPOINTS: Final = 1024
-"""Maximum number of endpoint names kept in encoded form. Names that contain ids may exceed it."""
+"""Maximum number of encoded endpoint names kept. A service may have more if names contain ids."""
 _MAX_VALUE_BYTES: Final = 255
 _MAX_BYTES: Final = 612  # MAX_ATTRIBUTES of record.c
 
@@ -80,7 +80,7 @@ class _Attributes:
 
 
 class _Writer:
-    """Writes this process's records. ``problem`` says why spans are not published. Thread-safe."""
+    """Writes this process's thread contexts; ``problem`` says why it cannot. Thread-safe."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -248,7 +248,7 @@ def publish_threads(*, endpoints: bool) -> None:
 
 
 def write_records() -> str:
-    """Write records without announcing them. Return the reason if it fails, or "". Thread-safe."""
+    """Write unannounced thread contexts; return the reason for a failure, or "". Thread-safe."""
     try:
         _writer.write()
     except HostError as error:

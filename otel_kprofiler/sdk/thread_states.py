@@ -18,7 +18,7 @@ def find_tid_offset() -> int | None:
     """Returns the thread id's offset in ``PyThreadState``; None if the layout is unexpected.
 
     The state starts with pointers to the previous state, the next state and the interpreter
-    (Include/cpython/pystate.h). The thread's two ids are adjacent.
+    (Include/cpython/pystate.h). ``thread_id`` and ``native_thread_id`` are adjacent.
     """
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class IteratedKallsyms:
-    """Reads this host's files. Reads kallsyms through the iterator if addresses are hidden.
+    """The files of this host. Kallsyms is read through the iterator if addresses are hidden.
 
     The first read of kallsyms decides whether to use the iterator. ``refused`` is the reason why
     the iterator cannot be used; empty if it can be used, or is not needed.

@@ -55,7 +55,7 @@ class BaselineReader:
         self.kallsyms_reads = 0
 
     def read_programs(self) -> Reading | None:
-        """Reads all BPF functions; None if only kallsyms is left. Skips refused methods."""
+        """Reads all BPF functions; None if the kernel permits only reading kallsyms."""
         ways: tuple[tuple[ReadMethod, Callable[[], list[Ksymbol]]], ...] = (
             (ReadMethod.WALK, self._programs.read),
             (ReadMethod.ITERATOR, lambda: read_programs(LibbpfLoader())),
@@ -92,7 +92,6 @@ class BaselineReader:
         return Reading(KsymbolAction.ALL_READ, (*programs.symbols, *others))
 
     def _find_lines(self, keep_on: Callable[[], bool]) -> list[Ksymbol] | None:
-        """Reads the symbols in kallsyms; None if addresses are hidden or reading was stopped."""
         self.kallsyms_reads += 1
         symbols: list[Ksymbol] = []
         rest = b""

@@ -45,7 +45,7 @@ class KsymbolRecord(NamedTuple):
 
 
 class ProgramRecord(NamedTuple):
-    """A BPF program was loaded or unloaded (``event``). The records of its functions precede it."""
+    """A BPF program was loaded or unloaded (``event``). Its functions' records come first."""
 
     time_ns: int
     event: int
@@ -74,10 +74,9 @@ def parse_perf_records(data: bytes, *, timed: bool = True) -> PerfRecords:
     """Parse records of the types in ``PerfRecord``, skipping others; never raises.
 
     If ``timed``, a time follows a record's fields (``sample_id_all`` with only
-    ``PERF_SAMPLE_TIME``); otherwise, times are 0. The time need not be at the record's end: for
-    each further event on the same CPU, the kernel makes the record eight bytes longer than the data
-    that it writes (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in
-    kernel/events/core.c).
+    ``PERF_SAMPLE_TIME``); otherwise, times are 0. Records may have padding after the time: for each
+    further event on the same CPU, the kernel makes the record eight bytes longer than its data
+    (``perf_event_ksymbol_output`` and ``perf_event_bpf_output`` in kernel/events/core.c).
     """
     records: list[PerfRecord] = []
     at, end = 0, len(data)
@@ -119,7 +118,7 @@ def _parse_record(kind: int, body: bytes, *, timed: bool) -> PerfRecord | None:
 def make_changes(records: Iterable[PerfRecord]) -> list[KsymbolChange]:
     """Convert one CPU's records, given in stream order, to ksymbol changes."""
     changes: list[KsymbolChange] = []
-    added: list[KsymbolRecord] = []  # functions whose program record has not come yet
+    added: list[KsymbolRecord] = []  # functions whose program record is still to come
     for record in records:
         if isinstance(record, KsymbolRecord):
             if record.name.startswith(PROGRAM_PREFIX) and not record.removed:
@@ -143,7 +142,7 @@ def _make_change(record: KsymbolRecord, program_id: int) -> KsymbolChange:
 
 
 class PerfChunk(NamedTuple):
-    """Content of a ring; ``was_full`` if a further record might not have fit."""
+    """Content of a ring; ``was_full`` if another record might not have fit."""
 
     data: bytes
     was_full: bool

@@ -28,16 +28,16 @@ from otel_kprofiler.tracking.program_details import describe
 from otel_kprofiler.tracking.record_events import KSYMBOLS, RecordEvents, RecordLoss
 
 QUEUE_BYTES: Final = 8 << 20
-"""Limit on data queued for ``poll``. Beyond it, data is dropped and everything is reread."""
+"""Limit on data queued for ``poll``. Excess data is dropped, and all symbols are reread."""
 SETTLE_NS: Final = 5_000_000
-"""Maximum delay of a record. A virtual CPU may pause between the timestamp and the write."""
+"""Maximum time from a record's timestamp to its write. A virtual CPU may pause in between."""
 FOLLOW_INTERVAL_S: Final = 5.0
 """Interval between checks for new CPUs. All symbols are reread when a CPU comes online."""
 READ_INTERVAL_S: Final = 0.2
 ALL_INTERVAL_S: Final = 10.0
 """Minimum interval between two reads of kallsyms."""
 ALL_REST: Final = 50
-"""Minimum pause between reads, as a multiple of the last read's duration, which may be seconds."""
+"""Minimum pause between reads of kallsyms, as a multiple of the last read's duration."""
 QUIET_S: Final = 0.5
 """Time without losses that must pass before kallsyms is read, in seconds."""
 
@@ -51,7 +51,7 @@ class KsymbolCounts(NamedTuple):
     Attributes:
         lost: number of lost records by cause and CPU; a loss of unknown size counts as one.
         readings: number of times that all programs were reread after losses.
-        kallsyms_reads: number of times that ``/proc/kallsyms`` was read, for other symbols.
+        kallsyms_reads: number of times that ``/proc/kallsyms`` was read.
         wakeups: number of times that the thread was woken.
     """
 
@@ -66,9 +66,9 @@ class KsymbolCounts(NamedTuple):
 class KsymbolWatch(ForkAware):
     """Reports ksymbol changes on this host until closed.
 
-    To miss no change, open the watch before kallsyms is read. ``poll`` and ``close`` belong to one
-    thread; ``describe`` and ``counts`` are thread-safe. In a forked child, the watch is closed.
-    Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
+    To miss no change, open the watch before kallsyms is read. Call ``poll`` and ``close`` in the
+    same thread; ``describe`` and ``counts`` are thread-safe. In a forked child, the watch is
+    closed. Raises ``HostError`` if the kernel refuses the events, which need CAP_PERFMON.
 
     Args:
         missed_since_ns: boottime since which changes were missed, as in a forked child; all symbols
@@ -141,7 +141,7 @@ class KsymbolWatch(ForkAware):
         while count and self._changes[count - 1].time_ns >= now_ns - SETTLE_NS:
             count -= 1
         released, self._changes = self._changes[:count], self._changes[count:]
-        # Readings are not held back: each is complete as of its timestamp.
+        # Each full list of symbols is complete as of its timestamp, so it is not held back.
         return KsymbolBatch(sorted([*reported, *released], key=_TIME), complete_ns)
 
     def describe(self, symbol: Ksymbol) -> KsymbolDetails | None:

@@ -52,7 +52,7 @@ from otel_kprofiler.tracking.module_uevents import (
 )
 
 SCAN_INTERVAL_NS: Final = 100_000_000
-"""Minimum interval between two checks of the module list without an announcement."""
+"""Minimum interval between checks of the module list that no announcement prompted."""
 BATCH_NS: Final = 20_000_000
 """Period within which announcements are collected and handled together."""
 NAMES_SHARE: Final = 0.05
@@ -116,7 +116,7 @@ class ModuleWatch(ForkAware):
         self._busy = True
         self._readings: list[ModuleReading] = []
         self._datagrams: list[tuple[int, bytes]] = []
-        # Belongs to the thread; poll() reads it while the thread is not busy.
+        # Changed by the thread; poll() reads it only while the thread is idle.
         self._known: dict[str, FoundModule] = {}
         self._unknown_gone_ns = 0
         self._retries: dict[str, int] = {}
@@ -145,7 +145,7 @@ class ModuleWatch(ForkAware):
         self._events.wake()
 
     def poll(self, now_ns: int) -> tuple[list[ModuleReading], int]:
-        """Returns the new readings, and the boottime up to which they are complete."""
+        """Returns changes since the last call, and the boottime up to which these are complete."""
         if self._thread.ident is None and not self._closed:
             self._thread.start()
         with self._lock:
@@ -193,7 +193,7 @@ class ModuleWatch(ForkAware):
         return NoEvents()
 
     def _is_unchanged(self) -> bool:
-        """Returns whether the module list is unchanged. Requires the lock, and an idle thread."""
+        """Returns whether the module list is unchanged. The caller holds the lock."""
         looked_ns = self._now()
         try:
             lines = self._read_list()
@@ -259,7 +259,7 @@ class ModuleWatch(ForkAware):
                     self._busy = bool(asked) or self._names_ns <= self._worked_ns
 
     def _receive(self) -> None:
-        """Record announcements, with lower and upper bounds on their times."""
+        """Queue the announced modules, with lower and upper bounds on the times of removals."""
         with self._lock:
             asked_ns = self._now()
             try:
@@ -367,7 +367,6 @@ class ModuleWatch(ForkAware):
                 self._readings.append(ModuleReading(looked_ns, free_ns, ended, loaded))
 
     def _retry(self, name: str, attempts: int) -> None:
-        """Schedule a retry for a module whose sections could not be read."""
         pause_ns = BATCH_NS << attempts if attempts < MAX_ATTEMPTS else RETRY_INTERVAL_NS
         self._retries[name] = attempts + 1
         self._retry_ns = min(self._retry_ns, self._now() + pause_ns)

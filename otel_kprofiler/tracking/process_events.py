@@ -55,11 +55,11 @@ from otel_kprofiler.tracking.process_table import (
 from otel_kprofiler.tracking.record_events import RecordEvents, RecordLoss
 
 SETTLE_NS: Final = 5_000_000
-"""Maximum delay of a record. A virtual CPU may pause between the timestamp and the write."""
+"""Maximum time from a record's timestamp to its write. A virtual CPU may pause in between."""
 INTERVAL_S: Final = 0.1
 FOLLOW_INTERVAL_NS: Final = 1_000_000_000
 MAX_PENDING: Final = 100_000
-"""Maximum number of records waiting to be sorted, about 30 MB. Further records count as lost."""
+"""Maximum number of records waiting to be sorted, about 30 MB. Excess records count as lost."""
 MAX_READ_AGAIN: Final = 3
 """Maximum number of times that a process is read if it changes during each read."""
 SAME_START_NS: Final = 50_000_000 + TICK_NS
@@ -69,7 +69,7 @@ _Pending = TaskRecord | ExecRecord | MapRecord | Reading | Absent | Census | Los
 
 
 class ProcessEvents(ForkAware):
-    """Streams process events until closed. Belongs to one thread.
+    """Streams process events until closed. For use in a single thread.
 
     Every process that exists when the stream is opened is reported as ``Started`` and ``Mapped``;
     later changes are reported once, in order. Events are delayed by a few milliseconds, so that
@@ -257,7 +257,7 @@ class ProcessEvents(ForkAware):
         self._pending += [reading for reading, _ in readings if reading.process.tgid in changed]
 
     def _read(self, pid: int) -> tuple[Reading, int] | None:
-        """Reads a process. Returns the reading and the time after reading; None if unreadable."""
+        """Reads a process's state. Also returns the time after the read; None if it fails."""
         time_ns = _now_ns()
         try:
             stat = parse_stat(self._files.read_bytes(f"/proc/{pid}/stat"))

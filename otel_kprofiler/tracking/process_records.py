@@ -37,7 +37,7 @@ _MAP_SHARED: Final = 1
 
 
 class TaskRecord(NamedTuple):
-    """A thread of the process ``pid``, whose parent is ``parent``, started or exited."""
+    """A thread of process ``pid`` started or exited. ``parent`` is the process's parent."""
 
     time_ns: int
     pid: int

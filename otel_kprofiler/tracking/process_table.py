@@ -1,6 +1,6 @@
 """Tracks programs and mappings of processes, from kernel records and ``/proc``.
 
-Performs no I/O: consumes records and readings in time order, and returns events.
+Performs no I/O: takes records and :class:`Reading` objects in time order, and returns events.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Exec(NamedTuple):
 class Mapped(NamedTuple):
     """A process mapped code: a file, or executable memory (without a path).
 
-    If the kernel merges adjacent mappings, the event has the merged mapping, which replaces its
-    parts.
+    If the kernel merges adjacent mappings, the event contains the merged mapping, which replaces
+    them.
 
     Attributes:
         mapping: the mapping; device and inode are 0 if the kernel reports the build id instead.
@@ -62,8 +62,8 @@ class Mapped(NamedTuple):
 class Unmapped(NamedTuple):
     """Code is no longer mapped.
 
-    The kernel does not report unmapping. It is detected when other code is mapped at the address,
-    or by rereading the maps (``refresh``); until then, the mapping counts as present.
+    The kernel does not report unmapping. An unmapping is detected when other code is mapped at the
+    address, or by rereading the maps (``refresh``); until then, the mapping counts as present.
 
     Attributes:
         time_ns: boottime of detection; the mapping may have disappeared long before.
@@ -85,8 +85,8 @@ class Exited(NamedTuple):
 class Lost(NamedTuple):
     """Events may be missing between two boottimes.
 
-    All processes are then reread, and changes are reported as events with the time of that reading.
-    If a process executed a program in between, only its changed mappings are reported.
+    All processes are then reread, and changes are reported as events with the time of this read. If
+    a process executed a program in between, only its changed mappings are reported.
     """
 
     since_ns: int
@@ -97,7 +97,7 @@ ProcessEvent = Started | Exec | Mapped | Unmapped | Exited | Lost
 
 
 class Reading(NamedTuple):
-    """A process as read from ``/proc``; ``time_ns`` is the boottime before the reading began."""
+    """A process as read from ``/proc``; ``time_ns`` is the boottime before the read."""
 
     time_ns: int
     process: ProcessKey
@@ -115,7 +115,7 @@ class Census(NamedTuple):
 class Absent(NamedTuple):
     """A process that could no longer be read at ``time_ns`` (boottime).
 
-    No record reports the exit of a process that exited before the stream started. Its pid may be
+    No record reports the exit of a process that exited before the stream started. The pid may be
     reused.
     """
 
@@ -182,7 +182,7 @@ class ProcessTable:
                 return self._forget_all(self._processes.keys() - pids, time_ns)
 
     def discard(self, pid: int) -> None:
-        """Forget a process without an event."""
+        """Forget a process, and report no event."""
         self.wanted.discard(pid)
         self._processes.pop(pid, None)
 
@@ -284,7 +284,7 @@ class ProcessTable:
 
 
 def is_same(first: MemoryMapping, other: MemoryMapping) -> bool:
-    """Returns whether two mappings agree in the fields common to records and maps."""
+    """Returns whether mappings are equal in the fields that both mmap records and maps contain."""
     return (first.start, first.end, first.file_offset, first.path) == (
         other.start, other.end, other.file_offset, other.path,
     )  # fmt: skip
@@ -300,7 +300,7 @@ def _continues(shorter: MemoryMapping, longer: MemoryMapping) -> bool:
 
 
 def _cut_out(mapping: MemoryMapping, hole: MemoryMapping) -> list[MemoryMapping]:
-    """Returns the parts of a mapping around a hole."""
+    """Returns the parts of a mapping that remain outside a hole."""
     parts = []
     if mapping.start < hole.start:
         parts.append(mapping._replace(end=hole.start))

@@ -92,7 +92,7 @@ class HiddenAddressesError(OSError):
 
 
 class ProgramFacts(NamedTuple):
-    """A program's data from BPF_OBJ_GET_INFO_BY_FD. Each function has a start and a length."""
+    """A program's data from BPF_OBJ_GET_INFO_BY_FD. The tuples have an entry for each function."""
 
     type: int
     id: int
@@ -190,7 +190,7 @@ class _Arrays:
         self._info = _ProgramInfo()
 
     def read(self, fd: int) -> tuple[ProgramFacts, int]:
-        """Read a program's facts, and return them with the capacity that the program needs."""
+        """Returns a program's facts, and the ``capacity`` required to read them in full."""
         info, capacity = self._info, self.capacity
         ctypes.memmove(ctypes.addressof(info), self._question, len(self._question))
         read_info(fd, info)

@@ -77,8 +77,6 @@ LossSink = Callable[[RecordLoss, int, int], None]
 
 
 class _CpuEvent:
-    """A CPU's event, the event's ring, and the number of records that were lost."""
-
     __slots__ = ("clock", "fd", "lost", "lost_by_records", "ring")
 
     def __init__(self, fd: int, ring: PerfRing) -> None:
@@ -108,8 +106,9 @@ class _LockLimitError(OSError):
 class RecordEvents(EventPerCpu[_CpuEvent]):
     """A perf event per CPU. The constructor opens all of them, or raises and leaves none open.
 
-    The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. It is halved
-    while the kernel refuses to lock the memory. ``epoll`` wakes when a ring is half full.
+    The size of each ring is ``ring_bytes``, or by default :func:`plan_ring_bytes`. The size is
+    halved while the kernel refuses to lock that much memory. ``epoll`` wakes when a ring is half
+    full.
     """
 
     def __init__(
